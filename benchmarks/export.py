@@ -21,9 +21,9 @@ from benchmarks.export_bounds import PARQUET_CODEC, ExportParts, in_a_process, m
 from benchmarks.report import Row, at_least, at_most
 from benchmarks.session import ZSTD_LEVEL, ZSTD_LEVEL_OPTION
 from benchmarks.tiers import Tier, TierShape, make_tier
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
+from kts_source.export.task_writer import LocalExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

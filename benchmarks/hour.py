@@ -9,8 +9,13 @@ from benchmarks.report import Row, at_most
 from benchmarks.session import Query
 from benchmarks.tiers import TOPIC, cache_folder
 from kts_source.metrics import summary
-from segment_format.testing.segment import BatchFacts, IndexBuilder, SegmentFiles
-from segment_format.testing.side_files import write_leader_epoch_checkpoint, write_producer_snapshot
+from segment_format.testing.segment import (
+    BatchFacts,
+    IndexBuilder,
+    SegmentFiles,
+    write_leader_epoch_checkpoint,
+    write_producer_snapshot,
+)
 from segment_format.testing.tiers import DEFAULT_CHUNK_SIZE, AivenTierWriter
 from segment_format.testing.uniform import write_uniform_batches
 

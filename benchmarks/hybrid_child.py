@@ -38,7 +38,7 @@ def reading(options: ScanOptions) -> dict[str, float]:
     """All rows of a plan, task after task; what the fetch alone takes, and the decoder."""
     from contextlib import closing
 
-    from kts_source.broker.borrowed_cluster import borrowed_cluster
+    from kts_source.broker.cluster import borrowed_cluster
     from kts_source.broker.fetch_range import RangeFetcher
     from kts_source.planning.planner import plan_scan
     from kts_source.read.read_ranges import rows_of

@@ -24,9 +24,9 @@ import numpy as np
 from kts_source.store.counters import StoreCounters
 from kts_source.store.object_store import ObjectInfo, key_order
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.manifest.chunk_sizes import encode_chunk_sizes
+from segment_format.manifest.chunk_index import encode_chunk_sizes
 from segment_format.testing.batches import SimpleRecord, write_batch
-from segment_format.testing.side_files import (
+from segment_format.testing.segment import (
     AbortedTransaction,
     write_leader_epoch_checkpoint,
     write_producer_snapshot,

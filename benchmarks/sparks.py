@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks.libraries import LibraryWork
 from kts_source.read.read_settings import FOR_SPARK
-from kts_source.spark.schema import columns_of, spark_schema
-from kts_source.spark.worker_tuning import end_task
+from kts_source.spark.datasource import columns_of, spark_schema
+from kts_source.spark.worker import end_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

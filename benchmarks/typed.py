@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmarks import typed_export, typed_texts
 from benchmarks.report import Row, at_least, best_seconds
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

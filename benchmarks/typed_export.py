@@ -22,7 +22,7 @@ from benchmarks.report import Row, at_least, best_seconds
 from benchmarks.session import ZSTD_LEVEL
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

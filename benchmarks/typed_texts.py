@@ -17,7 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from benchmarks.report import Row, at_least, best_seconds
 from segment_format.values.json.ddl import parse_ddl
 from segment_format.values.json.decoder import JsonDecoder
-from segment_format.values.json.projection import projected
+from segment_format.values.json.program import projected
 from segment_format.values.protobuf.decoder import ProtobufDecoder
 
 if TYPE_CHECKING:

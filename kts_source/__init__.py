@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kts_source.planning.describe import describe
     from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
-    from kts_source.reporting.run import TierReport, report
+    from kts_source.reporting.page import TierReport, report
     from kts_source.spark.audit import audit
     from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
@@ -47,7 +47,7 @@ _HOMES: Final = {
     "Certificate": "kts_source.finding.certificate",
     "Scan": "kts_source.engines.scan",
     "Search": "kts_source.finding.search",
-    "TierReport": "kts_source.reporting.run",
+    "TierReport": "kts_source.reporting.page",
     "TieredKafkaDataSource": "kts_source.spark.datasource",
     "audit": "kts_source.spark.audit",
     "backfill": "kts_source.spark.backfill",
@@ -57,7 +57,7 @@ _HOMES: Final = {
     "index_keys": "kts_source.finding.build_index",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
-    "report": "kts_source.reporting.run",
+    "report": "kts_source.reporting.page",
     "run_available_now": "kts_source.spark.available_now",
     "scan": "kts_source.engines.scan",
 }

@@ -29,11 +29,11 @@ import pyarrow as pa
 
 from segment_format.isolation import AbortedIntervals
 from segment_format.kernels.columns import COLUMNS, column_names
-from segment_format.kernels.decode_counters import DecodeCounters
 from segment_format.kernels.decoder import (
     DEFAULT_MAX_ROWS,
     MAX_OFFSET,
     MIN_OFFSET,
+    DecodeCounters,
     RecordDecoder,
 )
 

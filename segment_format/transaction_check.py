@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from segment_format.isolation import AbortedIntervals
-    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.records import DecodedBatch
 
 _FIRST_ROOM: Final = 64
 

@@ -1,30 +1,103 @@
-"""Offset and time index of a segment against their own rules, its bounds and its batches."""
+"""Offset and time index of a segment against their own rules, its bounds and its batches.
+
+The batches of a whole segment, from its first byte to its last: header facts and checksums.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kts_source.auditing.file_facts import SideFileReader
 from kts_source.auditing.place import is_archived
+from kts_source.auditing.segment_checks import SideFileReader
+from kts_source.errors import TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import SegmentSpan
 from segment_format.errors import SegmentFormatError
-from segment_format.index.offset_index import OffsetIndex
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
+from segment_format.kernels.batch_scanner import BatchScanner
 from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
-from segment_format.record.largest_timestamp import max_timestamps_from
+from segment_format.record.recovery import max_timestamps_from
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-    from kts_source.auditing.batches import BatchFacts
     from kts_source.auditing.place import Place
     from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.read.fetch import ReadAhead
     from kts_source.read.segment_source import SegmentSource
     from segment_format.kernels.batch_scanner import BatchTable
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What is checked of one row of a table of batches; see `BatchTable`."""
+
+    position: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    is_sound: bool
+    max_timestamp: int
+
+
+def rows_of(table: BatchTable) -> Iterator[BatchFacts]:
+    """The batches of a table, one by one."""
+    for row in range(len(table)):
+        yield BatchFacts(
+            int(table.positions[row]),
+            int(table.base_offsets[row]),
+            int(table.last_offsets[row]),
+            int(table.leader_epochs[row]),
+            bool(table.are_sound[row]),
+            int(table.max_timestamps[row]),
+        )
+
+
+def segment_tables(
+    segment: RemoteSegment,
+    source: SegmentSource,
+    read_ahead: ReadAhead,
+    *,
+    max_batch_bytes: int,
+    start_offset: int = 0,
+) -> Iterator[BatchTable]:
+    """Every batch of a segment, in order. Memory is bounded by the read-ahead, one window of it and
+    one batch.
+
+    Args:
+        segment: Which.
+        source: What reads it.
+        read_ahead: How much to have under way.
+        max_batch_bytes: Bound on one batch.
+        start_offset: Records before it are not counted.
+
+    Raises:
+        SegmentFormatError: Bytes that are no batch, at a position in the segment; all batches
+            before were given.
+        TieredKafkaError: See `SegmentSource.windows`; as well.
+    """
+    size = segment.objects.size_in_bytes
+    scanner = BatchScanner(size, max_batch_bytes=max_batch_bytes, start_offset=start_offset)
+    place = segment.topic, segment.partition, segment.start_offset
+    span = SegmentSpan(*place, segment.objects, 0, size)
+    try:
+        with closing(source.windows([span], read_ahead=read_ahead)) as windows:
+            for _, window in windows:
+                yield from scanner.feed(window)
+                del window  # the next one may have this memory
+        scanner.finish()
+    except (SegmentFormatError, TieredKafkaError):
+        yield scanner.rest()
+        raise
+    yield scanner.rest()
+
 
 _NONE: Final = np.empty(0, np.int64)
 

@@ -1,28 +1,38 @@
-"""The audit of one partition, level by level."""
+"""The audit of one partition, level by level.
+
+The findings of all steps of a partition put together, and its statement.
+
+A partition of which every segment is proven: the next audit takes its result as it is.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+import hashlib
+from collections import defaultdict
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.auditing.described import Described, clock_findings, described
-from kts_source.auditing.file_facts import NO_FACTS, FileFacts, KnownFiles, file_facts
 from kts_source.auditing.index_checks import SegmentIndexes
-from kts_source.auditing.joined import locked, once, statement_of, with_end
-from kts_source.auditing.kinds import BYTES, INDEXES, LISTING
-from kts_source.auditing.listed import (
+from kts_source.auditing.kinds import BYTES, INDEXES, LISTING, Severity
+from kts_source.auditing.place import is_archived
+from kts_source.auditing.proof import PartitionReader, ProvenSegment
+from kts_source.auditing.report import Finding, PartitionStatement
+from kts_source.auditing.segment_checks import (
+    NO_FACTS,
+    Described,
+    FileFacts,
+    KnownFiles,
     KnownLog,
+    clock_findings,
+    described,
     duplicates,
+    file_facts,
     half_segments,
     of_every_object,
     place_of,
 )
-from kts_source.auditing.place import is_archived
-from kts_source.auditing.proof import PartitionReader
-from kts_source.auditing.proven import ProvenSegment
 from kts_source.auditing.served import served
-from kts_source.auditing.state import NO_STATE
-from kts_source.auditing.whole import keep_result, kept_result, whole_identity
+from kts_source.auditing.state import NO_STATE, identity_of
 from kts_source.errors import ObjectChangedError, ObjectNotFoundError
 from kts_source.layout.aiven import LOG_SUFFIX
 from kts_source.layout.local_tiered import LocalTieredLayout
@@ -32,20 +42,154 @@ from kts_source.read.segment_source import SegmentSource
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from kts_source.auditing.place import PartitionObjects, Place
-    from kts_source.auditing.proof import Proof
-    from kts_source.auditing.proven import LogProof
-    from kts_source.auditing.report import Finding, PartitionStatement
+    from kts_source.auditing.proof import LogProof, Proof
     from kts_source.auditing.served import Served
     from kts_source.auditing.state import PartitionState
     from kts_source.keyring import KeyRing
     from kts_source.layout.layout import Layout, SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
+    from kts_source.planning.lineage import Hole
     from kts_source.tier import Tier
+
+
+def once(findings: Sequence[Finding]) -> list[Finding]:
+    """Without empty objects of which something else tells more."""
+    told = {key for one in findings if one.name != "empty-object" for key in one.objects}
+    return [one for one in findings if one.name != "empty-object" or not told & {*one.objects}]
+
+
+def with_end(
+    one: Finding, explained: Sequence[tuple[int, int | None]], holes: Sequence[Hole]
+) -> Finding:
+    """A finding about a segment whose end nothing tells, up to where the next one begins that
+    serves nothing, or the hole ends that it leaves.
+    """
+    start = one.start
+    if start is None or one.stop is not None:
+        return one
+    hole = next((hole for hole in holes if hole.start <= start < hole.stop), None)
+    if hole is None:
+        return one
+    following = min((base for base, _ in explained if base > start), default=hole.stop)
+    return replace(one, stop=min(following, hole.stop))
+
+
+def locked(
+    place: Place, segments: Sequence[Described], facts: Mapping[str, FileFacts]
+) -> list[Finding]:
+    """Segments whose key is missing, those of a key together."""
+    by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
+    for one in segments:
+        if one.segment is not None:
+            known = facts.get(one.segment.objects.log.key, NO_FACTS)
+            if known.locked_by:
+                by_key[known.locked_by].append(one.segment)
+    return [
+        place.finding(
+            "key-missing",
+            min(segment.start_offset for segment in locked),
+            max(segment.stop_offset for segment in locked),
+            [segment.objects.log.key for segment in locked],
+            f"{len(locked)} segments are encrypted with key id {key_id!r}",
+        )
+        for key_id, locked in sorted(by_key.items())
+    ]
+
+
+def statement_of(
+    place: Place,
+    part: PartitionObjects,
+    findings: Sequence[Finding],
+    state: Served | None = None,
+    proof: Proof | None = None,
+) -> PartitionStatement:
+    """What the report states of a partition."""
+    of = place.topic, place.topic_id, place.partition
+    listed = len(part.entries), sum(place.sizes.values())
+    errors = any(one.severity is Severity.ERROR for one in findings)
+    if state is None:
+        return PartitionStatement(*of, None, None, None, *listed, not errors)
+    log = state.log
+    bounds = log.log_start, log.stop, state.stable
+    if proof is None or not proof.is_sound or log.missing or not state.is_sure:
+        return PartitionStatement(*of, *bounds, *listed, not errors)
+    counted = (proof.records, proof.batches)
+    return PartitionStatement(*of, *bounds, *listed, not errors, *counted, proof.digest)
+
+
+def whole_identity(part: PartitionObjects) -> str:
+    """What tells the objects of a partition from any others; empty where there are parts of
+    segments, of which time may tell something else, or where objects have no versions.
+    """
+    if part.orphans:
+        return ""
+    digest = hashlib.blake2b(digest_size=20)
+    for entry in part.entries:
+        identity = identity_of(entry)
+        if not identity:
+            return ""
+        digest.update(f"{entry.described_by} {identity}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def keep_result(
+    state: PartitionState,
+    identity: str,
+    level: str,
+    now_ms: int,
+    segments: Iterable[ProvenSegment],
+    statement: PartitionStatement,
+    findings: Sequence[Finding],
+) -> None:
+    """Keeps what was found of a partition of which every segment is proven."""
+    if any(one.name == "clock" for one in findings):  # the time goes on
+        return
+    keys = sorted({(one.key_id, one.opened_by) for one in segments if one.key_id})
+    told = [list(astuple(one)) for one in findings]
+    state.add_whole(identity, [level, now_ms, keys, list(astuple(statement)), told])
+
+
+def kept_result(
+    value: Any,  # noqa: ANN401
+    level: str,
+    now_ms: int,
+    key_ring: KeyRing,
+) -> tuple[PartitionStatement, list[Finding]] | None:
+    """What `keep_result` has kept; `None` where it is of another level, or its keys are missing, or
+    the clock was set back: what was dated in the past then may be in the future now.
+    """
+    try:
+        kept_level, kept_ms, keys, statement, findings = value
+        if kept_level != level or kept_ms > now_ms:
+            return None
+        if any(not key or key != key_ring.fingerprint(key_id) for key_id, key in keys):
+            return None
+        told = [_finding(*one) for one in findings]
+        return PartitionStatement(*statement), told
+    except (TypeError, ValueError, SegmentFormatError):
+        return None
+
+
+def _finding(  # as many as a finding has
+    name: str,
+    topic: str,
+    topic_id: str,
+    partition: int,
+    start: int | None,
+    stop: int | None,
+    objects: Iterable[str],
+    stored_bytes: int,
+    detail: str,
+    dollars_a_month: float,
+) -> Finding:
+    place = topic, topic_id, partition
+    return Finding(name, *place, start, stop, tuple(objects), stored_bytes, detail, dollars_a_month)
+
 
 _GROUPS: Final = 256
 """Of all partitions that are audited side by side: threads that are done early find another one."""

@@ -1,43 +1,422 @@
 """Every byte of a partition's segments, read once: checksums, offsets, epochs, indexes and
 transactions; and of what is served, the counts and the digest of the completeness statement.
+
+The digest of what a partition serves, in parts that can be put together.
+
+Batches are taken together whose base offsets divided by 4,096 are the same. Of each such block in
+order, SHA-256 is taken over its batches: base offset (int64) and stored CRC (uint32), big-endian.
+The digest is the sum of these numbers modulo 2^256. So a segment's part is one number and the
+batches of the two blocks that may go on in the segments around it.
+
+Transactions as batch headers tell them, against transaction indexes and producer snapshots.
+
+Headers tell all of a transaction only where they were read from its beginning on: what began below
+the first offset that was read is not judged. Compaction may have taken batches away, never the
+marker of a transaction of which data is left; so an index may know of more than the headers, and
+an entry may begin earlier, as long as no other marker of the producer lies between.
+
+What was proven of a segment, as a value and in JSON's types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import base64
+import hashlib
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kts_source.auditing.batches import rows_of, segment_tables
-from kts_source.auditing.digest import PartDigest
-from kts_source.auditing.index_checks import SegmentIndexes
+from kts_source.auditing.index_checks import SegmentIndexes, rows_of, segment_tables
 from kts_source.auditing.place import is_archived
-from kts_source.auditing.proven import LogProof
-from kts_source.auditing.transactions import Transactions
+from kts_source.auditing.segment_checks import FileFacts
 from kts_source.errors import (
     CorruptSegmentError,
     ObjectChangedError,
     ObjectNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.layout.remote_segment import IndexType
-from kts_source.planning.lineage import SegmentRange, epoch_ranges
+from kts_source.layout.remote_segment import IndexType, ObjectRef, segment_facts, segment_from_facts
+from kts_source.planning.lineage import MAX_OFFSET, SegmentRange, epoch_ranges
 from segment_format.errors import SegmentFormatError
-from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.checkpoints import EpochEntry
+from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
+from segment_format.index.transaction_index import AbortedTxn
+from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kts_source.auditing.batches import BatchFacts
-    from kts_source.auditing.file_facts import FileFacts
+    from numpy.typing import NDArray
+
+    from kts_source.auditing.index_checks import BatchFacts
     from kts_source.auditing.place import Place
     from kts_source.auditing.report import Finding
+    from kts_source.keyring import KeyRing
+    from kts_source.layout.layout import SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import PartitionLog
     from kts_source.read.fetch import ReadAhead
     from kts_source.read.segment_source import SegmentSource
     from segment_format.kernels.batch_scanner import BatchTable
+
+
+_CHAINED: Final = np.dtype([("base_offset", ">i8"), ("crc", ">u4")])
+_BLOCK_BITS: Final = 12
+_MODULUS: Final = 1 << 256
+
+
+@dataclass(frozen=True, slots=True)
+class DigestPart:
+    """Of neighbouring batches.
+
+    Attributes:
+        first: The batches of the first block; empty where there are none.
+        last: The batches of the last block; empty where it is the first.
+        between: The sum over the blocks between them.
+    """
+
+    first: bytes
+    last: bytes
+    between: int
+
+
+class PartDigest:
+    """Adds batches, and parts, in order."""
+
+    def __init__(self) -> None:
+        self._first: bytes | None = None
+        self._open = bytearray()
+        self._block: int | None = None
+        self._sum = 0
+
+    def update(self, base_offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> None:
+        """Adds batches; base offsets ascend."""
+        if not len(base_offsets):
+            return
+        chained = np.empty(len(base_offsets), _CHAINED)
+        chained["base_offset"], chained["crc"] = base_offsets, crcs
+        data = chained.tobytes()
+        blocks = base_offsets >> _BLOCK_BITS
+        cuts = np.flatnonzero(blocks[1:] != blocks[:-1]) + 1
+        starts = [0, *cuts.tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(blocks)], strict=True):
+            part = data[start * _CHAINED.itemsize : stop * _CHAINED.itemsize]
+            self._add(int(blocks[start]), part)
+
+    def add(self, part: DigestPart) -> None:
+        """Adds what another one has seen."""
+        for data in (part.first, part.last):
+            if data:
+                self._add(int.from_bytes(data[:8], "big", signed=True) >> _BLOCK_BITS, data)
+        self._sum += part.between
+
+    def _add(self, block: int, data: bytes) -> None:
+        if block != self._block:
+            self._close()
+            self._block = block
+        self._open += data
+
+    def _close(self) -> None:
+        if self._block is not None:
+            if self._first is None:
+                self._first = bytes(self._open)
+            else:
+                self._sum += _number(self._open)
+        self._open.clear()
+
+    def part(self) -> DigestPart:
+        """All of it, to be added to another one."""
+        if self._first is None:
+            return DigestPart(bytes(self._open), b"", 0)
+        return DigestPart(self._first, bytes(self._open), self._sum % _MODULUS)
+
+    def text(self) -> str:
+        """The digest in hex."""
+        part = self.part()
+        edges = sum(_number(data) for data in (part.first, part.last) if data)
+        return f"{(part.between + edges) % _MODULUS:064x}"
+
+
+def _number(data: bytes | bytearray) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest(), "big")
+
+
+class Transactions:
+    """Follows the transactions of a segment.
+
+    Args:
+        open_before: Producer id to first offset of the transactions known to be open at its begin.
+    """
+
+    def __init__(self, open_before: Mapping[int, int]) -> None:
+        self._open = dict(open_before)
+        self._own: dict[int, int] = {}
+        self._seen_from = MAX_OFFSET
+        self._markers: dict[int, int] = {}
+        self._aborted: list[tuple[int, int | None, int]] = []
+        self._aborted_at: dict[int, int] = {}
+        self._last_data: dict[int, int] = {}
+
+    @property
+    def open(self) -> Mapping[int, int]:
+        """The same after the batches seen so far."""
+        return self._open
+
+    @property
+    def own(self) -> Mapping[int, int]:
+        """What would be open if nothing had been known to be before."""
+        return self._own
+
+    def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
+        """Takes the wanted rows of the next batches into account."""
+        if not wanted.any():
+            return
+        self._seen_from = min(self._seen_from, int(table.base_offsets[wanted].min()))
+        first = 0
+        for row in sorted(table.markers):
+            if wanted[row]:
+                self._see_data(table, wanted, first, row)
+                self._see_marker(table, row)
+                first = row + 1
+        self._see_data(table, wanted, first, len(table))
+
+    def _see_data(
+        self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
+    ) -> None:
+        """Rows [first, stop), between which no transaction ends."""
+        rows = first + np.flatnonzero(wanted[first:stop] & ~table.are_control[first:stop])
+        producers = table.producer_ids[rows]
+        # Of each producer its last row.
+        known, back = np.unique(producers[::-1], return_index=True)
+        lasts = table.last_offsets[rows][::-1][back]
+        for producer, last in zip(known.tolist(), lasts.tolist(), strict=True):
+            if producer >= 0:
+                self._last_data[producer] = last
+        of_transactions = rows[table.are_transactional[rows]]
+        known, at = np.unique(table.producer_ids[of_transactions], return_index=True)
+        bases = table.base_offsets[of_transactions][at]
+        for producer, base in zip(known.tolist(), bases.tolist(), strict=True):
+            self._open.setdefault(producer, base)
+            self._own.setdefault(producer, base)
+
+    def _see_marker(self, table: BatchTable, row: int) -> None:
+        producer, base = int(table.producer_ids[row]), int(table.base_offsets[row])
+        first = self._open.pop(producer, None)
+        self._own.pop(producer, None)
+        if table.markers[row] is ControlRecordType.ABORT:
+            self._aborted_at[base] = producer
+            self._aborted.append((producer, first, base))
+        self._markers[producer] = base
+
+    def missing_in(self, index: Iterable[AbortedTxn]) -> str:
+        """What a transaction index lacks of the abort markers seen in its segment, in words."""
+        known = {txn.last_offset: txn for txn in index}
+        for producer, first, marker in self._aborted:
+            if first is None:  # without data, as far as one sees
+                continue
+            entry = known.get(marker)
+            if entry is None or entry.producer_id != producer or entry.first_offset > first:
+                return (
+                    f"producer {producer} has data from offset {first} on, aborted by a marker at"
+                    f" offset {marker}"
+                )
+        return ""
+
+    def invented_by(self, index: Iterable[AbortedTxn]) -> str:
+        """What a transaction index has without an abort marker in its segment, in words."""
+        for txn in index:
+            is_seen = txn.last_offset >= self._seen_from
+            if is_seen and self._aborted_at.get(txn.last_offset) != txn.producer_id:
+                return (
+                    f"there is no abort marker of producer {txn.producer_id} at offset"
+                    f" {txn.last_offset}"
+                )
+        return ""
+
+    def against(self, snapshot: Iterable[ProducerStateEntry]) -> str:
+        """Where the snapshot of the segment's end says something else, in words."""
+        told = {}
+        for entry in snapshot:
+            first, producer = entry.current_txn_first_offset, entry.producer_id
+            if first >= 0:
+                told[producer] = first
+                if self._markers.get(producer, -1) > first:
+                    return (
+                        f"the transaction of producer {producer} from offset {first} on has ended"
+                    )
+            seen = self._last_data.get(producer, -1)
+            if 0 <= entry.last_offset < seen:
+                return (
+                    f"producer {producer} ends at offset {entry.last_offset}, but has a batch up to"
+                    f" {seen}"
+                )
+        for producer, first in self._open.items():
+            if told.get(producer, first + 1) > first:
+                return f"the transaction of producer {producer} from offset {first} on is not in it"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogProof:
+    """Every batch of a segment was read and is sound, and so are all its side files.
+
+    Attributes:
+        start: First served offset of the segment, inclusive.
+        stop: One past the last; `start` where it serves nothing.
+        counted_from: Batches that begin before it were counted in the segment before.
+        first_base: Base offset of the first batch that holds served offsets; `stop` if none does.
+        is_first: Whether nothing was served before it, though the segment begins earlier.
+        open_before: Producer id to first offset of the transactions known to be open at its begin.
+        open_after: The same at its end.
+        own_after: The same if none had been known at its begin.
+        next_offset: One past the last batch counted up to its end.
+        batches: Counted ones.
+        records: Counted ones.
+        digest: Of the counted batches.
+    """
+
+    start: int
+    stop: int
+    counted_from: int
+    first_base: int
+    is_first: bool
+    open_before: Mapping[int, int]
+    open_after: Mapping[int, int]
+    own_after: Mapping[int, int]
+    next_offset: int
+    batches: int
+    records: int
+    digest: DigestPart
+
+    def open_knowing(self, known: Mapping[int, int]) -> dict[int, int]:
+        """What reading the segment again would know to be open at its end.
+
+        Args:
+            known: Transactions known to be open at its begin, some of `open_before`.
+        """
+        from_before = self.open_after.items() & self.open_before.items()
+        return {**self.own_after, **dict(from_before & known.items())}
+
+    def holds_for(
+        self, span: tuple[int, int], counted_from: int, is_first: bool, known: Mapping[int, int]
+    ) -> bool:
+        """Whether reading the segment again would tell nothing else.
+
+        Args:
+            span: Served offsets [start, stop).
+            counted_from: One past the last batch counted before.
+            is_first: See above.
+            known: Transactions known to be open. It was proven with these and more, perhaps.
+        """
+        return (
+            span == (self.start, self.stop)
+            and known.items() <= self.open_before.items()
+            and is_first == self.is_first
+            and (
+                counted_from == self.counted_from
+                or max(counted_from, self.counted_from) <= self.first_base
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenSegment:
+    """A segment without faults.
+
+    Attributes:
+        segment: Its facts.
+        files: Its side files that tell of epochs and transactions; all are sound.
+        has_indexes: Whether its offset and time index are known to be sound.
+        log: The proof of its bytes, if they were read.
+        opened_by: Fingerprint of the private key that opened it; empty where it is not encrypted.
+    """
+
+    segment: RemoteSegment
+    files: FileFacts
+    has_indexes: bool = False
+    log: LogProof | None = None
+    opened_by: str = ""
+
+    @property
+    def key_id(self) -> str:
+        """Of the private key that opens it; empty where it is not encrypted."""
+        encryption = self.segment.objects.encryption
+        return "" if encryption is None else encryption.data_key.key_id
+
+    def opens_with(self, key_ring: KeyRing) -> bool:
+        """Whether the key ring has the very key that the segment was proven with."""
+        return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
+
+
+def to_json(entry: SegmentEntry, proven: ProvenSegment) -> list[Any] | None:
+    """A proof in JSON's types; `None` if its facts depend on more than its own objects."""
+    suffixes = {info.key: suffix for suffix, info in entry.objects}
+    segment, files = proven.segment, proven.files
+    if any(one.content is not None for one in segment.objects.indexes.values()):
+        return None  # worked out from more than the objects of this segment
+    if not segment.objects.size_in_bytes:
+        return None  # its end may depend on the next one in the listing
+    facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
+    if facts is None:
+        return None
+    return [
+        facts,
+        [[one.epoch, one.start_offset] for one in files.epochs or ()],
+        [list(astuple(one)) for one in files.open_after or ()],
+        [list(astuple(one)) for one in files.aborted or ()],
+        proven.has_indexes,
+        proven.opened_by,
+        None if proven.log is None else _log_to_json(proven.log),
+    ]
+
+
+def from_json(entry: SegmentEntry, value: Any) -> ProvenSegment:  # noqa: ANN401
+    """The proof of a listed segment.
+
+    Raises:
+        ValueError: Not what `to_json` gives; as TypeError, LookupError and SegmentFormatError.
+    """
+    facts, epochs, opened, aborted, has_indexes, opened_by, log = value
+    place = entry.topic, entry.topic_id, entry.partition, entry.segment_id
+    objects = dict(entry.objects)
+    segment = segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[str(name)]))
+    files = FileFacts(
+        tuple(EpochEntry(*one) for one in epochs),
+        tuple(ProducerStateEntry(*one) for one in opened),
+        tuple(AbortedTxn(*one) for one in aborted),
+        "",
+        (),
+    )
+    proof = None if log is None else _log_from_json(log)
+    return ProvenSegment(segment, files, bool(has_indexes), proof, str(opened_by))
+
+
+def _log_to_json(log: LogProof) -> list[Any]:
+    digest = log.digest
+    return [
+        *(log.start, log.stop, log.counted_from, log.first_base, log.is_first),
+        *(
+            [[*pair] for pair in opened.items()]
+            for opened in (log.open_before, log.open_after, log.own_after)
+        ),
+        *(log.next_offset, log.batches, log.records),
+        *(base64.b64encode(part).decode() for part in (digest.first, digest.last)),
+        f"{digest.between:x}",
+    ]
+
+
+def _log_from_json(value: Any) -> LogProof:  # noqa: ANN401
+    *numbers, before, after, own, next_offset, batches, records, first, last, between = value
+    start, stop, counted_from, first_base, is_first = numbers
+    digest = DigestPart(base64.b64decode(first), base64.b64decode(last), int(between, 16))
+    opened = dict(before), dict(after), dict(own)
+    return LogProof(
+        *(start, stop, counted_from, first_base, bool(is_first)),
+        *opened,
+        *(next_offset, batches, records),
+        digest,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kts_source.auditing.file_facts import NO_FACTS
+from kts_source.auditing.segment_checks import NO_FACTS
 from kts_source.layout.remote_segment import IndexType
 from kts_source.planning.isolation import decide
 from kts_source.planning.lineage import (
@@ -32,10 +32,9 @@ from kts_source.planning.lineage_evidence import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kts_source.auditing.described import Described
-    from kts_source.auditing.file_facts import FileFacts, KnownFiles
     from kts_source.auditing.place import Place
     from kts_source.auditing.report import Finding
+    from kts_source.auditing.segment_checks import Described, FileFacts, KnownFiles
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import Hole, PartitionLog
 

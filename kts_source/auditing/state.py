@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import google_crc32c
 
-from kts_source.auditing.proven import ProvenSegment, from_json, to_json
+from kts_source.auditing.proof import ProvenSegment, from_json, to_json
 from kts_source.errors import InvalidOptionError
 from kts_source.store.open_store import local_file
 from segment_format.errors import SegmentFormatError

@@ -2,33 +2,213 @@
 
 Every request about partitions names the leader epoch that the metadata gave, so that answers of a
 leader that was replaced do not pass for the new one's.
+
+What a cluster tells of its topics.
+
+How topics are configured, as a broker tells (DescribeConfigs, KIP-133).
+
+What brokers before Kafka 4.0 do not tell: all aborted transactions of what they read from their
+own tier (KAFKA-17801). What is on their disks they tell exactly.
+
+Clusters whose connections one task after the other uses: a login takes as long as a small read.
+
+A task has its cluster to itself until it ends, whichever threads run it: answers come in the order
+of requests. Then the next one may have it, in any thread.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kts_source.broker.connection import Connection, LostConnectionError
-from kts_source.broker.error_codes import (
+from kts_source.broker.connection import (
     NEW_LEADER,
     PASSING,
     UNKNOWN_SERVER_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
+    Connection,
+    LostConnectionError,
     error_name,
     refusal,
 )
-from kts_source.broker.topics import ClusterTopic, EpochEnd, Leader, TopicPartition, by_topic
 from kts_source.errors import BrokerError, BrokerUnavailableError, LeaderChangedError
 from kts_source.texts import some
 from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.broker.settings import BrokerSettings
+
+
+TopicPartition: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition.
+
+    Attributes:
+        node: Id of the broker; −1 while there is none.
+        epoch: Leader epoch.
+    """
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopic:
+    """A topic as the cluster has it.
+
+    Attributes:
+        topic_id: Its incarnation, 22 characters.
+        leaders: Partition number to its leader, all partitions, ascending.
+    """
+
+    topic: str
+    topic_id: str
+    leaders: Mapping[int, Leader]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """What a leader knows of an epoch that it was asked for.
+
+    Attributes:
+        epoch: The greatest epoch it knows that is not above the one asked; −1 none.
+        end_offset: One past that epoch's last offset; −1 none.
+    """
+
+    epoch: int
+    end_offset: int
+
+
+def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
+    """Partition numbers by topic, as requests name them."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for topic, number in places:
+        numbers[topic].append(number)
+    return list(numbers.items())
+
+
+_TOPIC: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigs:
+    """Some configurations of a topic, where they are told.
+
+    Attributes:
+        values: Name to text, defaults of the broker included.
+        refusal: Why there are none; empty where they are told.
+    """
+
+    values: Mapping[str, str]
+    refusal: str = ""
+
+
+def topic_configs(
+    cluster: Cluster, topics: Iterable[str], names: Sequence[str]
+) -> dict[str, TopicConfigs]:
+    """Configurations of topics. A user without the ACL DescribeConfigs on one is refused that one.
+
+    Args:
+        cluster: Who is asked.
+        topics: Which.
+        names: Of the configurations.
+
+    Raises:
+        BrokerError: A broker refuses all of it, or does not know such a request.
+        BrokerUnavailableError: No broker answers.
+    """
+    from kafka.protocol.admin.configs import DescribeConfigsRequest
+
+    wanted = sorted(set(topics))
+    resource = DescribeConfigsRequest.DescribeConfigsResource
+    resources = [
+        resource(resource_type=_TOPIC, resource_name=topic, configuration_keys=list(names))
+        for topic in wanted
+    ]
+    if not resources:
+        return {}
+    request = DescribeConfigsRequest(
+        resources=resources, include_synonyms=False, include_documentation=False
+    )
+    found = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer about it"))
+    for one in cluster.ask_any(request).results:
+        values = {config.name: config.value for config in one.configs if config.value is not None}
+        refusal = error_name(one.error_code) if one.error_code else ""
+        if one.resource_name in found:
+            found[one.resource_name] = TopicConfigs({} if refusal else values, refusal)
+    return found
+
+
+LEAK: Final = (
+    "brokers before Kafka 4.0 may return aborted records where they read their tier (KAFKA-17801)"
+)
+_KAFKA_3_5: Final = 8
+"""Version of ListOffsets that can ask for the first local offset."""
+_KAFKA_4_0: Final = 10
+"""The one that came with the brokers that tell all."""
+
+
+def knows_local_start(cluster: Cluster, place: TopicPartition) -> bool:
+    """Whether the leader of a partition can tell where its own disk begins; before Kafka 3.6 there
+    was no tier, and everything is on it.
+
+    Raises:
+        LeaderChangedError: It does not answer any more.
+    """
+    from kafka.protocol.consumer import ListOffsetsRequest
+
+    return cluster.knows(place, ListOffsetsRequest, _KAFKA_3_5)
+
+
+def told_from(cluster: Cluster, place: TopicPartition) -> int:
+    """The first offset from which on the leader of a partition tells all aborted transactions; 0
+    where it always does. It only grows: what was fetched from above it before was told exactly.
+
+    Raises:
+        LeaderChangedError: Another one leads.
+        BrokerError: Brokers refuse, or do not answer.
+    """
+    if tells_all(cluster, place):
+        return 0
+    return cluster.offsets([place], EARLIEST_LOCAL, read_committed=False)[place]
+
+
+def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
+    """Whether the leader of a partition tells all aborted transactions wherever it reads.
+
+    Raises:
+        LeaderChangedError: It does not answer any more.
+    """
+    from kafka.protocol.consumer import ListOffsetsRequest
+
+    is_new = cluster.knows(place, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not knows_local_start(cluster, place)
+
+
+def node_tells_all(cluster: Cluster, node: int) -> bool:
+    """Whether a broker, leader or follower, reports all aborted transactions wherever it reads.
+
+    During a rolling upgrade the leader's version says nothing about its followers.
+
+    Raises:
+        LostConnectionError: The broker cannot be reached.
+    """
+    from kafka.protocol.consumer import ListOffsetsRequest
+
+    is_new = cluster.node_knows(node, ListOffsetsRequest, _KAFKA_4_0)
+    return is_new or not cluster.node_knows(node, ListOffsetsRequest, _KAFKA_3_5)
+
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -444,3 +624,55 @@ def _pauses() -> Iterable[Callable[[], None]]:
     while True:
         yield lambda wait=seconds: time.sleep(wait)  # type: ignore[misc]
         seconds = min(2 * seconds, _MAX_PAUSE_SECONDS)
+
+
+_MOST_IDLE: Final = 16
+"""Of this process; each may hold a connection to every broker, with the memory of an answer."""
+_idle: list[Cluster] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
+    """A cluster that nobody else uses meanwhile, with the connections of an earlier task if there
+    are any.
+
+    Args:
+        settings: How brokers are reached.
+    """
+    cluster = _taken(settings) or Cluster(settings)
+    try:
+        yield cluster
+    finally:
+        with _lock:
+            _idle.append(cluster)
+            too_many = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
+        if too_many is not None:
+            too_many.close()
+
+
+def _taken(settings: BrokerSettings) -> Cluster | None:
+    """The one that was given back last."""
+    with _lock:
+        for number in reversed(range(len(_idle))):
+            if _idle[number].settings == settings:
+                return _idle.pop(number)
+    return None
+
+
+@atexit.register
+def _close_all() -> None:
+    with _lock:
+        for cluster in _idle:
+            cluster.close()
+        _idle.clear()
+
+
+def _forget() -> None:
+    """A child that was forked has the same sockets, and answers come to who asked."""
+    global _lock
+    _lock = threading.Lock()
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

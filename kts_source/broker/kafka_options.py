@@ -1,22 +1,568 @@
-"""The `kafka.*` options of one `load()` as `BrokerSettings`.
+r"""The `kafka.*` options of one `load()` as `BrokerSettings`.
 
 No error shows a value: passwords get into the wrong options.
+
+`sasl.jaas.config`: one login module with its options.
+
+    org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="b";
+
+As in Kafka's `JaasConfig`, which reads it with Java's `StreamTokenizer`: values in double or single
+quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments.
+Stricter in what no one means: an end of line in quotes, a name twice, more than one module.
+
+The text is a secret. Errors say what is wrong and where; they show no word of it, since what
+stands in the place of a name may be half of a password.
+
+The options of SASL, checked: who logs in, and by what.
+
+The `kafka.*` options of security, checked; the files of TLS are read and opened here.
+
+Names come without `kafka.`, and errors put it back. No error shows a value or a path.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from kts_source.broker.kafka_table import COUNTED, NEEDS_KAFKA, PREFIX, refusal
-from kts_source.broker.security_options import security_from
-from kts_source.broker.settings import MAX_FETCH_BYTES, BrokerSettings
+from kts_source.broker.settings import (
+    AWS_MSK_IAM,
+    GSSAPI,
+    MAX_FETCH_BYTES,
+    MECHANISMS,
+    OAUTHBEARER,
+    PLAIN,
+    PLAINTEXT,
+    PROTOCOLS,
+    SASL_SSL,
+    SCRAM_MECHANISMS,
+    TLS_1_2,
+    TLS_1_3,
+    AwsCredentials,
+    BrokerSettings,
+    Kerberos,
+    Password,
+    Security,
+    Tls,
+    TokenCallback,
+    TokenEndpoint,
+)
+from kts_source.broker.tls import (
+    JKS,
+    PEM,
+    PKCS12,
+    KeyStoreError,
+    key_entry,
+    pem_certificates,
+    pem_key,
+    trusted_certificates,
+)
+from kts_source.callbacks import is_callback
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kts_source.broker.settings import Login
+
+
+JAAS_OPTION: Final = "kafka.sasl.jaas.config"
+
+_MECHANISMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "org.apache.kafka.common.security.plain.PlainLoginModule": (PLAIN,),
+    "org.apache.kafka.common.security.scram.ScramLoginModule": SCRAM_MECHANISMS,
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule": (OAUTHBEARER,),
+    "software.amazon.msk.auth.iam.IAMLoginModule": (AWS_MSK_IAM,),
+    "com.sun.security.auth.module.Krb5LoginModule": (GSSAPI,),
+}
+_FLAGS: Final = ("required", "requisite", "sufficient", "optional")
+_TOKEN: Final = re.compile(
+    r"""(?P<blank>[\s]+|//[^\r\n]*|/\*.*?\*/)
+    |"(?P<double>(?:[^"\\\r\n]|\\.)*)"
+    |'(?P<single>(?:[^'\\\r\n]|\\.)*)'
+    |(?P<word>[\w$.-]+)
+    |(?P<mark>[=;])""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
+_CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_NAME: Final = re.compile(r"[A-Za-z_][\w$.-]{0,80}", re.ASCII)
+# Platforms that bring Kafka under names of their own write them before the class names.
+_SHADED: Final = re.compile(r"(?:kafkashaded|shadedmskiam)\.")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoginModule:
+    """One login module.
+
+    Attributes:
+        mechanisms: The SASL mechanisms that it is for.
+        options: Names to values.
+    """
+
+    mechanisms: tuple[str, ...]
+    options: Mapping[str, str]
+
+
+def parse_jaas(text: str) -> LoginModule:
+    """The one login module of a text.
+
+    Raises:
+        InvalidOptionError: Another module, several, or what is no such text.
+    """
+    tokens = _tokens(text)
+    if not tokens:
+        raise _invalid_jaas("is empty")
+    name = _SHADED.sub("", tokens[0][1], count=1)
+    if tokens[0][0] != "word" or name not in _MECHANISMS:
+        raise _invalid_jaas(f"must begin with one of the login modules {', '.join(_MECHANISMS)}")
+    if len(tokens) < 2 or tokens[1][0] != "word" or tokens[1][1].lower() not in _FLAGS:
+        raise _invalid_jaas("must have 'required' behind the login module")
+    options: dict[str, str] = {}
+    place = 2
+    while place < len(tokens) and tokens[place] != ("mark", ";"):
+        kind, key = tokens[place]
+        if kind != "word" or not _NAME.fullmatch(key):
+            raise _invalid_jaas("has something else where the name of an option belongs")
+        pair = tokens[place + 1 : place + 3]
+        if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
+            # What stands before the gap may be a value that lacks its quotes.
+            raise _invalid_jaas(f'must give its option number {len(options) + 1} as name="value"')
+        if key in options:
+            raise _invalid_jaas(f"gives its option number {len(options) + 1} a second time")
+        options[key] = pair[1][1]
+        place += 3
+    if place == len(tokens):
+        raise _invalid_jaas("must end with a semicolon")
+    if place != len(tokens) - 1:
+        raise _invalid_jaas("must hold one login module and end with its semicolon")
+    return LoginModule(_MECHANISMS[name], options)
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """Kind (`word`, `text` or `mark`) and value of all tokens; blanks and comments are left out."""
+    found: list[tuple[str, str]] = []
+    place = 0
+    while place < len(text):
+        match = _TOKEN.match(text, place)
+        if match is None:
+            quoted = text[place] in "\"'"
+            what = "a quote that is not closed" if quoted else "a character that needs quotes"
+            raise _invalid_jaas(f"has {what} at character {place}")
+        place = match.end()
+        kind = match.lastgroup
+        if kind in ("double", "single"):
+            found.append(("text", _ESCAPE.sub(_character, match[kind])))
+        elif kind in ("word", "mark"):
+            found.append((kind, match[kind]))
+    return found
+
+
+def _character(match: re.Match[str]) -> str:
+    text = match[1]
+    return chr(int(text, 8)) if text[0] in "01234567" else _CONTROLS.get(text, text)
+
+
+def _invalid_jaas(problem: str) -> InvalidOptionError:
+    return InvalidOptionError(f"option {JAAS_OPTION!r} {problem}")
+
+
+_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
+_LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"
+_CLIENT_HANDLER: Final = "sasl.client.callback.handler.class"
+_OWN_LOGIN_HANDLER: Final = re.compile(
+    r"(?:kafkashaded\.)?org\.apache\.kafka\.common\.security\.oauthbearer\.(?:secured\.)?"
+    r"OAuthBearerLoginCallbackHandler"
+)
+_MSK_HANDLER: Final = re.compile(
+    r"(?:shadedmskiam\.)?software\.amazon\.msk\.auth\.iam\.IAMClientCallbackHandler"
+)
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_EXTENSION: Final = "extension_"
+
+# What a login module may be given, and what of it has no effect here: Java's ways to keep tickets.
+_WITHOUT_EFFECT: Final = frozenset({"debug", "awsDebugCreds"})
+_TAKEN: Final[Mapping[str, frozenset[str]]] = {
+    PLAIN: frozenset({"username", "password", "serviceName"}),
+    **{
+        name: frozenset({"username", "password", "tokenauth", "serviceName"})
+        for name in SCRAM_MECHANISMS
+    },
+    OAUTHBEARER: frozenset({"clientId", "clientSecret", "scope"}),
+    AWS_MSK_IAM: frozenset({"awsProfileName"}),
+    GSSAPI: frozenset(
+        {
+            *("serviceName", "principal", "keyTab", "useKeyTab", "useTicketCache"),
+            *("storeKey", "doNotPrompt", "refreshKrb5Config", "renewTGT", "isInitiator"),
+        }
+    ),
+}
+
+_REFUSED: Final = frozenset(
+    {
+        *("awsRoleArn", "awsRoleSessionName", "awsRoleExternalId", "awsStsRegion"),
+        *("awsMaxRetries", "awsMaxBackOffTimeMs", "ticketCache", "useDefaultCcache"),
+    }
+)
+"""Names that errors may show besides: those of MSK's and Java's modules that are not taken."""
+
+
+def login_from(given: Mapping[str, str], mechanism: str, protocol: str) -> Login:
+    """What a mechanism needs.
+
+    Args:
+        given: Name in lower case, without `kafka.`, to text.
+        mechanism: One of `MECHANISMS`.
+        protocol: With SASL.
+
+    Raises:
+        InvalidOptionError: Malformed, missing or contradictory options.
+    """
+    options = _module_options(given, mechanism)
+    _check_handlers(given, mechanism)
+    if mechanism == OAUTHBEARER:
+        return _token_source(given, options)
+    if mechanism == AWS_MSK_IAM:
+        if protocol != SASL_SSL:
+            raise _invalid_login("security.protocol", f"must be {SASL_SSL} for {AWS_MSK_IAM}")
+        return AwsCredentials(options.get("awsProfileName", ""))
+    if mechanism == GSSAPI:
+        return _kerberos(given, options)
+    if options.get("tokenauth", "false").strip().lower() != "false":
+        raise InvalidOptionError(
+            f"option '{JAAS_OPTION}' has tokenauth: delegation tokens are not supported, give the"
+            " user's own name and password"
+        )
+    missing = [name for name in ("username", "password") if not options.get(name)]
+    if missing:
+        raise InvalidOptionError(f"option '{JAAS_OPTION}' must give {' and '.join(missing)}")
+    if any("\0" in options[name] for name in ("username", "password")):
+        raise InvalidOptionError(f"option '{JAAS_OPTION}' has a zero byte in name or password")
+    return Password(options["username"], options["password"])
+
+
+def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, str]:
+    text = given.get("sasl.jaas.config")
+    if text is None:
+        if mechanism == PLAIN or mechanism in SCRAM_MECHANISMS:
+            raise InvalidOptionError(f"option '{JAAS_OPTION}' is needed for {mechanism}")
+        return {}
+    module = parse_jaas(text)
+    if mechanism not in module.mechanisms:
+        raise InvalidOptionError(
+            f"option '{JAAS_OPTION}' has the login module of {' and '.join(module.mechanisms)},"
+            f" but {PREFIX}sasl.mechanism is {mechanism}"
+        )
+    known = _REFUSED.union(*_TAKEN.values())
+    for number, name in enumerate(module.options, 1):
+        taken = name in _TAKEN[mechanism] or name in _WITHOUT_EFFECT
+        if taken or (mechanism == OAUTHBEARER and name.startswith(_EXTENSION)):
+            continue
+        if mechanism == PLAIN and name.startswith("user_"):  # for brokers: whom they let in
+            continue
+        # An unknown name may be what is left of a password with a quote in it.
+        shown = name if name in known else f"an option, number {number},"
+        raise InvalidOptionError(
+            f"option '{JAAS_OPTION}' has {shown} which is not supported; for {mechanism} it may"
+            f" have {', '.join(sorted(_TAKEN[mechanism]))}"
+        )
+    return module.options
+
+
+def _check_handlers(given: Mapping[str, str], mechanism: str) -> None:
+    handler = given.get(_CLIENT_HANDLER)
+    if handler is not None and (mechanism != AWS_MSK_IAM or not _MSK_HANDLER.fullmatch(handler)):
+        raise _invalid_login(
+            _CLIENT_HANDLER,
+            "is not supported, but for MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
+            " classes cannot run here",
+        )
+    handler = given.get(_LOGIN_HANDLER)
+    if handler is not None and (
+        mechanism != OAUTHBEARER
+        or not (is_callback(handler) or _OWN_LOGIN_HANDLER.fullmatch(handler))
+    ):
+        raise _invalid_login(
+            _LOGIN_HANDLER,
+            "is not supported, but for OAUTHBEARER as module:function of Python, or as Kafka's own"
+            " OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
+        )
+
+
+def _token_source(
+    given: Mapping[str, str], options: Mapping[str, str]
+) -> TokenEndpoint | TokenCallback:
+    extensions = _extensions(options)
+    handler = given.get(_LOGIN_HANDLER, "")
+    if is_callback(handler):
+        if _ENDPOINT in given:
+            raise _invalid_login(
+                _ENDPOINT, f"and the function of {PREFIX}{_LOGIN_HANDLER}: give one"
+            )
+        return TokenCallback(handler, extensions)
+    if _ENDPOINT not in given:
+        raise InvalidOptionError(
+            f"OAUTHBEARER needs option {PREFIX}{_ENDPOINT}, or module:function in"
+            f" {PREFIX}{_LOGIN_HANDLER}"
+        )
+    _check_url(given[_ENDPOINT])
+    credentials = "sasl.oauthbearer.client.credentials.client"
+    client_id = given.get(f"{credentials}.id", options.get("clientId", ""))
+    client_secret = given.get(f"{credentials}.secret", options.get("clientSecret", ""))
+    if not client_id or not client_secret:
+        raise _invalid_login(_ENDPOINT, f"needs clientId and clientSecret in {JAAS_OPTION}")
+    urlencoded = given.get("sasl.oauthbearer.header.urlencode", "false").strip().lower()
+    if urlencoded not in ("true", "false"):
+        raise _invalid_login("sasl.oauthbearer.header.urlencode", "must be true or false")
+    if ":" in client_id and urlencoded == "false":  # RFC 7617, 2
+        raise _invalid_login(
+            _ENDPOINT, "is asked by a clientId without colon, or with urlencode=true"
+        )
+    return TokenEndpoint(
+        url=given[_ENDPOINT].strip(),
+        client_id=client_id,
+        client_secret=client_secret,
+        scope=given.get("sasl.oauthbearer.scope", options.get("scope", "")),
+        urlencoded=urlencoded == "true",
+        extensions=extensions,
+    )
+
+
+def _check_url(text: str) -> None:
+    try:
+        url = urlsplit(text.strip())
+        is_sound = bool(url.hostname) and url.port != 0
+    except ValueError:
+        raise _invalid_login(_ENDPOINT, "is no URL") from None
+    if not is_sound or not re.fullmatch(r"[!-~]+", text.strip()):
+        raise _invalid_login(_ENDPOINT, "is no URL")
+    if url.username is not None or url.password is not None:
+        raise _invalid_login(_ENDPOINT, f"must not hold a user: clientId goes into {JAAS_OPTION}")
+    if url.scheme != "https" and (url.scheme != "http" or url.hostname not in _LOOPBACK):
+        raise _invalid_login(_ENDPOINT, "must be https: the client's secret is sent there")
+
+
+def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """SASL extensions (RFC 7628, 3.1), such as the logical cluster of a cloud."""
+    found = tuple(
+        (name.removeprefix(_EXTENSION), value)
+        for name, value in options.items()
+        if name.startswith(_EXTENSION)
+    )
+    for name, value in found:
+        is_name = re.fullmatch(r"[A-Za-z]+", name) and name != "auth"
+        if not is_name or not re.fullmatch(r"[ -~\t\r\n]+", value):
+            raise InvalidOptionError(
+                f"option '{JAAS_OPTION}' has an extension_… that cannot be sent: letters name it,"
+                " and its value is printable ASCII"
+            )
+    return found
+
+
+def _kerberos(given: Mapping[str, str], options: Mapping[str, str]) -> Kerberos:
+    name = "sasl.kerberos.service.name"
+    found = {text.strip() for text in (given.get(name), options.get("serviceName")) if text}
+    if len(found) != 1:
+        problem = (
+            "is needed for GSSAPI" if not found else f"and serviceName in {JAAS_OPTION} differ"
+        )
+        raise _invalid_login(name, problem)
+    keytab = ""
+    if options.get("useKeyTab", "false").strip().lower() == "true":
+        keytab = options.get("keyTab", "")
+        if not keytab or not options.get("principal"):
+            raise InvalidOptionError(f"option '{JAAS_OPTION}' needs keyTab and principal")
+    return Kerberos(found.pop(), options.get("principal", ""), keytab)
+
+
+def _invalid_login(name: str, problem: str) -> InvalidOptionError:
+    return InvalidOptionError(f"option '{PREFIX}{name}' {problem}")
+
+
+_MAX_FILE_BYTES: Final = 16 << 20
+_OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
+
+
+def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
+    """What protects connections, and the names of options that the protocol leaves without effect.
+
+    Args:
+        given: Name in lower case, without `kafka.`, to text; none of them refused.
+
+    Raises:
+        InvalidOptionError: Malformed, missing or contradictory options, or a file that cannot be
+            opened.
+    """
+    of_tls = frozenset(name for name in given if name.startswith("ssl."))
+    of_sasl = frozenset(name for name in given if name.startswith("sasl."))
+    if "security.protocol" not in given and (of_tls or of_sasl):
+        raise _invalid_option(
+            min(of_tls | of_sasl),
+            f"needs {PREFIX}security.protocol, which else is {PLAINTEXT}: SSL, SASL_PLAINTEXT or"
+            " SASL_SSL",
+        )
+    protocol = _choice(given, "security.protocol", PLAINTEXT, PROTOCOLS)
+    tls, mechanism, login = None, "", None
+    idle: frozenset[str] = frozenset()
+    if protocol.startswith("SASL"):
+        mechanism = _choice(given, "sasl.mechanism", GSSAPI, MECHANISMS)
+        login = login_from(given, mechanism, protocol)
+    else:
+        idle |= of_sasl
+    if protocol.endswith("SSL"):
+        tls = _tls(given)
+    else:
+        idle |= of_tls
+    security = Security(protocol, tls, mechanism, login)
+    if tls is not None:
+        # Not at import time: `ssl` is of no use to who reads no brokers.
+        from kts_source.broker.tls import ssl_context
+
+        ssl_context(security)  # a key that is not the certificate's fails here, not in tasks
+    return security, idle
+
+
+def _tls(given: Mapping[str, str]) -> Tls:
+    algorithm = given.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
+    if algorithm not in ("", "https"):
+        raise _invalid_option("ssl.endpoint.identification.algorithm", "must be https, or empty")
+    oldest, newest = _versions(given)
+    chain, key = _identity(given)
+    return Tls(_trusted(given), chain, key, algorithm == "https", oldest, newest)
+
+
+def _versions(given: Mapping[str, str]) -> tuple[str, str]:
+    name = "ssl.enabled.protocols"
+    known = (TLS_1_2, TLS_1_3)
+    texts = [text.strip() for text in given.get(name, ",".join(known)).split(",")]
+    if not all(text in known or text in _OLDER_VERSIONS for text in texts):
+        raise _invalid_option(name, f"must be {TLS_1_2}, {TLS_1_3} or both, separated by a comma")
+    allowed = [version for version in known if version in texts]
+    if _choice(given, "ssl.protocol", TLS_1_3, ("TLS", *known)) == TLS_1_2:
+        allowed = [version for version in allowed if version == TLS_1_2]
+    if not allowed:
+        raise _invalid_option(name, f"and {PREFIX}ssl.protocol must leave {TLS_1_2} or {TLS_1_3}")
+    return allowed[0], allowed[-1]
+
+
+def _trusted(given: Mapping[str, str]) -> tuple[bytes, ...]:
+    place, inline, word = (
+        f"ssl.truststore.{last}" for last in ("location", "certificates", "password")
+    )
+    kind = _kind(given, "ssl.truststore.type")
+    password = given.get(word)
+    if inline in given:
+        _check_inline(given, inline, place, "ssl.truststore.type", kind)
+    if kind == PEM and password is not None:
+        raise _invalid_option(word, "has no meaning with PEM: leave it out")
+    if place not in given and password is not None:
+        raise _invalid_option(word, f"needs {PREFIX}{place}")
+    try:
+        if inline in given:
+            return pem_certificates(given[inline])
+        if place not in given:
+            return ()
+        data = _file(given, place)
+        if kind == PEM:
+            return pem_certificates(_text(data))
+        return trusted_certificates(data, password)
+    except KeyStoreError as error:
+        raise _invalid_option(inline if inline in given else place, str(error)) from None
+
+
+def _identity(given: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
+    """Our chain and key; empty where there is none."""
+    place, key, chain, word = (
+        f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")
+    )
+    kind = _kind(given, "ssl.keystore.type")
+    password = given.get(word)
+    for one, other in ((key, chain), (chain, key)):
+        if one in given:
+            _check_inline(given, one, place, "ssl.keystore.type", kind)
+            if other not in given:
+                raise _invalid_option(one, f"needs {PREFIX}{other}")
+    if kind == PEM and password is not None:
+        raise _invalid_option(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
+    if place not in given and password is not None:
+        raise _invalid_option(word, f"needs {PREFIX}{place}")
+    if place in given and kind != PEM and password is None:
+        raise _invalid_option(place, f"needs {PREFIX}{word}")
+    concerned = place
+    try:
+        if key in given:
+            concerned = chain
+            certificates = pem_certificates(given[chain])
+            concerned = key
+            return certificates, pem_key(given[key], given.get("ssl.key.password"))
+        if place not in given:
+            return (), b""
+        data = _file(given, place)
+        if kind == PEM:
+            text = _text(data)
+            return pem_certificates(text), pem_key(text, given.get("ssl.key.password"))
+        assert password is not None
+        entry = key_entry(data, password)
+    except KeyStoreError as error:
+        raise _invalid_option(concerned, str(error)) from None
+    return entry.chain, entry.key
+
+
+def _check_inline(
+    given: Mapping[str, str], name: str, place: str, type_name: str, kind: str
+) -> None:
+    if kind != PEM:
+        raise _invalid_option(name, f"needs {PREFIX}{type_name} PEM")
+    if place in given:
+        raise _invalid_option(name, f"and {PREFIX}{place} mean the same: give one")
+
+
+def _kind(given: Mapping[str, str], name: str) -> str:
+    return _choice(given, name, JKS, (JKS, PKCS12, PEM))
+
+
+def _file(given: Mapping[str, str], name: str) -> bytes:
+    text = given[name]
+    if "-----BEGIN" in text:
+        raise _invalid_option(name, "is a path; PEM itself goes into the options beside it")
+    path = Path(text)
+    try:
+        if not path.is_file():
+            raise _invalid_option(name, "names no file on the driver")
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise _invalid_option(name, f"names a file that cannot be read: {reason}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise _invalid_option(name, f"names a file of more than {_MAX_FILE_BYTES >> 20} MiB")
+    return data
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise KeyStoreError("is no PEM: it is not text") from None
+
+
+def _choice(given: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+    by_upper = {choice.upper(): choice for choice in choices}
+    choice = by_upper.get(given.get(name, default).strip().upper())
+    if choice is None:
+        raise _invalid_option(name, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return choice
+
+
+def _invalid_option(name: str, problem: str) -> InvalidOptionError:
+    return InvalidOptionError(f"option '{PREFIX}{name}' {problem}")
+
 
 _BOOTSTRAP: Final = "bootstrap.servers"
 _SERVER: Final = re.compile(

@@ -1,13 +1,33 @@
-"""From `Tls` to Python's `ssl`: whom to believe, what to show, which versions to speak."""
+"""From `Tls` to Python's `ssl`: whom to believe, what to show, which versions to speak.
+
+Key stores and trust stores as Java has them, opened into DER: PEM, PKCS12, and JKS for trust.
+
+JKS (`sun.security.provider.JavaKeyStore`), big-endian:
+
+    u4 0xFEEDFEED, u4 version (1 or 2), u4 count, entries,
+    20 bytes SHA-1(password in UTF-16BE, "Mighty Aphrodite", all bytes before)
+    entry: u4 tag, UTF alias (u2 length), u8 date, then
+        tag 2, a trusted certificate: certificate
+        tag 1, a private key: u4 length, encrypted key, u4 count, certificates
+    certificate: UTF type (version 2 only), u4 length, DER
+
+Private keys in JKS are encrypted by a cipher of Sun's own and are refused. Java opens a PKCS12 file
+as JKS too, its default type, so the first bytes decide between the two here as well.
+"""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import functools
+import hashlib
+import hmac
 import os
+import re
 import ssl
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +37,230 @@ from kts_source.errors import InvalidOptionError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
+
     from kts_source.broker.settings import Security, Tls
+
+
+PEM: Final = "PEM"
+PKCS12: Final = "PKCS12"
+JKS: Final = "JKS"
+
+_JKS_MAGIC: Final = b"\xfe\xed\xfe\xed"
+_JCEKS_MAGIC: Final = b"\xce\xce\xce\xce"
+_JKS_SALT: Final = b"Mighty Aphrodite"
+_DIGEST_BYTES: Final = 20
+_PRIVATE_KEY_TAG: Final = 1
+_CERTIFICATE_TAG: Final = 2
+_CONVERT: Final = (
+    "convert it: keytool -importkeystore -srckeystore OLD -destkeystore NEW -deststoretype PKCS12"
+)
+_PEM_BLOCK: Final = re.compile(
+    r"-----BEGIN (?P<label>[A-Z0-9 ]{1,40})-----(?P<body>[^-]*)-----END (?P=label)-----"
+)
+_PEM_KEYS: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
+
+
+class KeyStoreError(Exception):
+    """A store that cannot be opened. Its text says why and never holds a password or key."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeyEntry:
+    """A private key and the certificates that vouch for it.
+
+    Attributes:
+        key: PKCS#8, DER, not encrypted.
+        chain: X.509, DER, the key's own first.
+    """
+
+    key: bytes
+    chain: tuple[bytes, ...]
+
+
+def pem_certificates(text: str) -> tuple[bytes, ...]:
+    """All certificates in a text, DER; line ends may have become blanks.
+
+    Raises:
+        KeyStoreError: There is none, or one is broken.
+    """
+    found = tuple(
+        _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
+    )
+    if not found:
+        raise KeyStoreError("has no BEGIN CERTIFICATE block")
+    for der in found:
+        _check_certificate(der)
+    return found
+
+
+def pem_key(text: str, password: str | None) -> bytes:
+    """The one private key in a text: PKCS#8, DER, no longer encrypted.
+
+    Raises:
+        KeyStoreError: There is none, more than one, it is no PKCS#8, or the password is wrong.
+    """
+    from cryptography.hazmat.primitives.serialization import load_der_private_key
+
+    blocks = [match for match in _PEM_BLOCK.finditer(text) if "PRIVATE KEY" in match["label"]]
+    if len(blocks) != 1:
+        raise KeyStoreError(f"must have one BEGIN PRIVATE KEY block, and has {len(blocks)}")
+    label = blocks[0]["label"]
+    if label not in _PEM_KEYS:
+        raise KeyStoreError(
+            f"has a key of the older form {label}: convert it by openssl pkcs8 -topk8"
+        )
+    is_encrypted = label == _PEM_KEYS[1]
+    if is_encrypted and password is None:
+        raise KeyStoreError("is encrypted and needs kafka.ssl.key.password")
+    secret = password.encode() if is_encrypted and password is not None else None
+    try:
+        return _pkcs8(load_der_private_key(_der(blocks[0]), secret))
+    except KeyStoreError:
+        raise
+    except Exception:  # noqa: BLE001  # many kinds; their texts are of no use to the user
+        raise KeyStoreError(
+            "cannot be opened with kafka.ssl.key.password"
+            if is_encrypted
+            else "is no private key in PKCS#8"
+        ) from None
+
+
+def key_entry(data: bytes, password: str) -> KeyEntry:
+    """The key and its chain in a PKCS12 store.
+
+    Raises:
+        KeyStoreError: Another kind of store, a wrong password, or no key in it.
+    """
+    if data.startswith(_JKS_MAGIC):
+        raise KeyStoreError(f"is a JKS key store, whose keys only Java opens; {_CONVERT}")
+    store = _pkcs12(data, password)
+    if store.key is None or store.cert is None:
+        raise KeyStoreError("has no private key with a certificate")
+    issuers = {one.certificate.subject: one.certificate for one in store.additional_certs}
+    chain = [store.cert.certificate]
+    while (issuer := issuers.pop(chain[-1].issuer, None)) is not None and issuer not in chain:
+        chain.append(issuer)
+    return KeyEntry(_pkcs8(store.key), tuple(_certificate_der(one) for one in chain))
+
+
+def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
+    """The certificates, DER, that a PKCS12 or JKS store trusts. Without a password a JKS store is
+    not checked against its digest, as in Java.
+
+    Raises:
+        KeyStoreError: Another kind of store, a wrong password, broken, or nothing in it.
+    """
+    if data.startswith(_JKS_MAGIC):
+        found = _jks_certificates(data, password)
+    else:
+        store = _pkcs12(data, password)
+        every = [*([store.cert] if store.cert else []), *store.additional_certs]
+        found = tuple(_certificate_der(one.certificate) for one in every)
+    if not found:
+        raise KeyStoreError("has no certificate")
+    for der in found:
+        _check_certificate(der)
+    return found
+
+
+def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
+    body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if password is not None:
+        secret = password.encode("utf-16-be", "surrogatepass")
+        wanted = hashlib.sha1(secret + _JKS_SALT + body, usedforsecurity=False).digest()
+        if not hmac.compare_digest(wanted, digest):
+            raise KeyStoreError("cannot be opened: wrong password, or damaged")
+    at = len(_JKS_MAGIC)
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        at += size
+        if at > len(body):
+            raise KeyStoreError("is cut short or damaged")
+        return body[at - size : at]
+
+    def number(size: int) -> int:
+        return int.from_bytes(take(size), "big")
+
+    def certificate() -> bytes:
+        if version == 2 and take(number(2)) != b"X.509":
+            raise KeyStoreError("holds certificates that are not X.509")
+        return take(number(4))
+
+    version = number(4)
+    if version not in (1, 2):
+        raise KeyStoreError(f"is JKS of unknown version {version}")
+    found = []
+    for _ in range(number(4)):  # an entry is bytes: a wrong count ends at the end of them
+        tag = number(4)
+        take(number(2))  # alias
+        take(8)  # date
+        if tag == _CERTIFICATE_TAG:
+            found.append(certificate())
+        elif tag == _PRIVATE_KEY_TAG:
+            take(number(4))
+            found += [certificate() for _ in range(number(4))][:1]  # Java trusts the key's own
+        else:
+            raise KeyStoreError(f"has an entry of unknown kind {tag}")
+    if at != len(body):
+        raise KeyStoreError("has bytes behind its last entry")
+    return tuple(found)
+
+
+def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    if data.startswith(_JCEKS_MAGIC):
+        raise KeyStoreError(f"is a JCEKS store; {_CONVERT}")
+    if not data.startswith(b"\x30"):
+        is_pem = b"-----BEGIN" in data
+        raise KeyStoreError(f"is neither PKCS12 nor JKS{', but PEM: say so by type' * is_pem}")
+    try:
+        return pkcs12.load_pkcs12(data, None if password is None else password.encode())
+    except Exception:  # noqa: BLE001  # many kinds; their texts are of no use to the user
+        reason = "it needs its password" if password is None else "wrong password"
+        raise KeyStoreError(f"cannot be opened: {reason}, or damaged") from None
+
+
+def _der(match: re.Match[str]) -> bytes:
+    try:
+        return base64.b64decode("".join(match["body"].split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise KeyStoreError(f"has a {match['label']} block that is no base64") from None
+
+
+def _check_certificate(der: bytes) -> None:
+    from cryptography import x509
+
+    try:
+        x509.load_der_x509_certificate(der)
+    except Exception:  # noqa: BLE001  # as for keys
+        raise KeyStoreError("has a certificate that cannot be read") from None
+
+
+def _pkcs8(key: object) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    kinds = (
+        rsa.RSAPrivateKey,
+        ec.EllipticCurvePrivateKey,
+        ed25519.Ed25519PrivateKey,
+        ed448.Ed448PrivateKey,
+    )
+    if not isinstance(key, kinds):
+        raise KeyStoreError("has a key that is neither RSA nor of an elliptic curve")
+    return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _certificate_der(certificate: object) -> bytes:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    assert isinstance(certificate, x509.Certificate)
+    return certificate.public_bytes(Encoding.DER)
+
 
 _VERSIONS: Final = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
 

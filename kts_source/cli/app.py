@@ -15,12 +15,10 @@ from __future__ import annotations
 import click
 
 from kts_source.cli.audit_command import audit_command, verify_command
-from kts_source.cli.commands import cat, plan, schema, segments, topics
+from kts_source.cli.commands import cat, plan, report_command, schema, segments, topics
 from kts_source.cli.demo import demo
 from kts_source.cli.export_command import export
-from kts_source.cli.find_command import find_command
-from kts_source.cli.index_command import index_command
-from kts_source.cli.report_command import report_command
+from kts_source.cli.find_command import find_command, index_command
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
 
 

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
 from kts_source.auditing.kinds import BYTES, LEVELS, METADATA
-from kts_source.auditing.prometheus import to_prometheus
+from kts_source.auditing.report import to_prometheus
 from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
+from kts_source.cli.output import print_table, write_whole
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.cli.tables import print_table
-from kts_source.cli.whole_file import write_whole
 from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, printable, some
 

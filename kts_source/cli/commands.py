@@ -1,27 +1,120 @@
-"""The commands of `kts` that look at a tier; below them there is neither a terminal nor Spark."""
+"""The commands of `kts` that look at a tier; below them there is neither a terminal nor Spark.
+
+What `kts topics` says of every partition, also of those whose private key is not given.
+
+`kts report`: a tier as one page for a browser.
+"""
 
 from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.record_lines import is_bytes, write_records
+from kts_source.auditing.report import AuditReport
+from kts_source.cli.output import is_bytes, print_json, print_table, write_records, write_whole
 from kts_source.cli.scan_options import json_flag, scan_options
-from kts_source.cli.tables import print_json, print_table
-from kts_source.cli.topics import topic_rows
 from kts_source.engines.scan import scan
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
+from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
+from kts_source.planning.describe import PartitionWatermark, describe
+from kts_source.planning.key_prefix import likely_prefixes
+from kts_source.planning.locked import locked_partition, only, partitions_with_keys, unless_locked
 from kts_source.planning.planner import plan_scan
+from kts_source.quiet import errors_only
+from kts_source.reporting.page import report
+from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.planning.segment_catalog import ListedPartition
+
+
+def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row a partition, as `TierDescription.to_arrow` names the columns, and `keys_needed`.
+
+    A partition that cannot be described for want of a private key has the facts of its manifests
+    only: offsets are null, and `keys_needed` names the key ids. Where no key prefix is given and
+    only one comes into question, it is taken, and standard error says so.
+
+    Raises:
+        TieredKafkaError: As `describe`, missing keys aside.
+    """
+    given = parsed = replace(parse_options(options), fail_on_data_loss=False)
+    while True:
+        try:
+            rows = _rows(parsed)
+        except (TierNotFoundError, KeyPrefixError) as error:
+            found = "" if given.key_prefix else _meant(parsed, error)
+            if len(found) <= len(parsed.key_prefix):
+                raise
+            parsed = replace(parsed, key_prefix=found)
+        else:
+            break
+    if parsed != given:
+        prefix = parsed.key_prefix
+        click.echo(f"found under keyPrefix {prefix!r}: give it as --keyPrefix {prefix}", err=True)
+    return rows
+
+
+def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
+    """The only key prefix that an error may be about; empty if there is none, or more."""
+    if isinstance(error, KeyPrefixError):
+        return error.key_prefix
+    if isinstance(error, StoreError):
+        return ""
+    with closing(open_tier(options)) as tier:
+        layout, wanted = (
+            find_layout(
+                options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+            ),
+            options.selection.wanted(()),
+        )
+        found = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
+    return found[0] if len(found) == 1 else ""
+
+
+def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
+    if parsed.by_metadata_topic:  # what follows lists
+        return _described(parsed)
+    if (described := unless_locked(lambda: _described(parsed))) is not None:
+        return described
+    with errors_only("kts_source"):  # the first attempt has said what there is to say
+        found = partitions_with_keys(parsed)
+        open_ones = [part for part, keys in found if not keys]
+        rows = _described(only(parsed, open_ones)) if open_ones else []
+        for part, keys in found:
+            if keys:
+                rows += _of_locked(parsed, part, keys)
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
+
+
+def _described(options: ScanOptions) -> list[dict[str, Any]]:
+    return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
+
+
+def _of_locked(
+    options: ScanOptions, part: ListedPartition, keys: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    # Old segments may be encrypted where nothing that describing needs is.
+    described = unless_locked(lambda: _described(only(options, [part])))
+    if described is not None:
+        return described
+    locked = locked_partition(part, keys)
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
+    told = {name: getattr(locked, name) for name in row if hasattr(locked, name)}
+    row |= told | {"orphans": list(locked.orphans), "keys_needed": list(keys)}
+    return [row]
 
 
 @click.command()
@@ -139,3 +232,33 @@ def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
     if not ddls[of].isprintable():
         raise InvalidOptionError("a field's name has a control character: --json shows it escaped")
     click.echo(ddls[of])
+
+
+@click.command("report")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="The file to write; -o FILE is the same, for a name without =.",
+)
+@click.option(
+    "--audit",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A JSON report of kts audit about the same tier, to be shown beside.",
+)
+@scan_options("path", "topic", every_topic=True, bare="output")
+def report_command(options: Mapping[str, str], *, output: str | None, audit: str | None) -> None:
+    """Draws the selected topics as one HTML file: segments, holes, growth, cost, lag."""
+    if output is None:
+        raise InvalidOptionError("give the file to write: --output report.html")
+    local_file(output)  # before the work is done
+    found = None if audit is None else _audit(audit)
+    page = report(options, audit=found).to_html()
+    write_whole(output, page)
+    click.echo(f"{output}: {format_bytes(len(page.encode()))}", err=True)
+
+
+def _audit(path: str) -> AuditReport:
+    try:
+        return AuditReport.from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError(f"{path} is no report of kts audit: {error}") from None

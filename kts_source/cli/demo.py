@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.cli.record_lines import dated_rows
-from kts_source.cli.tables import preview_bytes, print_table
+from kts_source.cli.output import dated_rows, preview_bytes, print_table
 from kts_source.engines.scan import scan
 from kts_source.errors import TierNotFoundError, UnsupportedSparkError
 from kts_source.options import READ_COMMITTED, READ_UNCOMMITTED, parse_options

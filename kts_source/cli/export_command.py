@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kts_source.cli.output import print_json
 from kts_source.cli.scan_options import add_places, json_flag, scan_options
-from kts_source.cli.tables import print_json
 from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
-    from kts_source.export.executor import ExportExecutor
+    from kts_source.export.task_writer import ExportExecutor
 
 
 @click.command()
@@ -77,13 +77,13 @@ def export(
     """Writes the selected topics to TARGET, each offset once; run again to go on."""
     # Here, because other commands need none of it.
     from kts_source.export.end_offsets import end_offsets as ends_of_table
-    from kts_source.export.executor import LocalExecutor
     from kts_source.export.follow import follow as run_follow
     from kts_source.export.progress import NO_PROGRESS, default_progress
     from kts_source.export.run import DEFAULT_CLEAN_HOURS
     from kts_source.export.run import clean as clean_target
     from kts_source.export.run import export as run_export
     from kts_source.export.settings import export_settings
+    from kts_source.export.task_writer import LocalExecutor
     from kts_source.extras import require
 
     *tier, target = given

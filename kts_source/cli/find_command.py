@@ -1,21 +1,30 @@
-"""`kts find`: records that somebody looks for, and a certificate of what was searched."""
+"""`kts find`: records that somebody looks for, and a certificate of what was searched.
+
+Files of keys.
+
+lines    a key a line, in UTF-8, without the line feed; no empty lines, no control characters, and
+         no blanks at an end
+hex      likewise, each byte as two hex digits
+length   for each key its length as int32, big-endian, −1 for a record without a key, and the bytes
+
+`kts index`: filters of keys, for `kts find --key-index`.
+"""
 
 from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from kts_source.cli.index_command import read_secret
-from kts_source.cli.key_file import FORMATS, LINES, from_hex, read_keys
-from kts_source.cli.record_lines import write_records
+from kts_source.cli.output import remove_file, write_records, write_whole
 from kts_source.cli.scan_options import scan_options
-from kts_source.cli.whole_file import remove_file, write_whole
 from kts_source.errors import InvalidOptionError
+from kts_source.finding.build_index import index_keys
 from kts_source.finding.search import find
 from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes, printable
@@ -25,6 +34,104 @@ if TYPE_CHECKING:
 
     from kts_source.finding.certificate import Certificate
     from kts_source.finding.query import Conditions
+
+
+LINES: Final = "lines"
+HEX: Final = "hex"
+LENGTH: Final = "length"
+FORMATS: Final = (LINES, HEX, LENGTH)
+_NO_KEY: Final = -1
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def read_keys(path: str, form: str) -> list[bytes | None]:
+    """The keys of a file, as it has them.
+
+    A line that may be meant otherwise is refused: a key that nobody has would be found nowhere, and
+    certified so.
+
+    Args:
+        path: Of the file.
+        form: One of `FORMATS`.
+
+    Raises:
+        InvalidOptionError: The file cannot be read, has no key, or is not of the format.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be read: {error.strerror}") from None
+    keys = _by_length(path, data) if form == LENGTH else _by_line(path, data, form)
+    if not keys:
+        raise InvalidOptionError(f"{path} has no key")
+    return keys
+
+
+def _by_line(path: str, data: bytes, form: str) -> list[bytes | None]:
+    if data.startswith(_BYTE_ORDER_MARK):
+        raise InvalidOptionError(f"{path} begins with a byte order mark: save it without")
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if b"\r" in line:
+            raise InvalidOptionError(
+                f"line {number} of {path} has a carriage return: save the file with line feeds"
+                f" alone, or write keys that have one in format {HEX}"
+            )
+        if not line.strip():
+            raise InvalidOptionError(
+                f"line {number} of {path} is empty: format {LENGTH} has empty keys"
+            )
+    if form == LINES:
+        for number, line in enumerate(lines, 1):
+            _check_line(line, f"line {number} of {path}")
+        return [*lines]
+    keys: list[bytes | None] = []
+    for number, line in enumerate(lines, 1):
+        keys.append(from_hex(line.decode("ascii", "replace"), f"line {number} of {path}"))
+    return keys
+
+
+def _check_line(line: bytes, what: str) -> None:
+    """Raises `InvalidOptionError` for a key that looks as if it was written otherwise: a file in
+    another encoding, or one with columns.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise InvalidOptionError(f"{what} is not in UTF-8: write it in format {HEX}") from None
+    if text != text.strip() or any(ord(one) < 32 or ord(one) == 127 for one in text):
+        raise InvalidOptionError(
+            f"{what} begins or ends with a blank, or has a control character: if the key does,"
+            f" write it in format {HEX}"
+        )
+
+
+def from_hex(text: str, what: str) -> bytes:
+    """The bytes of hex digits.
+
+    Raises:
+        InvalidOptionError: It is something else.
+    """
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidOptionError(f"{what} is not of hex digits, two a byte") from None
+
+
+def _by_length(path: str, data: bytes) -> list[bytes | None]:
+    keys: list[bytes | None] = []
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big", signed=True)
+        left = len(data) - at - 4
+        if left < 0 or size < _NO_KEY or size > left:
+            raise InvalidOptionError(f"byte {at} of {path} is not where a key with its length is")
+        keys.append(None if size == _NO_KEY else data[at + 4 : at + 4 + size])
+        at += 4 + max(size, 0)
+    return keys
+
 
 _INCOMPLETE = 3
 
@@ -174,3 +281,37 @@ def _print(proof: Certificate) -> None:
 
 def _say(text: str) -> None:
     click.echo(printable(text), err=True)
+
+
+@click.command("index")
+@click.option("--to", "folder", required=True, metavar="FOLDER", help="Where; not in the tier.")
+@click.option(
+    "--secret-file",
+    type=click.Path(dir_okay=False),
+    help="A file of 16 to 64 bytes that keys are hashed with; encrypted topics need one.",
+)
+@scan_options("path", "topic", every_topic=True)
+def index_command(options: Mapping[str, str], *, folder: str, secret_file: str | None) -> None:
+    """Writes filters of the keys of each segment, so that searches read few segments."""
+    report = index_keys(options, folder, secret=read_secret(secret_file))
+    for key, reason in report.left_out:
+        click.echo(printable(f"no filter: {key}: {reason}"), err=True)
+    click.echo(
+        f"{report.segments:,} segments have filters, {report.read:,} of them were read;"
+        f" {format_bytes(report.bytes)}"
+    )
+    click.get_current_context().exit(1 if report.left_out else 0)
+
+
+def read_secret(path: str | None) -> bytes | None:
+    """The secret in a file, as it is.
+
+    Raises:
+        InvalidOptionError: The file cannot be read.
+    """
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be read: {error.strerror}") from None

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kts_source.predicate.fields import find_field
-from kts_source.predicate.model import Compare, Field, Kind, Op
+from kts_source.predicate.model import Compare, Field, Kind, Op, find_field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

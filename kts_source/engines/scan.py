@@ -154,7 +154,7 @@ class Scan:
         Raises:
             InvalidOptionError: It cannot be understood.
         """
-        from kts_source.options.value_fields import fields_of_formats
+        from kts_source.options.value_formats import fields_of_formats
         from kts_source.predicate.parse import parse_predicate
 
         zone, fields = self._options.time_zone, fields_of_formats(self._options.formats)

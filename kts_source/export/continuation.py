@@ -19,7 +19,7 @@ from kts_source.errors import (
 )
 from kts_source.export.ranges import held_range, topic_identity
 from kts_source.export.report import Skipped
-from kts_source.options.requested_bounds import EARLIEST_OFFSET, OffsetsBound
+from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
 from kts_source.planning.bounds import Place, requested_bounds
 
 if TYPE_CHECKING:

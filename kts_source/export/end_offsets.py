@@ -13,7 +13,7 @@ from kts_source.export.ranges import held_range
 from kts_source.export.settings import ExportArguments, export_settings
 from kts_source.export.tables.open_table import open_table
 from kts_source.options import parse_options
-from kts_source.options.requested_bounds import EARLIEST_OFFSET, EarliestBound, LatestBound
+from kts_source.options.selection import EARLIEST_OFFSET, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from kts_source.export.ranges import (
     topic_identity,
 )
 from kts_source.export.report import Skipped
-from kts_source.export.task import ExportTask
+from kts_source.export.task_writer import ExportTask
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:

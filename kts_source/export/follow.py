@@ -16,21 +16,21 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError, RegistryUnavailableError, TieredKafkaError
-from kts_source.export.compaction.merge import can_merge
+from kts_source.export.compaction import can_merge
 from kts_source.export.outages import is_outage
 from kts_source.export.report import empty_report, together
 from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
 from kts_source.options import parse_options
-from kts_source.options.usage import check_for_stream
+from kts_source.options.scan_options import check_for_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-    from kts_source.export.executor import ExportExecutor
     from kts_source.export.report import BackfillReport
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.task_writer import ExportExecutor
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kts_source.export.fields import column_at, leaves
 from kts_source.export.files import ColumnStatistics
+from kts_source.export.partitioning import column_at, leaves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from kts_source.export.fields import Leaf
+    from kts_source.export.partitioning import Leaf
 
 ROW_GROUP_BYTES: Final = 48 << 20
 """A row group is written once its rows fill as much memory, however few they are."""

@@ -18,16 +18,18 @@ from kts_source.errors import (
     RangeOverlapError,
     TransformError,
 )
-from kts_source.export.compaction.buckets import spill_folder
-from kts_source.export.compaction.compact import SpreadTask, bucket_count, bucket_tasks, newest_of
-from kts_source.export.compaction.merge import (
+from kts_source.export.compaction import (
     BASE_RATIO,
+    SpreadTask,
     base_tasks,
+    bucket_count,
+    bucket_tasks,
     can_merge,
     check_lost,
     check_rebuild,
+    newest_of,
+    spill_folder,
 )
-from kts_source.export.evolution import united
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
 from kts_source.export.job import ExportJob
@@ -39,6 +41,7 @@ from kts_source.export.row_schema import (
     check_typed,
     schema_without_rows,
     typed_columns,
+    united,
 )
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.export_table import Commit
@@ -63,7 +66,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.executor import ExportExecutor
     from kts_source.export.export_plan import ExportPlan, Wave
     from kts_source.export.files import TaskReport
     from kts_source.export.fingerprint import Fingerprint
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from kts_source.export.report import Skipped
     from kts_source.export.settings import Compaction, ExportSettings
     from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
+    from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import ScanOptions
     from kts_source.store.object_store import ObjectInfo
 

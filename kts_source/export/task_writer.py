@@ -1,19 +1,30 @@
-"""Spreads the rows of one task over Parquet files, in bounded memory."""
+"""Spreads the rows of one task over Parquet files, in bounded memory.
+
+Reads the slices of one task, and writes their rows.
+
+Every attempt writes under names of its own, so retries and speculative copies never touch each
+other; only what the driver hears of and commits counts.
+
+Runs the tasks of a wave on one machine: in this process, or in several.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError, TieredKafkaError, TransformError
-from kts_source.export.evolution import conformed
-from kts_source.export.files import WrittenFile
+from kts_source.export.files import TaskReport, WrittenFile
 from kts_source.export.job import OFFSET, TOPIC_ID
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import (
@@ -24,17 +35,21 @@ from kts_source.export.partitioning import (
     split,
     value_text,
 )
-from kts_source.export.row_schema import check_columns
+from kts_source.export.row_schema import check_columns, conformed
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.transforms.dead_letters import DeadLetters
 from kts_source.export.transforms.row_transform import Rejected, RowTransform
+from kts_source.processes import in_processes
+from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob
+    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.partitioning import PartitionValue
+    from kts_source.read.task import ScanTask
+    from kts_source.read.task_metrics import TaskMetrics
+    from kts_source.read.typed_rows import SetAside
 
 
 MAX_OPEN_FILES: Final = 8
@@ -307,3 +322,116 @@ class TaskWriter:
                 statistics=statistics,
             )
         )
+
+
+_NEEDED: Final = (TOPIC, PARTITION, OFFSET)
+_BATCHES: Final = BatchLimits(16384, 8 << 20)
+"""More than Spark is handed at a time: each batch costs the writer as much, however small."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTask:
+    """What one task writes.
+
+    Attributes:
+        number: Within the run.
+        topic_ids: Topic and partition to topic id, of all slices.
+    """
+
+    number: int
+    scan: ScanTask
+    topic_ids: Mapping[tuple[str, int], str]
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """Writes the files.
+
+        Raises:
+            TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store
+                that does not take the files.
+        """
+        with TaskWriter(self.number, self.topic_ids, job) as writer:
+            set_aside = None if job.settings.dead_letters is None else writer.set_aside
+            read = read_rows(
+                self.number, self.scan, job, writer.write, _NEEDED, _BATCHES, set_aside
+            )
+            return writer.completed(read)
+
+
+def read_rows(
+    number: int,
+    scan: ScanTask,
+    job: ExportJob,
+    take: Callable[[pa.RecordBatch], None],
+    needed: Iterable[str],
+    batches: BatchLimits = FOR_SPARK,
+    set_aside: SetAside | None = None,
+) -> TaskReport:
+    """Reads the slices of a task; `take` gets every batch, with the columns that it needs,
+    and `set_aside` the rows that cannot be decoded.
+
+    Returns:
+        A report of the reading alone, without its time.
+    """
+    from kts_source.read.run_task import run_task
+    from kts_source.read.task_metrics import TaskPlace
+
+    columns = tuple(dict.fromkeys((*job.options.columns, *needed)))
+    options = replace(job.options, columns=columns)
+    place = TaskPlace(job.settings.export_id, partition=number)
+    ended: list[TaskMetrics] = []
+    rows = run_task(scan, options, place, batches=batches, on_end=ended.append, set_aside=set_aside)
+    with closing(rows):
+        for batch in rows:
+            take(batch)
+    (metrics,) = ended
+    return TaskReport(
+        number=number,
+        rows_read=metrics.rows,
+        segment_bytes=scan.nominal_bytes,
+        requests=metrics.requests,
+        bytes_read=metrics.bytes,
+        retries=metrics.retries,
+        lost=metrics.lost_ranges,
+    )
+
+
+class ExportExecutor(Protocol):
+    """Runs the tasks of a wave somewhere."""
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        """One report per task, in any order, as they become known.
+
+        Close the iterator to stop what is under way.
+
+        Raises:
+            Exception: What a task raised, once its retries are used up.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Tasks in processes of this machine; with one worker, in this process.
+
+    Args:
+        workers: Processes; `None` takes one per core.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = workers or os.cpu_count() or 1
+
+    def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
+        """See `ExportExecutor.run`."""
+        workers = min(self._workers, len(tasks))
+        if workers <= 1:
+            yield from (task.run(job) for task in tasks)
+            return
+        try:
+            yield from in_processes(partial(_run, job), tasks, workers)
+        except BrokenProcessPool as error:
+            raise ExportError(
+                "a worker process died; nothing of this wave was committed, run again to resume"
+            ) from error
+
+
+def _run(job: ExportJob, task: RunnableTask) -> TaskReport:
+    return task.run(job)

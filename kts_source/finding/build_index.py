@@ -11,8 +11,14 @@ import numpy as np
 import pyarrow.compute as pc
 
 from kts_source.errors import InvalidOptionError, TieredKafkaError
-from kts_source.finding.key_filter import MOST_KEYS, KeyFilter, hashes_of
-from kts_source.finding.key_index import IndexFolder, indexed, new_salt
+from kts_source.finding.key_index import (
+    MOST_KEYS,
+    IndexFolder,
+    KeyFilter,
+    hashes_of,
+    indexed,
+    new_salt,
+)
 from kts_source.finding.read_apart import archived_object, why_archived
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.planning.planner import plan_scan

@@ -1,30 +1,43 @@
 """`kts_source.find(source, …)`: all records that meet some conditions, and proof that there are no
 others.
+
+What a search reads, planned so that what cannot be planned costs no more than itself.
+
+From what was planned and read of a partition to its part of the certificate.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
-from kts_source.errors import InvalidOptionError
-from kts_source.finding.certificate import Certificate
-from kts_source.finding.certify import certified, certified_as_pruned
-from kts_source.finding.key_index import IndexFolder
-from kts_source.finding.partitioner import assumption
-from kts_source.finding.query import Query, query_of
+from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.finding.certificate import (
+    OF_FILTERS,
+    Certificate,
+    PartitionCertificate,
+    Undecided,
+    UnreadRange,
+    UnservedObjects,
+    assumptions_of,
+    conditions_of,
+    digest_of_objects,
+    outside_of,
+)
+from kts_source.finding.key_index import IndexFolder, RuleOut
+from kts_source.finding.query import Query, assumption, partition_counts, partitions_of, query_of
 from kts_source.finding.read_apart import PLACE, SearchedTask, TaskSearch
-from kts_source.finding.rule_out import RuleOut
-from kts_source.finding.search_plan import SearchPlan
-from kts_source.finding.statements import OF_FILTERS, assumptions_of, conditions_of, outside_of
 from kts_source.options import check_for_batch, parse_any_options
+from kts_source.options.selection import Assign
 from kts_source.options.value_formats import DROP_MALFORMED
 from kts_source.planning.infer_types import with_types
+from kts_source.planning.planner import plan_scan
 from kts_source.read.handover import in_threads
 from kts_source.read.read_settings import FOR_ENGINES, ReadSettings
 from kts_source.read.row_schema import read_schema
@@ -32,17 +45,191 @@ from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.read.task_metrics import DONE, TaskMeter, TaskPlace
 from kts_source.read.thread_tiers import ThreadTiers
+from kts_source.texts import one_line
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from kts_source.finding.certificate import PartitionCertificate
     from kts_source.finding.query import Conditions
+    from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import SegmentSlice
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """A plan, and what it lacks.
+
+    Attributes:
+        plan: What is read.
+        faults: What had to be overlooked to make it, in words.
+        uri: Root of the tier.
+        listed_ms: When the tier was listed, in ms since 1970: what came later is not searched.
+        counts: With `partitionerPruning`, topic -> how many partitions it has.
+        wanted: Likewise, topic -> the partitions that may hold a key; `None` = any may.
+    """
+
+    plan: ScanPlan
+    faults: tuple[str, ...]
+    uri: str
+    listed_ms: int
+    counts: Mapping[str, int]
+    wanted: Mapping[str, frozenset[int]] | None
+
+    @classmethod
+    def of(cls, options: ScanOptions, query: Query) -> SearchPlan:
+        """Plans a search.
+
+        A plan that nothing is wrong with is tried first: what a lenient one leaves out, it only
+        logs.
+
+        Raises:
+            TieredKafkaError: Nothing tells what the tier holds, or options contradict it.
+        """
+        listed_ms = time.time_ns() // 1_000_000
+        faults: list[str] = []
+        with closing(open_tier(options)) as tier:
+            uri = tier.store.uri(options.key_prefix)
+            refused: list[TieredKafkaError] = []
+            try:
+                plan = plan_scan(options, tier, apart=refused.append)
+            except InvalidOptionError:
+                raise
+            except TieredKafkaError as error:
+                refused = [error]
+            if refused:
+                faults += map(_said, refused)
+                lenient = replace(options, fail_on_data_loss=False)
+                refused = []
+                plan = plan_scan(lenient, tier, apart=refused.append)
+                faults += (f"a partition was not searched: {_said(error)}" for error in refused)
+        faults += _without_segments(options, plan)
+        counts: Mapping[str, int] = {}
+        wanted = None
+        if query.partitioner_pruning:
+            counts = partition_counts(options, plan, query.num_partitions)
+            assert query.keys is not None, "checked by the query"
+            of_count = {count: partitions_of(query.keys, count) for count in set(counts.values())}
+            wanted = {topic: of_count[count] for topic, count in counts.items()}
+        return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
+
+    def holds(self, topic: str, partition: int) -> bool:
+        """Whether a partition may hold one of the keys."""
+        return self.wanted is None or partition in self.wanted[topic]
+
+
+def _without_segments(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
+    """Partitions that the user names and the tier does not have: perhaps another was meant."""
+    if isinstance(options.selection, Assign):
+        there = {(part.topic, part.partition) for part in plan.partitions}
+        for topic, numbers in options.selection.partitions.items():
+            for number in numbers:
+                if (topic, number) not in there:
+                    yield f"{topic}-{number} was asked for, and the tier has no segment of it"
+
+
+def _said(error: TieredKafkaError) -> str:
+    return one_line(str(error))
+
+
+def certified_as_pruned(part: PartitionPlan) -> PartitionCertificate:
+    """Of a partition that was not searched."""
+    left_out = "partitionerPruning: none of the keys belongs to this partition"
+    nothing = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
+    found = certified(nothing, (), (), None)
+    return replace(found, unserved=(), left_out=left_out)
+
+
+def certified(
+    part: PartitionPlan,
+    done: Sequence[SearchedTask],
+    ruled_out: Collection[ObjectRef],
+    planned: Sequence[SegmentSlice] | None,
+) -> PartitionCertificate:
+    """Of a partition that was searched.
+
+    Args:
+        part: The partition.
+        done: Its tasks.
+        ruled_out: Logs that filters left out.
+        planned: All slices of the plan, whether read or ruled out; `None` where a condition on
+            offsets or times has left out some.
+    """
+    unread = [one for each in done for one in each.search.unread]
+    for hole in part.surviving.missing:
+        start, stop = max(hole.start, part.start), min(hole.stop, part.wanted_stop)
+        if start < stop:
+            reason = f"no segment holds these offsets, {hole.between}"
+            unread.append(UnreadRange(start, stop, reason, None))
+    if planned is not None:
+        unread += _not_planned(part, planned, unread)
+    undecided = tuple(Undecided(one.producer_id, one.first_offset) for one in part.undecided)
+    if part.stop < part.wanted_stop:
+        reason = "read_committed ends where a transaction is undecided"
+        unread.append(UnreadRange(part.stop, part.wanted_stop, reason, None))
+    unserved = [
+        UnservedObjects((one.segment.objects.log.key,), one.reason)
+        for one in part.surviving.skipped
+    ]
+    unserved += _served_in_part(part)
+    unserved += [UnservedObjects(one.keys, one.reason) for one in part.orphans]
+    logs = {piece.objects.log for each in done for piece in each.search.task.slices}
+    return PartitionCertificate(
+        topic=part.topic,
+        topic_id=part.topic_id,
+        partition=part.partition,
+        start=part.start,
+        stop=part.stop,
+        unread=tuple(sorted(unread, key=lambda one: (one.start, one.stop))),
+        undecided=undecided,
+        unserved=tuple(unserved),
+        left_out=None,
+        segments=len(logs),
+        stored_bytes=sum(log.size for log in logs),
+        objects_digest=digest_of_objects(logs),
+        ruled_out=len(ruled_out),
+        ruled_out_digest=digest_of_objects(ruled_out),
+        records=sum(each.metrics.records + each.metrics.records_skipped_key for each in done),
+        matches=sum(each.search.matches for each in done),
+    )
+
+
+def _not_planned(
+    part: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
+) -> Iterator[UnreadRange]:
+    """Offsets that nothing accounts for. There are none, but a mistake in a plan must not become a
+    proof.
+    """
+    at = part.start
+    covered = [(one.start_offset, one.stop_offset) for one in planned]
+    covered += ((one.start, one.stop) for one in unread)
+    for start, stop in sorted([*covered, (part.stop, part.stop)]):
+        if at < min(start, part.stop):
+            reason = "the plan has neither a segment nor a hole for these offsets"
+            yield UnreadRange(at, min(start, part.stop), reason, None)
+        at = max(at, stop)
+
+
+def _served_in_part(part: PartitionPlan) -> Iterator[UnservedObjects]:
+    """Segments of which the log has some offsets alone; those that are named as skipped are not
+    named again.
+    """
+    named = {one.segment.objects.log.key for one in part.surviving.skipped}
+    served: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    sizes: dict[str, int] = {}
+    for span in part.surviving.ranges:
+        key = span.segment.objects.log.key
+        served[key].append((span.start, span.stop))
+        sizes[key] = span.segment.stop_offset - span.segment.start_offset
+    for key, ranges in served.items():
+        if key not in named and sum(stop - start for start, stop in ranges) < sizes[key]:
+            text = ", ".join(f"[{start}, {stop})" for start, stop in ranges)
+            yield UnservedObjects((key,), f"of its offsets, those of the log are {text} alone")
+
 
 _TASK_BYTES: Final = 32 << 20
 """As for scans: threads that hand rows over in order wait for each other's tasks."""

@@ -33,17 +33,15 @@ from kts_source.layout.remote_segment import (
 )
 from kts_source.texts import printable
 from segment_format.errors import CorruptIndexError, SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
-from segment_format.index.offset_index import OffsetIndex
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.checkpoints import LeaderEpochCheckpoint
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.local_key import (
+from segment_format.manifest.object_names import (
     LOCAL_SUFFIXES,
     ROOT_DIRECTORY,
     parse_local_partition_directory,
 )
-from segment_format.record.largest_timestamp import max_timestamps_from
-from segment_format.record.last_offset import last_offset
+from segment_format.record.recovery import last_offset, max_timestamps_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

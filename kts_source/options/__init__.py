@@ -1,14 +1,19 @@
 """What a user may ask for: the options of one `load()`, checked before any I/O."""
 
-from kts_source.options.option import Option
 from kts_source.options.option_table import (
     OPTIONS,
     READ_COMMITTED,
     READ_UNCOMMITTED,
     options_tables,
 )
-from kts_source.options.scan_options import ScanOptions, parse_any_options
-from kts_source.options.usage import check_for_batch, check_for_stream, parse_options
+from kts_source.options.parsing import Option
+from kts_source.options.scan_options import (
+    ScanOptions,
+    check_for_batch,
+    check_for_stream,
+    parse_any_options,
+    parse_options,
+)
 
 __all__ = [
     "OPTIONS",

@@ -11,11 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from kts_source.options.cache_options import CACHE_OPTIONS
-from kts_source.options.fetch_options import FETCH_OPTIONS
-from kts_source.options.option import Option
+from kts_source.options.fetch_options import CACHE_OPTIONS, FETCH_OPTIONS
 from kts_source.options.parsing import (
     MAX_INT32,
+    Option,
     parse_bool,
     parse_byte_size,
     parse_choice,
@@ -27,15 +26,13 @@ from kts_source.options.parsing import (
     parse_time_zone,
     parse_timestamp_range,
 )
-from kts_source.options.requested_bounds import (
-    parse_offsets,
-    parse_partition_timestamps,
-    parse_timestamp,
-)
 from kts_source.options.selection import (
     parse_assign,
+    parse_offsets,
+    parse_partition_timestamps,
     parse_pattern,
     parse_subscribe,
+    parse_timestamp,
     parse_topic_ids,
 )
 from kts_source.options.stream_options import STREAM_OPTIONS

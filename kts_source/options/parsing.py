@@ -1,9 +1,13 @@
-"""Texts to values, one function per kind; every error names the option and shows what was given."""
+"""Texts to values, one function per kind; every error names the option and shows what was given.
+
+One row of the table of options.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +16,26 @@ from kts_source.predicate.literals import time_zone
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import tzinfo
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        name: As users write it.
+        parse: Option name and text to value; raises `InvalidOptionError` that names the option.
+        doc: One sentence for the docs.
+        default: Shown in the docs, and parsed like a given text; `None` = no default.
+    """
+
+    name: str
+    parse: Callable[[str, str], Any]
+    doc: str
+    default: str | None = None
+
 
 MAX_INT32: Final = (1 << 31) - 1
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

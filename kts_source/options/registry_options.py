@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kts_source.errors import InvalidOptionError
-from kts_source.options.option import Option
-from kts_source.options.parsing import parse_choice, parse_text
-from kts_source.registry.place import RegistryAccess, RegistryPlace
+from kts_source.options.parsing import Option, parse_choice, parse_text
+from kts_source.registry.by_id import RegistryAccess, RegistryPlace
 from kts_source.secret import Secret
 
 if TYPE_CHECKING:
@@ -144,8 +143,8 @@ def _tls(column: str, values: Mapping[str, Any], place: _Place) -> Tls | None:
     if not of_tls:
         return None
     # Not at import time: most scans have no registry.
-    from kts_source.broker.key_stores import KeyStoreError, pem_certificates, pem_key
     from kts_source.broker.settings import TLS_1_2, TLS_1_3, Tls
+    from kts_source.broker.tls import KeyStoreError, pem_certificates, pem_key
     from kts_source.registry.client import registry_context
 
     if not place.place.startswith("https:"):

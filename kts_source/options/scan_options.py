@@ -1,4 +1,13 @@
-"""The options of one `load()`, typed: names and texts in, values out."""
+"""The options of one `load()`, typed: names and texts in, values out.
+
+Options that say where a topic's records stand: the tier, the disks of brokers, and who lists
+them.
+
+Each function takes the typed options by name, and whether brokers are named, and raises
+`InvalidOptionError` for what contradicts itself.
+
+Options of a batch, and what of them a batch or a stream cannot have.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +20,10 @@ from kts_source.broker.kafka_options import broker_settings
 from kts_source.columns import ALL_COLUMNS, DEFAULT_COLUMNS, HEADERS, LINEAGE_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.keyring import KEY_OPTION_PATTERN, KEY_SOURCES, KeyRing
-from kts_source.options.cache_options import cache_settings
-from kts_source.options.fetch_options import FetchOptions, fetch_options
-from kts_source.options.option_table import METADATA_TOPIC, OPTIONS, READ_COMMITTED
+from kts_source.options.fetch_options import FetchOptions, cache_settings, fetch_options
+from kts_source.options.option_table import DISKS, METADATA_TOPIC, OPTIONS, READ_COMMITTED
 from kts_source.options.parsing import check_characters
-from kts_source.options.places import (
-    catalog_of,
-    end_of_log,
-    split_disks,
-    tail_paths,
-    tier_path,
-)
-from kts_source.options.requested_bounds import Bound, mentions
+from kts_source.options.selection import Bound, mentions
 from kts_source.options.stream_options import StreamSettings, stream_settings
 from kts_source.options.value_formats import (
     ColumnFormat,
@@ -31,7 +32,9 @@ from kts_source.options.value_formats import (
     further_columns,
 )
 from kts_source.predicate.model import And
-from kts_source.store.presigned_path import hide_query
+from kts_source.store.joined_store import is_beside
+from kts_source.store.open_store import refuse_credentials
+from kts_source.store.presigned_path import hide_query, is_presigned
 from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:
@@ -43,6 +46,94 @@ if TYPE_CHECKING:
     from kts_source.options.selection import Selection
     from kts_source.predicate.model import Predicate
     from kts_source.secret import Secret
+
+
+def tier_path(values: Mapping[str, Any], *, brokers: bool) -> str:
+    """Option `path`; empty where brokers alone are read."""
+    if not values["path"] and not brokers:
+        raise InvalidOptionError(
+            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
+            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
+        )
+    if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
+        raise InvalidOptionError(
+            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
+        )
+    return str(values["path"] or "")
+
+
+def split_disks(path: str, layout: str) -> tuple[str, tuple[str, ...]]:
+    """Option `path` of `tier_path`: the first path, and the others of brokers' disks."""
+    if layout != DISKS or "," not in path:
+        return path, ()
+    first, *others = _paths("path", path)
+    return first, tuple(others)
+
+
+def catalog_of(values: Mapping[str, Any], *, brokers: bool) -> str:
+    """Option `catalog`."""
+    catalog = str(values["catalog"])
+    if catalog == METADATA_TOPIC:
+        if not brokers:
+            raise InvalidOptionError(
+                f"option catalog={catalog} needs option kafka.bootstrap.servers: the topic"
+                " __remote_log_metadata is read from brokers"
+            )
+        if not values["path"]:
+            raise InvalidOptionError(
+                f"option catalog={catalog} needs option 'path': without a tier there are no"
+                " segments to look for"
+            )
+    return catalog
+
+
+def end_of_log(values: Mapping[str, Any]) -> bool:
+    """Option `endOfLog`."""
+    if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
+        raise InvalidOptionError(
+            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
+            f" {values['layout']!r} alone: a tier ends where it ends"
+        )
+    return bool(values["endOfLog"])
+
+
+def tail_paths(values: Mapping[str, Any], *, brokers: bool) -> tuple[str, ...]:
+    """The paths of option `tailPath`. Disks are of a cluster that is gone, so they are not read
+    beside brokers.
+    """
+    if brokers and values["layout"] == DISKS:
+        raise InvalidOptionError(
+            "layout 'kafka-logs' reads the disks of brokers that are gone; with"
+            " kafka.bootstrap.servers they are asked themselves: give one of the two"
+        )
+    if values["tailPath"] is None:
+        return ()
+    if brokers:
+        raise InvalidOptionError(
+            "option 'tailPath' reads the disks of brokers that are gone; with"
+            " kafka.bootstrap.servers they are asked themselves: give one of the two"
+        )
+    if values["layout"] == DISKS:
+        raise InvalidOptionError(
+            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
+            " 'path' has no tier: name all log directories in 'path', separated by commas"
+        )
+    if is_beside(values["keyPrefix"]):
+        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
+    return _paths("tailPath", values["tailPath"])
+
+
+def _paths(option: str, text: str) -> tuple[str, ...]:
+    """Paths of disks, separated by commas."""
+    paths = tuple(path.strip() for path in text.split(","))
+    for path in paths:
+        if not path:
+            raise InvalidOptionError(f"option {option!r} names an empty path between its commas")
+        if is_presigned(path):
+            raise InvalidOptionError(f"option {option!r} cannot be a list of presigned URLs")
+        refuse_credentials(path)
+    return paths
+
 
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
 _ALIASES: Final = {
@@ -326,7 +417,7 @@ def _where(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> Predic
     terms: list[Predicate] = [*(values["timestampRange"] or ())]
     if values["where"] is not None:
         # Not at import time: sqlglot takes a quarter of a second.
-        from kts_source.options.value_fields import fields_of_formats
+        from kts_source.options.value_formats import fields_of_formats
         from kts_source.predicate.parse import parse_predicate
 
         fields = fields_of_formats(formats)
@@ -376,3 +467,42 @@ def checked_columns(
     if not columns:
         raise InvalidOptionError(f"option {option!r} names no column")
     return tuple(columns)
+
+
+def parse_options(given: Mapping[str, str]) -> ScanOptions:
+    """Checks and types the options of one batch `load()`.
+
+    Args:
+        given: Option name (any case) to text.
+
+    Raises:
+        InvalidOptionError: Unknown, malformed, missing or contradictory options.
+    """
+    options = parse_any_options(given)
+    check_for_batch(options)
+    return options
+
+
+def check_for_batch(options: ScanOptions) -> None:
+    """Refuses what only a stream can do.
+
+    Raises:
+        InvalidOptionError: It starts at the end.
+    """
+    if mentions(options.starting, "latest"):
+        raise InvalidOptionError("option 'startingOffsets' cannot be latest (-1) in a batch query")
+
+
+def check_for_stream(options: ScanOptions) -> None:
+    """Refuses what only a batch can do.
+
+    Raises:
+        InvalidOptionError: An end, a plan, or disks.
+    """
+    for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+        if name in options.given:
+            raise InvalidOptionError(f"option {name!r} is not valid in a stream: it has no end")
+    if options.plan_file is not None:
+        raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
+    if options.tail_paths:
+        raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")

@@ -1,23 +1,32 @@
-"""Which topics and partitions a read covers."""
+"""Which topics and partitions a read covers.
+
+Where a read begins and ends, as users may say it: ends of the log, offsets, or timestamps.
+
+The forms are those of Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import (
+    parse_int,
     parse_json_object,
     parse_names,
     parse_partition_number,
     parse_text,
 )
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+
 
 _INTERNAL: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
@@ -109,3 +118,103 @@ def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
         except InvalidManifestError as error:
             raise InvalidOptionError(f"option {name!r}: {error.message}") from error
     return ids
+
+
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+
+PartitionValues: TypeAlias = Mapping[str, Mapping[int, int]]
+"""Topic to partition to an offset or a timestamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarliestBound:
+    """The log start."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatestBound:
+    """The tier's end, or its last stable offset for `read_committed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsBound:
+    """Offsets by topic and partition; −2 stands for earliest, −1 for latest."""
+
+    offsets: PartitionValues
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampBound:
+    """The first offset whose timestamp is at or after `timestamp_ms`, in every partition."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampsBound:
+    """The same with a timestamp (ms) of its own for every partition."""
+
+    timestamps_ms: PartitionValues
+
+
+Bound: TypeAlias = EarliestBound | LatestBound | OffsetsBound | TimestampBound | TimestampsBound
+
+NAMED_OFFSETS: Final = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
+_NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "latest": LatestBound()}
+
+
+def mentions(bound: Bound, end: str) -> bool:
+    """Whether any partition asks for `earliest` or `latest`, by its name or its number."""
+    if isinstance(bound, OffsetsBound):
+        return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())
+    return bound == _NAMED_BOUNDS[end]
+
+
+def parse_offsets(name: str, text: str) -> Bound:
+    """`earliest`, `latest`, or offsets in JSON."""
+    if bound := _NAMED_BOUNDS.get(text.strip().lower()):
+        return bound
+    offsets = _partition_values(name, text, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
+    for topic, partitions in offsets.items():
+        for partition, offset in partitions.items():
+            if offset < EARLIEST_OFFSET:
+                raise InvalidOptionError(
+                    f"option {name!r}: {offset} is not an offset ({topic}-{partition});"
+                    " −2 stands for earliest, −1 for latest"
+                )
+    return OffsetsBound(offsets)
+
+
+def parse_timestamp(name: str, text: str) -> Bound:
+    """Milliseconds since the epoch, 0 or more."""
+    timestamp_ms = parse_int(name, text)
+    if timestamp_ms < 0:
+        raise InvalidOptionError(f"option {name!r} must not be negative: {text!r}")
+    return TimestampBound(timestamp_ms)
+
+
+def parse_partition_timestamps(name: str, text: str) -> Bound:
+    """Timestamps by topic and partition, in JSON."""
+    timestamps = _partition_values(name, text, '{"topicA":{"0":1700000000000}}')
+    if any(timestamp < 0 for numbers in timestamps.values() for timestamp in numbers.values()):
+        raise InvalidOptionError(f"option {name!r} has a negative timestamp: {text!r}")
+    return TimestampsBound(timestamps)
+
+
+def _partition_values(name: str, text: str, example: str) -> PartitionValues:
+    values: dict[str, dict[int, int]] = {}
+    for topic, partitions in parse_json_object(name, text, example=example).items():
+        if not isinstance(partitions, dict):
+            raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
+        numbers = values[topic] = {}
+        for partition_text, value in partitions.items():
+            partition = parse_partition_number(name, partition_text)
+            if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
+                raise InvalidOptionError(
+                    f"option {name!r} has {value!r} where a whole number belongs"
+                )
+            if partition in numbers:
+                raise InvalidOptionError(f"option {name!r} names {topic}-{partition} twice")
+            numbers[partition] = value
+    return values

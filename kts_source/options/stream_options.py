@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
-from kts_source.options.option import Option
-from kts_source.options.parsing import MAX_INT32, parse_bool, parse_byte_size, parse_positive_int
+from kts_source.options.parsing import (
+    MAX_INT32,
+    Option,
+    parse_bool,
+    parse_byte_size,
+    parse_positive_int,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

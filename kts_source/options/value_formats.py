@@ -3,18 +3,19 @@ tables.
 
 The schema of the reader is part of the options, so it is fixed when they are parsed and travels
 with them; schemas of writers are looked up where values are read.
+
+Fields of decoded keys and values that conditions name, wanted in the table or not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
-from kts_source.options.latest_schema import ReaderSchema, known_subject, latest_of, subject_of
-from kts_source.options.option import Option
-from kts_source.options.parsing import parse_choice, parse_names, parse_text
+from kts_source.options.parsing import Option, parse_choice, parse_names, parse_text
 from kts_source.options.registry_options import (
     FURTHER,
     URL,
@@ -22,7 +23,16 @@ from kts_source.options.registry_options import (
     registry_options,
     registry_place,
 )
-from kts_source.options.schema_text import ddl_text, file_content, schema_text
+from kts_source.options.schema_options import (
+    ReaderSchema,
+    ddl_text,
+    file_content,
+    known_subject,
+    latest_of,
+    schema_text,
+    subject_of,
+)
+from kts_source.predicate.model import find_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,8 +41,10 @@ if TYPE_CHECKING:
 
     from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
-    from kts_source.registry.place import RegistryPlace
+    from kts_source.predicate.model import FindField
+    from kts_source.registry.by_id import RegistryPlace
     from segment_format.values.avro.schema import Schema
+
 
 RAW: Final = "raw"
 UTF8: Final = "utf8"
@@ -117,7 +129,7 @@ class ColumnFormat:
         Raises:
             AvroSchemaError: It is not one.
         """
-        from segment_format.values.avro.parse import parse_avro
+        from segment_format.values.avro.schema import parse_avro
 
         return parse_avro(self.schema, self.references)
 
@@ -145,7 +157,7 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
         raise ValueError(
             f"'{form.column}.format' = {form.format} needs '{form.column}.schema' here"
         )
-    from segment_format.values.json.projection import projected
+    from segment_format.values.json.program import projected
 
     kind = parse_ddl(form.schema)
     return compiled(kind if form.fields is None else projected(kind, form.fields)).root.type
@@ -153,8 +165,8 @@ def _json_type(form: ColumnFormat) -> pa.DataType:
 
 def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.columns import columns_of as avro_columns
-    from segment_format.values.avro.defaults import check_defaults
-    from segment_format.values.avro.projection import projected
+    from segment_format.values.avro.columns import projected
+    from segment_format.values.avro.program import check_defaults
 
     schema = form.reader_schema
     check_defaults(schema)  # where no writer is known yet that needs them
@@ -162,8 +174,7 @@ def _avro_type(form: ColumnFormat) -> pa.DataType:
 
 
 def _protobuf_type(form: ColumnFormat) -> pa.DataType:
-    from segment_format.values.protobuf.columns import selection_of
-    from segment_format.values.protobuf.program import compile_message
+    from segment_format.values.protobuf.program import compile_message, selection_of
     from segment_format.values.protobuf.schema import read_schema as read_descriptors
 
     selection = None if form.fields is None else selection_of(form.fields)
@@ -375,3 +386,43 @@ def _needed(form: str, asked: bool) -> tuple[str, ...]:
     message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
     url = (URL,) if form in (AVRO_CONFLUENT, AVRO_GLUE, AVRO_APICURIO) else ()
     return () if form == UTF8 else (*schema, *message, *url)
+
+
+def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField]:
+    """What finds fields, by column. Text is none: conditions look at its bytes."""
+    return {one.column: partial(_field, one) for one in formats if one.format != UTF8}
+
+
+def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
+    """The format with what is needed to read some fields, as `fields_of_formats` found them."""
+    needed = {_needed_by_field(form, path) for path in paths}
+    fields = tuple(sorted(".".join(path) for path in needed))
+    return replace(form, fields=None if () in needed else fields)
+
+
+def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], pa.DataType]:
+    if form.needs_type:
+        raise ValueError(f"needs option '{form.column}.schema': no sample is read for a condition")
+    try:
+        whole = replace(form, fields=None).type
+    except ValueError:
+        # It may have parts that are no column, such as a type that contains itself.
+        if not path:
+            raise
+        whole = replace(form, fields=(".".join(path),)).type
+    return find_field(whole, path)
+
+
+def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
+    """The longest part of the path that can be asked for: option `columns` has no names for members
+    of unions, and takes a name with dots for another where there are both.
+    """
+    for length in range(len(path), 0, -1):
+        part = path[:length]
+        try:
+            exact, _ = find_field(replace(form, fields=(".".join(part),)).type, path)
+        except ValueError:
+            continue
+        if exact == path:
+            return part
+    return ()

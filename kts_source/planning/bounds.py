@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
-from kts_source.options.requested_bounds import (
+from kts_source.options.selection import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     Bound,

@@ -18,10 +18,11 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LATEST,
     Cluster,
+    knows_local_start,
+    told_from,
+    topic_configs,
 )
 from kts_source.broker.fetch_range import RangeFetcher
-from kts_source.broker.old_brokers import knows_local_start, told_from
-from kts_source.broker.topic_configs import topic_configs
 from kts_source.errors import (
     BrokerUnavailableError,
     DataLossError,
@@ -31,17 +32,16 @@ from kts_source.errors import (
 )
 from kts_source.options.selection import Assign, SubscribePattern
 from kts_source.texts import some
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import read_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from kts_source.broker.fetched_batches import FetchedBatches
+    from kts_source.broker.cluster import ClusterTopic, TopicConfigs, TopicPartition
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.broker.settings import BrokerSettings
-    from kts_source.broker.topic_configs import TopicConfigs
-    from kts_source.broker.topics import ClusterTopic, TopicPartition
     from kts_source.options import ScanOptions
 
 _SAMPLE_BYTES: Final = 64 << 10

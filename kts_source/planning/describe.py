@@ -13,7 +13,7 @@ from kts_source.errors import CorruptSegmentError
 from kts_source.extras import require
 from kts_source.notebook import rows_table
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
-from kts_source.options.requested_bounds import EarliestBound, LatestBound
+from kts_source.options.selection import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource

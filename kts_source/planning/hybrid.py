@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kts_source.broker.broker_range import BrokerRange
-from kts_source.broker.old_brokers import LEAK
+from kts_source.broker.cluster import LEAK
 from kts_source.errors import (
     LeaderChangedError,
     OldBrokerError,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.read.task import SegmentSlice
     from kts_source.tier import Tier
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 log = logging.getLogger(__name__)
 

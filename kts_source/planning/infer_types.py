@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
-from kts_source.options.requested_bounds import EarliestBound, mentions
+from kts_source.options.selection import EarliestBound, mentions
 from kts_source.options.value_formats import JSON_CONFLUENT
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.model import split_by_fields
@@ -69,8 +69,7 @@ def with_types(options: ScanOptions) -> ScanOptions:
 
 
 def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
-    from segment_format.values.json.ddl import print_ddl
-    from segment_format.values.json.inference import infer
+    from segment_format.values.json.ddl import infer, print_ddl
 
     values = (value for array in samples for value in array.to_pylist())
     records = sum(map(len, samples))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.side_files import SideFiles
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 log = logging.getLogger(__name__)
 

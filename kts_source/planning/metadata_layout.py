@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor
 
-    from kts_source.broker.topics import TopicPartition
+    from kts_source.broker.cluster import TopicPartition
     from kts_source.layout.layout import Layout
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.cluster_view import BrokerLog

@@ -26,19 +26,19 @@ from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import BrokerAccessError, CorruptSegmentError, TopicNotFoundError
 from segment_format.errors import SegmentFormatError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.metadata.column_records import metadata_records
-from segment_format.metadata.fold_columns import LiveSegments
+from segment_format.metadata.columns import metadata_records
+from segment_format.metadata.live_segments import LiveSegments
 from segment_format.metadata.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from segment_format.metadata.parse_columns import parse_metadata_columns
-from segment_format.metadata.partitioner import metadata_partition
+from segment_format.metadata.remote_log_segment_metadata import metadata_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
+    from kts_source.broker.cluster import TopicPartition
     from kts_source.broker.settings import BrokerSettings
-    from kts_source.broker.topics import TopicPartition
     from kts_source.errors import DataLossError
     from segment_format.metadata.columns import MetadataColumns
 

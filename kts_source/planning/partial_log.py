@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType
-from kts_source.options.requested_bounds import (
+from kts_source.options.selection import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     OffsetsBound,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.side_files import SideFiles
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
     from kts_source.read.task import SegmentSlice
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 _MAX_CHUNKS: Final = 1 << 20
 """Of one segment; those of 2 GiB have 512, unless the plugin is told otherwise."""

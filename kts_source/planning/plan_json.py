@@ -18,8 +18,12 @@ import numpy as np
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
-from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
-from kts_source.layout.segment_facts import segment_facts, segment_from_facts
+from kts_source.layout.remote_segment import (
+    ObjectRef,
+    RemoteSegment,
+    segment_facts,
+    segment_from_facts,
+)
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
 from kts_source.planning.plan_fits import check_fits
 from kts_source.planning.scan_plan import (
@@ -33,7 +37,7 @@ from kts_source.planning.scan_plan import (
 from kts_source.planning.slicing import segment_slice
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.isolation import AbortedIntervals, OpenTransaction
 from segment_format.manifest.chunk_index import VariableChunkIndex
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kts_source.cache.bundle import Bundle
-from kts_source.cache.segment_pack import SegmentPack
-from kts_source.cache.side_file_pack import SideFilePack
+from kts_source.cache.caches import Bundle
+from kts_source.cache.packs import SegmentPack, SideFilePack
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
 from kts_source.layout.layout import PartitionListing
 from kts_source.layout.remote_segment import IndexType

@@ -21,22 +21,21 @@ from segment_format.errors import (
     SegmentFormatError,
     TruncatedBatchError,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.index.transaction_replay import TransactionReplay, marker_of
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
 from segment_format.record.framing import iter_entries
-from segment_format.record.record_times import EntryTimes, iter_record_times
-from segment_format.record.records import DecodedBatch, iter_batches
+from segment_format.record.records import DecodedBatch, EntryTimes, iter_batches, iter_record_times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kts_source.planning.lineage import SegmentRange
     from kts_source.read.segment_source import SegmentSource
-    from segment_format.index.offset_index import OffsetIndex
+    from segment_format.index.sparse_indexes import OffsetIndex
 
 _Index = TypeVar("_Index")
 _Read = TypeVar("_Read", bound="DecodedBatch | EntryTimes | _EntryEpoch")

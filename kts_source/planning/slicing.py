@@ -15,7 +15,7 @@ from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
 from kts_source.planning.pruning import Pruner
 from kts_source.read.task import ScanTask, SegmentSlice
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kts_source.planning.isolation import Decisions
     from kts_source.planning.scan_plan import PartitionPlan
     from kts_source.planning.side_files import SideFiles
-    from segment_format.index.offset_index import OffsetIndex
+    from segment_format.index.sparse_indexes import OffsetIndex
     from segment_format.isolation import AbortedIntervals
 
 _Piece = TypeVar("_Piece")

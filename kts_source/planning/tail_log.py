@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.side_files import SideFiles
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 
 @dataclass(frozen=True, slots=True)

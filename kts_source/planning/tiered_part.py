@@ -17,7 +17,7 @@ from kts_source.texts import some
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.broker.topics import TopicPartition
+    from kts_source.broker.cluster import TopicPartition
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.bounds import Place
     from kts_source.planning.cluster_view import BrokerLog

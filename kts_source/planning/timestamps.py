@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kts_source.texts import printable
-from segment_format.index.time_index import TimestampOffset
+from segment_format.index.sparse_indexes import TimestampOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from kts_source.broker.old_brokers import LEAK
+from kts_source.broker.cluster import LEAK
 from kts_source.errors import DataLossError, OldBrokerError
 from kts_source.planning.union_log import runs
 from segment_format.index.transaction_index import AbortedTxn

@@ -20,7 +20,7 @@ from kts_source.planning.lineage import (
     cover,
     epoch_ranges,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,18 @@
-"""Decides a predicate for the rows of a batch: three-valued, with pyarrow's compute functions."""
+"""Decides a predicate for the rows of a batch: three-valued, with pyarrow's compute functions.
+
+LIKE as Spark decides it: a pattern over characters, on bytes that may not be valid UTF-8.
+
+Spark turns the bytes into a Java string, where each malformed stretch becomes one U+FFFD, and `_`
+takes any one character of that. Literal text is found byte by byte: a valid sequence of UTF-8
+begins and ends where the decoded string has a character's borders too, so no decoding is needed
+without `_`.
+
+Fields of decoded columns, read as what a predicate compares.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kts_source.predicate.field_values import DECIMAL, field_values, ordered
-from kts_source.predicate.like import byte_pattern, java_string, text_pattern
 from kts_source.predicate.model import (
+    MAX_INT64,
     And,
     Compare,
     Constant,
@@ -34,7 +44,124 @@ from kts_source.predicate.model import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from kts_source.predicate.model import Value
+
+
+_REPLACEMENT: Final = "\ufffd"
+
+
+def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
+    """The parts of a LIKE pattern.
+
+    `escape` takes the meaning from the wildcard, or from itself, behind it.
+
+    Raises:
+        ValueError: The escape character stands before anything else or at the end, or the pattern
+            holds U+FFFD, which cannot be told from malformed bytes.
+    """
+    if _REPLACEMENT in text:
+        raise ValueError("a LIKE pattern cannot hold U+FFFD, which stands for malformed bytes")
+    parts: list[str | Wildcard] = []
+    characters = iter(text)
+    for character in characters:
+        part: str | Wildcard = character
+        if character == escape:
+            part = next(characters, "")
+            if part not in ("_", "%", escape) or not part:
+                raise ValueError(
+                    f"LIKE {text!r}: the escape character {escape!r} stands before"
+                    f" {part!r}, not before '_', '%' or itself"
+                )
+        elif character in ("_", "%"):
+            part = Wildcard(character)
+        last = parts[-1] if parts else None
+        if isinstance(part, str) and isinstance(last, str):
+            parts[-1] = last + part
+        elif part is not Wildcard.RUN or last is not Wildcard.RUN:
+            parts.append(part)
+    return tuple(parts)
+
+
+def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
+    """What a decoded string must match in full."""
+    return re.compile(
+        "".join(
+            re.escape(part) if isinstance(part, str) else "." if part is Wildcard.ONE else ".*"
+            for part in pattern
+        ),
+        re.DOTALL,
+    )
+
+
+def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
+    """The same for bytes, as an RE2 expression in Latin-1; not for patterns with `_`."""
+    parts = (
+        b"".join(b"\\x%02x" % byte for byte in part.encode()) if isinstance(part, str) else b".*"
+        for part in pattern
+    )
+    return rb"(?s)\A" + b"".join(parts) + rb"\z"
+
+
+def java_string(data: bytes) -> str:
+    """Bytes as `new String(bytes, UTF_8)` of Java decodes them.
+
+    As Python with replacement, but an encoded surrogate (ED A0 80 … ED BF BF, or cut short) is one
+    U+FFFD there.
+    """
+    return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
+
+
+# Behind a lead byte that would take ED for a continuation nothing is lost: ED is none.
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?", re.DOTALL)
+
+
+DECIMAL: Final = pa.decimal256(76, 38)
+"""Holds every decimal of Spark exactly, whatever its scale."""
+
+
+def field_values(field: Field, column: pa.Array) -> pa.Array:
+    """A field of a decoded column as binary, int64 or `DECIMAL`; a struct or duration as it is.
+
+    Doubles become whole numbers in the same order, see `ordered`.
+    """
+    values = column
+    for name in field.path:
+        values = pc.struct_field(values, [values.type.get_field_index(name)])
+    match field.kind:
+        case Kind.BYTES:
+            return values.cast(pa.binary())
+        case Kind.NUMBER | Kind.BOOLEAN:
+            return values.cast(pa.int64())
+        case Kind.DATE:
+            return values.view(pa.int32()).cast(pa.int64())
+        case Kind.INSTANT | Kind.LOCAL:
+            return values.view(pa.int64())
+        case Kind.DECIMAL:
+            return values.cast(DECIMAL)
+        case Kind.DOUBLE:
+            floats = _doubles(values).to_numpy(zero_copy_only=False)
+            empty = pc.is_null(values).to_numpy(zero_copy_only=False)
+            return pa.array(ordered(floats), mask=empty)
+    return values
+
+
+def ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers in the order in which Spark has doubles: NaN equals itself and is the largest,
+    -0 is 0.
+    """
+    bits = (values + 0.0).view(np.int64)
+    return np.where(np.isnan(values), MAX_INT64, np.where(bits < 0, bits ^ MAX_INT64, bits))
+
+
+def _doubles(values: pa.Array) -> pa.Array:
+    if pa.types.is_decimal(values.type):
+        # Arrow's own cast does not always give the nearest.
+        nearest = [None if one is None else float(one) for one in values.to_pylist()]
+        return pa.array(nearest, pa.float64())
+    return values.cast(pa.float64(), safe=False)
+
 
 _ORDERED: Final[dict[Op, Callable[..., Any]]] = {
     Op.EQ: pc.equal,

@@ -1,13 +1,37 @@
-"""Literals as Spark SQL reads them: strings with their escapes, hexadecimal bytes, timestamps."""
+"""Literals as Spark SQL reads them: strings with their escapes, hexadecimal bytes, timestamps.
+
+What Spark (ANSI mode) makes of two sides that are compared: both are read as one kind.
+
+Whole numbers, decimals and doubles are compared as the widest of them. Everything else has to be of
+one kind, but for literals: strings stand for times and dates, dates for the midnight they begin at.
+What Spark would cast besides, such as strings to numbers, is refused.
+
+The text of a predicate and the tree that sqlglot makes of it, each told from the other.
+
+sqlglot does not get to see string literals, whose escapes are Spark's: marks stand in their place.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import zoneinfo
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlglot
+from sqlglot import TokenType, exp
+from sqlglot.errors import SqlglotError
+
+from kts_source.predicate.model import MAX_INT64, MIN_INT64, Field, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kts_source.predicate.model import Operand, Value
+
 
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _RAW: Final = re.compile(r"""[rR](?:'[^']*'|"[^"]*")""")
@@ -162,3 +186,168 @@ def small_decimal(number: Decimal) -> Decimal:
     if len(digits) > MAX_DIGITS or -exponent > MAX_DIGITS:
         raise ValueError(f"{number} has more than {MAX_DIGITS} digits")
     return number
+
+
+_WIDTH: Final = {Kind.NUMBER: 0, Kind.DECIMAL: 1, Kind.DOUBLE: 2}
+_EPOCH_DAY: Final = date(1970, 1, 1)
+
+
+class Instant(int):
+    """A literal that is a timestamp by itself, in microseconds."""
+
+
+class LocalTime(int):
+    """A literal that is a timestamp without a zone, in microseconds."""
+
+
+Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
+"""As it stands in the text."""
+
+
+def read_as(operand: Operand, kind: Kind) -> Operand | None:
+    """The operand, as numbers of a kind at least as wide; `None` if it cannot be read so."""
+    if operand.kind is kind:
+        return operand
+    if not isinstance(operand, Field) or operand.kind not in _WIDTH or kind not in _WIDTH:
+        return None
+    return replace(operand, kind=kind) if _WIDTH[operand.kind] < _WIDTH[kind] else None
+
+
+def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
+    """Two columns or fields as they are compared; `None` if they are not."""
+    for kind in (left.kind, right.kind):
+        first, second = read_as(left, kind), read_as(right, kind)
+        if first is not None and second is not None:
+            return first, second
+    return None
+
+
+def with_literals(
+    operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
+) -> tuple[Operand, tuple[Value, ...]]:
+    """A column or field and literals as they are compared.
+
+    Args:
+        operand: The column or field.
+        literals: As they stand in the text.
+        zone: Of timestamps that name none.
+
+    Raises:
+        ValueError: A literal that is of another kind; says what is needed.
+    """
+    numbers = [_number_kind(literal) for literal in literals]
+    kinds = [operand.kind, *(kind for kind in numbers if kind is not None)]
+    if operand.kind in _WIDTH:
+        widest = max(kinds, key=lambda kind: _WIDTH[kind])
+        operand = read_as(operand, widest) or operand
+    return operand, tuple(_value(operand.kind, literal, zone) for literal in literals)
+
+
+def _number_kind(literal: Literal) -> Kind | None:
+    if type(literal) is int:
+        return Kind.NUMBER if MIN_INT64 <= literal <= MAX_INT64 else Kind.DECIMAL
+    if isinstance(literal, Decimal):
+        return Kind.DECIMAL
+    return Kind.DOUBLE if isinstance(literal, float) else None
+
+
+def _value(kind: Kind, literal: Literal, zone: tzinfo | None) -> Value:
+    match kind, literal:
+        case Kind.BYTES, str():
+            return literal.encode()
+        case Kind.BYTES, bytes():
+            return literal
+        case Kind.BOOLEAN, bool():
+            return literal
+        case Kind.INSTANT, Instant():
+            return int(literal)
+        case Kind.INSTANT, str():
+            return instant(literal, zone)
+        case Kind.INSTANT, date():
+            return instant(literal.isoformat(), zone)
+        case Kind.LOCAL, LocalTime():
+            return int(literal)
+        case Kind.LOCAL, str():
+            return local_time(literal)
+        case Kind.LOCAL, date():
+            return instant(literal.isoformat(), UTC)
+        case Kind.DATE, date():
+            return (literal - _EPOCH_DAY).days
+        case Kind.DATE, str():
+            return (day(literal) - _EPOCH_DAY).days
+        case Kind.NUMBER, int() if type(literal) is int:
+            return literal
+        case Kind.DECIMAL, int() | Decimal() if _number_kind(literal):
+            return small_decimal(Decimal(literal))
+        case Kind.DOUBLE, int() | Decimal() if _number_kind(literal):
+            return float(small_decimal(Decimal(literal)))
+        case Kind.DOUBLE, float():
+            return literal
+    wanted = "text or bytes" if kind is Kind.BYTES else kind.value
+    raise ValueError(f"needs {wanted} as its literal")
+
+
+_DIALECT: Final = "spark"
+_MAX_TEXT: Final = 1 << 20
+_STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
+
+
+class SqlText:
+    """One text; `ValueError` if it is too long."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > _MAX_TEXT:
+            raise ValueError(f"a predicate of {len(text)} characters; {_MAX_TEXT} are read")
+        self._text = text
+        self._strings: dict[str, str] = {}  # mark to literal, quotes included
+
+    def tree(self) -> exp.Expr:
+        """The tree of the one expression it holds; `ValueError` if it holds something else."""
+        try:
+            trees = sqlglot.parse(self._without_strings(), read=_DIALECT)
+        except SqlglotError as error:
+            raise ValueError(self._syntax_error(error)) from None
+        if len(trees) != 1 or trees[0] is None:
+            raise ValueError(f"one condition is expected, not {self._text!r}")
+        return trees[0]
+
+    def string(self, node: exp.Literal) -> str:
+        """A string literal as it stands in the text, or as sqlglot added it, quotes included."""
+        return self._strings.get(node.this, f"'{node.this}'")
+
+    def of(self, node: exp.Expr) -> str:
+        """A part of the tree as text."""
+        copy = node.copy()
+        for literal in list(copy.find_all(exp.Literal)):
+            if literal.this in self._strings:
+                raw = exp.Var(this=self._strings[literal.this])
+                if literal is copy:
+                    copy = raw
+                else:
+                    literal.replace(raw)
+        return copy.sql(dialect=_DIALECT)
+
+    def _without_strings(self) -> str:
+        pieces: list[str] = []
+        position = 0
+        for token in sqlglot.tokenize(self._text, read=_DIALECT):
+            if token.token_type in _STRINGS:
+                mark = f"$string{len(self._strings)}"
+                pieces += self._text[position : token.start], f"'{mark}'"
+                position = token.end + 1
+                self._strings[mark] = self._text[token.start : position]
+        return "".join([*pieces, self._text[position:]])
+
+    def _syntax_error(self, error: SqlglotError) -> str:
+        found: list[dict[str, Any]] = getattr(error, "errors", [])
+        if not found:
+            return f"not understood: {self._text!r}"
+        description = str(found[0].get("description") or "not understood").strip().rstrip(".")
+        return f"{description} near {found[0].get('highlight')!r} in {self._text!r}"
+
+
+def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
+    """The parts of a name, from left to right; none if one of them is something else."""
+    parts = node.parts
+    names = tuple(part.name for part in parts if isinstance(part, exp.Identifier))
+    return names if len(names) == len(parts) else ()

@@ -14,22 +14,21 @@ from sqlglot import exp
 
 from kts_source.columns import HEADERS
 from kts_source.errors import InvalidOptionError
-from kts_source.predicate.coercion import (
+from kts_source.predicate.evaluate import parse_pattern
+from kts_source.predicate.literals import (
     Instant,
     Literal,
     LocalTime,
+    SqlText,
     alike,
-    read_as,
-    with_literals,
-)
-from kts_source.predicate.fields import FindField, kind_of
-from kts_source.predicate.like import parse_pattern
-from kts_source.predicate.literals import (
     day,
     instant,
     local_time,
+    names_of,
     number_literal,
+    read_as,
     string_literal,
+    with_literals,
 )
 from kts_source.predicate.model import (
     KINDS,
@@ -40,6 +39,7 @@ from kts_source.predicate.model import (
     Compare,
     Constant,
     Field,
+    FindField,
     HasText,
     Header,
     In,
@@ -53,8 +53,8 @@ from kts_source.predicate.model import (
     Part,
     Predicate,
     Value,
+    kind_of,
 )
-from kts_source.predicate.sql_text import SqlText, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from kts_source.broker.cluster import Cluster
-    from kts_source.broker.fetched_batches import FetchedBatches
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.errors import DataLossError
     from kts_source.read.task import SegmentSlice
     from kts_source.read.task_metrics import TaskMeter

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.broker.cluster import Cluster
-    from kts_source.broker.fetched_batches import FetchedBatches
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice

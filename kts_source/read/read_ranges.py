@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.broker.cluster import Cluster
-    from kts_source.broker.fetched_batches import FetchedBatches
+    from kts_source.broker.fetch_range import FetchedBatches
     from kts_source.errors import DataLossError
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder

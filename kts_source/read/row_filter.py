@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of
-from segment_format.kernels.decode_counters import DecodeCounters
+from segment_format.kernels.decoder import DecodeCounters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -21,7 +21,7 @@ from segment_format.manifest.transform import RestoreTimes, restore_chunk, resto
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from kts_source.cache.side_file_pack import SideFilePack
+    from kts_source.cache.packs import SideFilePack
     from kts_source.keyring import KeyRing
     from kts_source.layout.remote_segment import IndexType, SegmentObjects, StoredIndex
     from kts_source.store.object_store import Data

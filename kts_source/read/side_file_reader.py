@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from kts_source.layout.remote_segment import IndexType
 
 if TYPE_CHECKING:
-    from kts_source.cache.side_file_pack import SideFilePack
+    from kts_source.cache.packs import SideFilePack
     from kts_source.layout.remote_segment import SegmentObjects
     from kts_source.tier import Tier
 

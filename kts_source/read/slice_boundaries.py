@@ -20,7 +20,7 @@ from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 if TYPE_CHECKING:
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
-    from segment_format.index.offset_index import OffsetIndex
+    from segment_format.index.sparse_indexes import OffsetIndex
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
 
     The answer depends on nothing but the file, so all slices of a segment agree on it.
     """
-    from segment_format.index.offset_index import OffsetIndex  # the first bytes are read without
+    from segment_format.index.sparse_indexes import OffsetIndex  # the first bytes are read without
 
     try:
         index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None

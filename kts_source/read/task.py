@@ -10,7 +10,7 @@ from kts_source.layout.remote_segment import IndexType
 if TYPE_CHECKING:
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
     from segment_format.isolation import AbortedIntervals
 
 

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kts_source.options.value_fields import only_fields
-from kts_source.options.value_formats import FAILFAST, PERMISSIVE
+from kts_source.options.value_formats import FAILFAST, PERMISSIVE, only_fields
 from kts_source.predicate.evaluate import wanted_rows
 from kts_source.predicate.model import columns_of, fields_of
 from kts_source.read.header_ids import framed, needed_columns

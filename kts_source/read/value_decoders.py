@@ -24,7 +24,7 @@ from kts_source.registry.schema_registry import find_schema
 
 if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
-    from kts_source.registry.place import RegistryPlace
+    from kts_source.registry.by_id import RegistryPlace
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import ValueDecoder
 
@@ -36,13 +36,12 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     What it looks up in a registry raises RegistryError where that does not answer as it should.
     """
     if form.format == UTF8:
-        from segment_format.values.text import Utf8Decoder
+        from segment_format.values.decoded import Utf8Decoder
 
         return Utf8Decoder()
     if form.format in (JSON, JSON_CONFLUENT):
-        from segment_format.values.json.confluent import ConfluentJsonDecoder
         from segment_format.values.json.ddl import parse_ddl
-        from segment_format.values.json.decoder import JsonDecoder
+        from segment_format.values.json.decoder import ConfluentJsonDecoder, JsonDecoder
 
         json = JsonDecoder(parse_ddl(form.schema), form.fields)
         return json if form.format == JSON else ConfluentJsonDecoder(json)
@@ -103,7 +102,7 @@ def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
         AvroSchemaError: It is not valid.
         RegistryError: The registry does not answer.
     """
-    from segment_format.values.avro.parse import parse_avro
+    from segment_format.values.avro.schema import parse_avro
 
     found = find_schema(registry, schema_id)
     if found.kind != AVRO_SCHEMA:
@@ -127,7 +126,7 @@ class _Messages:
 
 
 def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, ...], str]:
-    from kts_source.registry.descriptors import messages_of
+    from kts_source.registry.schema_registry import messages_of
 
     found = find_schema(registry, schema_id)
     if found.kind != PROTOBUF_SCHEMA:

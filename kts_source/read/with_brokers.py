@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kts_source.broker.borrowed_cluster import borrowed_cluster
+from kts_source.broker.cluster import borrowed_cluster
 from kts_source.read.fallback import BrokerFallback
 from kts_source.read.read_ranges import read_range
 from kts_source.read.read_slices import read_slices

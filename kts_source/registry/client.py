@@ -24,7 +24,7 @@ from kts_source.store.retry import RetryPolicy, TransientError
 
 if TYPE_CHECKING:
     from kts_source.broker.settings import Tls
-    from kts_source.registry.place import RegistryAccess, RegistryPlace
+    from kts_source.registry.by_id import RegistryAccess, RegistryPlace
 
 RETRY: Final = RetryPolicy(
     max_attempts=4, first_pause_seconds=0.2, max_pause_seconds=2.0, give_up_after_seconds=30.0

@@ -12,27 +12,201 @@ Ids are unique per context, which a qualified subject (`:.context:subject`) name
 are not qualified are looked up in the context of the schema that has them, as Confluent does.
 
 Ids keep their meaning, so what a registry said of one is kept on disk (`kept_schemas`).
+
+Protobuf files of a registry as one descriptor set, and the messages in them.
+
+Protobuf schemas as text, made into descriptors by protoc, which grpcio-tools brings.
+
+It runs as a process of its own: a text that it chokes on costs that process.
+
+What registries said of ids, on this machine's disk, for ever: an id keeps its meaning.
+
+An entry of the cache `schemas` is JSON: `{"kind": …, "parts": [[name, base64], …]}`, named by its
+form, the registry's address, who asks (`RegistryAccess.tenant`), the kind of ids where there are
+several, the subject that was asked with, and the id. Nothing is kept of a
+registry of this machine unless a cache folder is given, as for tiers: one that is begun anew for a
+test gives its ids again.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import json
+import logging
 import re
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
+from kts_source.cache.caches import opened_cache
 from kts_source.errors import InvalidOptionError, RegistryError
 from kts_source.extras import require
 from kts_source.registry.client import UnknownSchemaError, ask, ask_text
-from kts_source.registry.kept_schemas import keep_parts, kept_parts
+from segment_format.values.protobuf.schema import read_fields, read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from kts_source.registry.place import RegistryPlace
+    from kts_source.cache.caches import CacheSettings
+    from kts_source.cache.disk_cache import DiskCache
+    from kts_source.registry.by_id import RegistryPlace
+
+
+_FILE = b"\x0a"
+"""Tag of a file in a FileDescriptorSet, and of the name in a FileDescriptorProto."""
+
+
+def descriptor_set(found: RegisteredSchema) -> bytes:
+    """A FileDescriptorSet of a schema's files, each by the name that others refer to it by."""
+    return b"".join(
+        _FILE + _length(named) + named
+        for name, file in found.parts
+        # Of a field that is there twice, the last counts.
+        for named in [file + _FILE + _length(name.encode()) + name.encode()]
+    )
+
+
+def messages_of(found: RegisteredSchema) -> dict[tuple[int, ...], str]:
+    """Full names of the messages of the schema's own file, by message index, see
+    `segment_format.values.protobuf.confluent`.
+
+    Args:
+        found: A schema of Protobuf.
+
+    Raises:
+        ValueError: The files cannot be read.
+    """
+    name, _ = found.parts[-1]
+    every = read_schema(descriptor_set(found)).messages.values()
+    return {message.path: message.name for message in every if message.file == name}
+
+
+def _length(data: bytes) -> bytes:
+    size, out = len(data), bytearray()
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out)
+
+
+_SECONDS: Final = 60.0
+
+
+def compiled(files: Sequence[tuple[str, str]]) -> tuple[tuple[str, bytes], ...]:
+    """Files as FileDescriptorProtos, and those that they import, each behind what it imports.
+
+    Args:
+        files: Name and text; the last is the schema's.
+
+    Raises:
+        ValueError: protoc does not take them.
+        RegistryError: A name leads elsewhere, or protoc does not end.
+        InvalidOptionError: grpcio-tools is not installed here.
+    """
+    require("grpc_tools", "proto", "a Protobuf schema that the registry gives as text")
+    *imported, (_, text) = files
+    with tempfile.TemporaryDirectory(prefix="schema-") as folder:
+        for name, content in imported:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.name or "\0" in name:
+                raise RegistryError(f"a schema of the registry is called {name[:200]!r}")
+            place = Path(folder, path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(content, "utf-8")
+        # A name that no other file has.
+        main = Path(folder, _main_name({name for name, _ in imported}))
+        main.write_text(text, "utf-8")
+        return _run(Path(folder), main.name)
+
+
+def _main_name(taken: set[str]) -> str:
+    name = "schema.proto"
+    while name in taken:
+        name = f"_{name}"
+    return name
+
+
+def _run(folder: Path, main: str) -> tuple[tuple[str, bytes], ...]:
+    import importlib.resources
+
+    known = importlib.resources.files("grpc_tools") / "_proto"
+    out = folder / ".out"
+    try:
+        run = subprocess.run(
+            [
+                *(sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"-I{known}"),
+                *("--include_imports", f"--descriptor_set_out={out}", main),
+            ],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RegistryError(f"protoc did not end within {_SECONDS:.0f} s") from None
+    if run.returncode or not out.is_file():
+        raise ValueError(f"protoc does not take the schema: {run.stderr[:1000]}")
+    files = [data for number, data in read_fields(out.read_bytes()) if number == 1]
+    return tuple((_name(data), data) for data in files if isinstance(data, bytes))
+
+
+def _name(file: bytes) -> str:
+    names = [value for number, value in read_fields(file) if number == 1]
+    return names[-1].decode() if names and isinstance(names[-1], bytes) else ""
+
+
+log = logging.getLogger(__name__)
+
+_FORM: Final = "schema 1"
+_Parts = tuple[tuple[str, bytes], ...]
+
+
+def kept_parts(registry: RegistryPlace, schema_id: int | str) -> tuple[str, _Parts] | None:
+    """Kind and parts of a schema, see `RegisteredSchema`; `None` if they are not kept."""
+    cache, name = _entry(registry, schema_id)
+    data = None if cache is None else cache.get(name)
+    if data is None:
+        return None
+    try:
+        entry = json.loads(data)
+        parts = tuple((str(part), base64.b64decode(text)) for part, text in entry["parts"])
+        return str(entry["kind"]), parts
+    except (ValueError, TypeError, KeyError):
+        log.warning("a schema that is kept cannot be read: it is asked for again")
+        return None
+
+
+def keep_parts(registry: RegistryPlace, schema_id: int | str, kind: str, parts: _Parts) -> None:
+    """Keeps a schema, if the settings say so."""
+    cache, name = _entry(registry, schema_id)
+    if cache is not None:
+        texts = [(part, base64.b64encode(data).decode()) for part, data in parts]
+        cache.put(name, json.dumps({"kind": kind, "parts": texts}).encode())
+
+
+def _entry(registry: RegistryPlace, schema_id: int | str) -> tuple[DiskCache | None, str]:
+    settings, tenant = registry.cache, registry.shown().tenant
+    near = registry.is_near and settings.folder is None
+    cache = None if near or tenant is None else _cache(replace(settings, index=None, chunks=None))
+    kind = (registry.ids,) if registry.ids else ()
+    # Quoted, so that no subject reads like another one's kind and id.
+    subject = (f"subject={registry.subject!r}",) if registry.subject else ()
+    names = (_FORM, registry.place.rstrip("/"), tenant or "", *kind, *subject, str(schema_id))
+    return cache, "\n".join(names)
+
+
+@functools.lru_cache(8)
+def _cache(settings: CacheSettings) -> DiskCache | None:
+    return opened_cache(settings, "schemas", settings.schemas)
+
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
@@ -241,6 +415,4 @@ def _descriptors(parts: list[_Part]) -> tuple[tuple[str, bytes], ...]:
     try:
         return tuple((name, base64.b64decode(text, validate=True)) for name, text, _ in parts)
     except (binascii.Error, ValueError):
-        from kts_source.registry.proto_text import compiled
-
         return compiled([(name, text) for name, text, _ in parts])

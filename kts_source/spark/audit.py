@@ -6,8 +6,8 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Unpack
 
+from kts_source.auditing.run import AuditOutcome
 from kts_source.auditing.run import audit as audit_here
-from kts_source.auditing.tasks import AuditOutcome
 from kts_source.export.progress import NO_PROGRESS
 from kts_source.spark.running import run_tasks
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kts_source.auditing.report import AuditReport
-    from kts_source.auditing.run import AuditArguments
-    from kts_source.auditing.tasks import AuditJob, AuditTask
+    from kts_source.auditing.run import AuditArguments, AuditJob, AuditTask
     from kts_source.options import ScanOptions
 
 

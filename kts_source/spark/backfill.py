@@ -6,12 +6,12 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Unpack
 
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.files import TaskReport
 from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
 from kts_source.export.settings import ExportArguments, export_settings
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.spark.running import run_tasks
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ MODULES: Final = (
     "segment_format.arrow",
     "kts_source.read.run_task",
     "kts_source.spark.datasource",
-    "kts_source.spark.batch_reader",
+    "kts_source.spark.readers",
     "kts_source.store.s3_store",
     "kts_source.store.local_store",
     "botocore.auth",

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
         reason = f"PySpark {spark.__version__} cannot be imported: {error}"
     raise UnsupportedSparkError(reason) from error
 
-from kts_source.spark.worker_imports import load
+from kts_source.spark.worker import load
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -19,8 +19,12 @@ from kts_source.spark.data_source_api import (
     InputPartition,
     Travels,
 )
-from kts_source.spark.worker_imports import explained_imports, load
-from kts_source.spark.worker_tuning import end_task, forget_finders_of_sparks_archives
+from kts_source.spark.worker import (
+    end_task,
+    explained_imports,
+    forget_finders_of_sparks_archives,
+    load,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

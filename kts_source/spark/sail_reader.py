@@ -19,7 +19,7 @@ from kts_source.predicate.model import (
     Op,
     Predicate,
 )
-from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.readers import TieredKafkaBatchReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import DataLossError, LeaderChangedError, TopicNotFoundError
-from kts_source.options.requested_bounds import EarliestBound, LatestBound
-from kts_source.options.selection import SubscribePattern
+from kts_source.options.selection import EarliestBound, LatestBound, SubscribePattern
 from kts_source.planning.cluster_view import ClusterView
 from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.streaming.admission import Place
@@ -27,8 +26,8 @@ from kts_source.tier import open_tier
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from kts_source.broker.cluster import TopicPartition
     from kts_source.broker.settings import BrokerSettings
-    from kts_source.broker.topics import TopicPartition
     from kts_source.options import ScanOptions
     from kts_source.streaming.log_look import LogLook, Look, Looker
     from kts_source.streaming.offsets import StreamPosition, TopicPosition

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.options.requested_bounds import LATEST_OFFSET, LatestBound, OffsetsBound
+from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
 from kts_source.planning.bounds import check_named, resolve_start, wanted_of
 from kts_source.streaming.admission import Place
 from kts_source.streaming.checks import check_goes_on, check_new, check_recreated

@@ -14,7 +14,7 @@ from kts_source.planning.tiered_part import TieredPart, tiered_part
 from kts_source.read.segment_source import SegmentSource
 
 if TYPE_CHECKING:
-    from kts_source.broker.topics import TopicPartition
+    from kts_source.broker.cluster import TopicPartition
     from kts_source.options import ScanOptions
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
     from kts_source.planning.segment_catalog import ListedPartition

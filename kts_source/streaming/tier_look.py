@@ -18,8 +18,7 @@ from kts_source.errors import (
 )
 from kts_source.layout.find_layout import find_layout
 from kts_source.layout.layout import NamingLayout
-from kts_source.options.requested_bounds import TimestampBound, TimestampsBound
-from kts_source.options.selection import SubscribePattern
+from kts_source.options.selection import SubscribePattern, TimestampBound, TimestampsBound
 from kts_source.planning.discover import (
     DiscoveredTopic,
     discover_topic,

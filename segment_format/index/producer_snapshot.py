@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptIndexError
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

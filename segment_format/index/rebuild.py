@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
-from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.index.producer_snapshot import ProducerStateEntry, write_producer_snapshot
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import write_transaction_index
 from segment_format.index.transaction_replay import TransactionReplay
 

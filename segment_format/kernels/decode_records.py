@@ -1,8 +1,17 @@
 """The records of one batch into columns: scan, check and gather in one pass.
 
 `segment_format.record.records` has the byte layout and is the yardstick.
-Where nothing behind the offset delta is wanted, `segment_format.kernels.step_records` does the
+Where nothing behind the offset delta is wanted, `segment_format.kernels.skip_records` does the
 work.
+
+The first fields of a record, out of one load where they have their usual sizes.
+
+Length of one or two bytes, attributes of one, timestamp and offset delta of one or two: seven bytes
+at most, and no record that is long enough for its mandatory fields ends before they do. All else is
+left to `segment_format.kernels.primitives`, field by field.
+
+Record headers inside the kernels: measured and checked first, then gathered into
+list<struct<string, binary>>.
 """
 
 from __future__ import annotations
@@ -13,23 +22,147 @@ import numpy as np
 
 from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined
-from segment_format.kernels.memory import (
+from segment_format.kernels.primitives import (
     copy_32,
     copy_long,
+    copy_utf8,
+    fill_bytes,
+    load_u8,
     load_word,
     prefetch,
+    read_varint,
+    read_varlong,
     store_i32,
     store_i64,
     store_u8,
+    utf8_size,
 )
-from segment_format.kernels.record_headers import gather_headers, measure_headers
-from segment_format.kernels.varint import read_varint, read_varlong
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value
 
-_NOWHERE = np.uint64(0)
+
 _ONE = np.uint64(1)
+_TWO = np.uint64(2)
+_THREE = np.uint64(3)
+_EIGHT = np.uint64(8)
+_SIXTEEN = np.uint64(16)
+_TWENTY_FOUR = np.uint64(24)
+_LOW = np.uint64(0x7F)
+_NEXT_LOW = np.uint64(0x7F00)
+_CONTINUED = np.uint64(0x80)
+_TWICE_CONTINUED = np.uint64(0x8000)
+_NOWHERE = np.uint64(0)
+WORD_SIZE = 8
+
+
+@inlined
+def read_start(at: Address) -> Value:
+    """`(size, body, behind, offset delta)` of a record, `body` 0 where a field is unusual.
+
+    `size` is not negative and counts from address `body`; whether it is possible is for the caller
+    to see. Address `behind` follows the offset delta. Words are little-endian, as on every machine
+    that numba runs on.
+
+    Args:
+        at: The record's address; `WORD_SIZE` bytes can be read there.
+    """
+    word = load_word(at)
+    if word & _ONE:  # a negative size
+        return np.int64(0), _NOWHERE, _NOWHERE, np.int64(0)
+    if not word & _CONTINUED:
+        size = np.int64((word & _LOW) >> _ONE)
+        body = at + _ONE
+        word >>= _SIXTEEN
+    elif not word & _TWICE_CONTINUED:
+        size = np.int64((word & _LOW) >> _ONE | (word & _NEXT_LOW) >> _TWO)
+        body = at + _TWO
+        word >>= _TWENTY_FOUR
+    else:
+        return np.int64(0), _NOWHERE, _NOWHERE, np.int64(0)
+    behind = body + _THREE  # attributes, timestamp delta, offset delta
+    if not word & _CONTINUED:  # the timestamp delta
+        word >>= _EIGHT
+    elif not word & _TWICE_CONTINUED:
+        word >>= _SIXTEEN
+        behind += _ONE
+    else:
+        return size, _NOWHERE, _NOWHERE, np.int64(0)
+    if not word & _CONTINUED:
+        raw = word & _LOW
+    elif not word & _TWICE_CONTINUED:
+        raw = (word & _LOW) | (word & _NEXT_LOW) >> _ONE
+        behind += _ONE
+    else:
+        return size, _NOWHERE, _NOWHERE, np.int64(0)
+    return size, body, behind, np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
+
+
+@helper
+def measure_headers(address: Address, stop: Address, count: Value) -> Value:
+    """Check `count` headers; returns (next address or 0, key bytes as UTF-8, value bytes)."""
+    at = address
+    key_bytes = np.int64(0)
+    value_bytes = np.int64(0)
+    for _ in range(count):
+        size, at = read_varint(at, stop)
+        if at == _NOWHERE or size < 0 or size > np.int64(stop - at):
+            return _NOWHERE, key_bytes, value_bytes
+        key_size, _ = utf8_size(at, np.uint64(size))
+        key_bytes += key_size
+        at += np.uint64(size)
+        size, at = read_varint(at, stop)
+        if at == _NOWHERE or size > np.int64(stop - at):
+            return _NOWHERE, key_bytes, value_bytes
+        if size > 0:
+            value_bytes += size
+            at += np.uint64(size)
+    return at, key_bytes, value_bytes
+
+
+@helper
+def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) -> None:
+    """Append `count` headers that `measure_headers` has accepted; there is room for them."""
+    at = address
+    header = frame[c.HEADERS]
+    key_size = frame[c.HEADER_KEY_SIZE]
+    value_size = frame[c.HEADER_VALUE_SIZE]
+    for _ in range(count):
+        size, at = read_varint(at, stop)
+        target = np.uint64(frame[c.HEADER_KEY_BYTES] + key_size)
+        after, malformed = utf8_size(at, np.uint64(size))
+        if malformed == 0:
+            copy_long(target, at, np.uint64(size))
+        else:
+            copy_utf8(target, at, np.uint64(size))
+        key_size += after
+        at += np.uint64(size)
+        size, at = read_varint(at, stop)
+        if size >= 0:
+            copy_long(np.uint64(frame[c.HEADER_VALUE_BYTES] + value_size), at, np.uint64(size))
+            value_size += size
+            at += np.uint64(size)
+        else:
+            if frame[c.HEADER_VALUE_NULLS] == 0:
+                room = np.uint64((frame[c.HEADER_ROOM] + 7) >> 3)
+                fill_bytes(np.uint64(frame[c.HEADER_VALUE_VALID]), np.int64(0xFF), room)
+            frame[c.HEADER_VALUE_NULLS] += 1
+            clear_bit(frame[c.HEADER_VALUE_VALID], header)
+        header += 1
+        store_i32(np.uint64(frame[c.HEADER_KEY_ENDS] + 4 * header), key_size)
+        store_i32(np.uint64(frame[c.HEADER_VALUE_ENDS] + 4 * header), value_size)
+    frame[c.HEADERS] = header
+    frame[c.HEADER_KEY_SIZE] = key_size
+    frame[c.HEADER_VALUE_SIZE] = value_size
+
+
+@helper
+def clear_bit(bitmap: Value, index: Value) -> None:
+    """Mark entry `index` of a validity bitmap as null."""
+    at = np.uint64(bitmap + (index >> 3))
+    store_u8(at, np.int64(load_u8(at)) & ~(1 << (index & 7)))
+
+
 _STEP = np.uint64(c.COPY_SLACK)
 _SHORT = np.int64(512)
 MAX_MILLIS = (2**63 - 1) // 1000

@@ -22,8 +22,14 @@ from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.crc32c import crc32c
 from segment_format.kernels.decode_records import decode_records
-from segment_format.kernels.lz4_frame import decompress_lz4, lz4_bound
-from segment_format.kernels.memory import (
+from segment_format.kernels.decompress import (
+    decompress_lz4,
+    decompress_snappy,
+    lz4_bound,
+    snappy_bound,
+    zstd_bound,
+)
+from segment_format.kernels.primitives import (
     array_address,
     load_i16,
     load_i32,
@@ -32,15 +38,12 @@ from segment_format.kernels.memory import (
     load_u8,
     load_u32,
 )
-from segment_format.kernels.seek_key import seek_key
-from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
-from segment_format.kernels.step_records import step_records
+from segment_format.kernels.skip_records import seek_key, step_records
 from segment_format.kernels.track_transactions import (
     interval_at,
     needs_producer_room,
     track_transaction,
 )
-from segment_format.kernels.zstd_frame import zstd_bound
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value

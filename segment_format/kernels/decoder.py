@@ -1,10 +1,19 @@
 """Drives the kernels: windows in, batches out, and Python only where a batch is compressed or a
 message older than magic 2.
+
+What a decoder counts while it goes through a log.
+
+From a kernel's status and frame to the error the readable decoder raises for the same bytes.
+
+Records of magic 0 and 1 handed to the kernel in magic 2's record layout, so that all rows take
+one way into columns.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+from dataclasses import astuple, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -12,19 +21,28 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format._cursor import byte_view
-from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
+from segment_format.errors import (
+    CorruptRecordError,
+    CrcMismatchError,
+    SegmentFormatError,
+    TruncatedBatchError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
+)
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
-from segment_format.kernels.buffers import ColumnBuffers
-from segment_format.kernels.columns import COLUMNS, column_names
-from segment_format.kernels.constant import constants_at
-from segment_format.kernels.decode_counters import DecodeCounters
-from segment_format.kernels.legacy_rows import open_legacy_record
-from segment_format.kernels.status_errors import error_for, order_message
-from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2
+from segment_format.kernels.columns import COLUMNS, ColumnBuffers, column_names, constants_at
+from segment_format.metadata.protocol import write_varlong
+from segment_format.record.batch_header import (
+    HEADER_SIZE,
+    MAGIC_2,
+    record_count_message,
+    record_offset_message,
+)
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_entry, read_prefix
-from segment_format.record.legacy import decode_legacy_entry
+from segment_format.record.records import decode_legacy_entry
+from segment_format.transaction_check import ContradictedIntervalsError, transaction_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,14 +50,147 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from segment_format._cursor import BytesLike
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
     from segment_format.kernels.object_code import Kernel
     from segment_format.key_set import KeySet
-    from segment_format.record.decoded import DecodedBatch
     from segment_format.record.framing import Entry
+    from segment_format.record.records import DecodedBatch, Record
     from segment_format.transaction_check import TransactionCheck
 
     Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCounters:
+    """What a decoder has met so far.
+
+    Attributes:
+        batches: Entries stepped over or decoded.
+        records: Records that became rows.
+        bytes: Bytes of those entries as stored.
+        batches_skipped_control: Control batches.
+        batches_skipped_aborted: Batches of aborted transactions.
+        batches_skipped_offset: Entries that end before the first offset wanted.
+        records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
+        batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
+        records_skipped_key: Records of the offsets wanted whose key is not looked for.
+    """
+
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    batches_skipped_control: int = 0
+    batches_skipped_aborted: int = 0
+    batches_skipped_offset: int = 0
+    records_skipped_offset: int = 0
+    batches_skipped_timestamp: int = 0
+    records_skipped_key: int = 0
+
+    def __add__(self, other: DecodeCounters) -> DecodeCounters:
+        """Of both together."""
+        return DecodeCounters(*map(operator.add, astuple(self), astuple(other)))
+
+
+_RECORD_ERRORS = {
+    c.ERROR_RECORD: "its timestamp or offset delta is cut or too long",
+    c.ERROR_RECORD_LENGTH: "its length does not fit the bytes left",
+    c.ERROR_KEY: "its key runs past its end",
+    c.ERROR_VALUE: "its value runs past its end",
+    c.ERROR_HEADER_COUNT: "its header count does not fit the bytes left",
+    c.ERROR_RECORD_HEADERS: "a header runs past its end",
+    c.ERROR_RECORD_REST: "bytes are left in it",
+    c.ERROR_TIMESTAMP: "its timestamp in microseconds does not fit 64 bits",
+    c.ERROR_RECORD_SIZE: "its header keys take more than 2 GiB as UTF-8",
+}
+
+_OUTCOMES = {
+    -1: "the batch at offset {offset} and the one before it are of one transaction, of which the"
+    " indexes leave out one",
+    0: "the log has an abort marker at offset {offset}, the indexes have none there",
+    1: "the log has a commit marker at offset {offset}, the indexes say aborted",
+}
+
+
+def order_message(first: int, last: int, frame: Sequence[int]) -> str:
+    """Why an entry with these first and last offsets cannot stand where it stands."""
+    least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
+    return (
+        f"an entry of offsets {first} to {last}, where they must lie in [{least}, {stop}) and below"
+        " those of the next entry"
+    )
+
+
+def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
+    """The error that a negative status stands for.
+
+    Args:
+        status: What the kernel returned.
+        frame: Its frame.
+        origin: Log position of the window's first byte.
+    """
+    position = origin + frame[c.ERROR_POSITION]
+    offset = frame[c.ERROR_OFFSET]
+    found, expected = frame[c.ERROR_FOUND], frame[c.ERROR_EXPECTED]
+    error: type[CorruptRecordError] = CorruptRecordError
+    if status in _RECORD_ERRORS:
+        message = (
+            f"{frame[c.RECORDS_LEFT]} records before the end of a batch: {_RECORD_ERRORS[status]}"
+        )
+    elif status == c.ERROR_LENGTH:
+        message = f"entry length {found} is below {expected}"
+    elif status == c.ERROR_MAGIC:
+        error, message = UnsupportedMagicError, f"unknown magic {found}"
+    elif status == c.ERROR_TOO_LARGE:
+        message = f"entry of {found} bytes, at most {expected} are allowed"
+    elif status == c.ERROR_HEADER:
+        message = (
+            f"impossible batch: base offset {offset}, last offset delta {found},"
+            f" record count {expected}"
+        )
+    elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
+        error, message = CrcMismatchError, f"stored CRC {found:#010x}, computed {expected:#010x}"
+    elif status == c.ERROR_CODEC:
+        error, message = UnsupportedCompressionError, f"unknown codec number {found}"
+    elif status == c.ERROR_EPOCH:
+        message = f"a batch of leader epoch {found}, where the lineage has epoch {expected}"
+    elif status == c.ERROR_ORDER:
+        message = order_message(found, expected, frame)
+    elif status == c.ERROR_RECORD_COUNT:
+        message = record_count_message(expected, found)
+    elif status == c.ERROR_RECORD_OFFSET:
+        message = record_offset_message(found, expected, frame[c.LAST_OFFSET])
+    elif status == c.ERROR_TRANSACTION:
+        error = ContradictedIntervalsError
+        message = transaction_message(found, _OUTCOMES[expected].format(offset=offset))
+    elif status == c.ERROR_BATCH_REST:
+        message = f"{found} bytes left after the last record of a batch"
+    else:  # pragma: no cover - a status without a text is a mistake in the kernels
+        message = f"kernel status {status}"
+    return error(message, position=position, offset=offset)
+
+
+def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Record) -> bytes:
+    """Make one record the batch under way; returns the payload that holds it."""
+    body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
+    frame[c.RECORDS_LEFT] = 1
+    frame[c.IN_BATCH] = 1
+    frame[c.PLACE] = c.PLACE_PAYLOAD
+    frame[c.RECORD_POSITION] = 0
+    frame[c.BASE_OFFSET] = record.offset
+    frame[c.BATCH_BASE_OFFSET] = entry.base_offset
+    frame[c.LAST_OFFSET] = frame[c.LEAST_OFFSET] = record.offset
+    frame[c.BASE_TIMESTAMP] = record.timestamp
+    frame[c.MAX_TIMESTAMP] = record.timestamp
+    frame[c.TIMESTAMP_TYPE] = record.timestamp_type
+    frame[[c.LEADER_EPOCH, c.PRODUCER_ID, c.PRODUCER_EPOCH, c.BASE_SEQUENCE]] = -1
+    frame[c.TRANSACTIONAL] = 0
+    frame[c.CODEC] = entry.compression_type
+    return write_varlong(len(body)) + body
+
+
+def _sized(value: bytes | None) -> bytes:
+    return write_varlong(-1) if value is None else write_varlong(len(value)) + value
+
 
 DEFAULT_MAX_ROWS: Final = 8192
 DEFAULT_MAX_BYTES: Final = 4 << 20

@@ -13,7 +13,7 @@ from numba.core import types
 from segment_format.kernels import scan_contract as c
 from segment_format.kernels.compiled import inlined, kernel
 from segment_format.kernels.crc32c import crc32c
-from segment_format.kernels.memory import (
+from segment_format.kernels.primitives import (
     load_i16,
     load_i32,
     load_i64,

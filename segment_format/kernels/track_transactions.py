@@ -14,14 +14,15 @@ import numpy as np
 
 from segment_format.kernels import contract as c
 from segment_format.kernels.compiled import helper, inlined
-from segment_format.kernels.memory import (
+from segment_format.kernels.primitives import (
     load_i16,
     load_i32,
     load_i64,
     load_i64_native,
+    read_varint,
+    read_varlong,
     store_i64,
 )
-from segment_format.kernels.varint import read_varint, read_varlong
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value

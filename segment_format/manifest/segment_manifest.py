@@ -12,26 +12,254 @@ Members this code does not know are accepted and reported, unlike in the plugin.
 or chunk index type is refused.
 
 Source: `io.aiven.kafka.tieredstorage.manifest.SegmentManifestV1`, `SegmentIndexesV1`.
+
+Reading a JSON object member by member: errors name the path, leftovers are listed.
+
+The copy of the broker's segment metadata in a manifest: member `remoteLogSegmentMetadata`.
+
+    remoteLogSegmentId: {topicIdPartition: {topicId, topicPartition: {topic, partition}}, id}
+    startOffset, endOffset (inclusive), maxTimestampMs, brokerId, eventTimestampMs
+    segmentLeaderEpochs: {"<epoch>": <start offset>, …}
+    txnIdxEmpty: only from Kafka 4 on
+
+It was made when the copy began: no custom metadata, no size, state COPY_SEGMENT_STARTED.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Final, NoReturn
 
 from segment_format.errors import InvalidManifestError
+from segment_format.index.checkpoints import EpochEntry
+from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex, VariableChunkIndex
 from segment_format.manifest.encryption import AES_OVERHEAD, Encryption, WrappedDataKey
-from segment_format.manifest.json_members import MAX_INT32, Members, parse_json_object
-from segment_format.manifest.segment_metadata_json import (
-    metadata_from_members,
-    metadata_to_members,
+from segment_format.metadata.remote_log_segment_metadata import (
+    RemoteLogSegmentId,
+    RemoteLogSegmentMetadata,
+    TopicIdPartition,
+    check_offsets_and_epochs,
 )
 
-if TYPE_CHECKING:
-    from segment_format.metadata.remote_log_segment_metadata import RemoteLogSegmentMetadata
+MAX_INT32 = 2**31 - 1
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+
+
+def parse_json_object(data: bytes, what: str) -> dict[str, object]:
+    """One JSON object from UTF-8 bytes; NaN and Infinity are refused.
+
+    Raises:
+        InvalidManifestError: Not that.
+    """
+    try:
+        text = bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidManifestError(f"{what} is not UTF-8", position=error.start) from error
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        position = len(text[: error.pos].encode("utf-8"))
+        raise InvalidManifestError(f"{what} is not JSON: {error.msg}", position=position) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, deep nesting
+        raise InvalidManifestError(f"{what} is not JSON that can be read") from error
+    if not isinstance(value, dict):
+        raise InvalidManifestError(f"{what} is not a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+class Members:
+    """The members of one JSON object; those never asked for are reported as unknown.
+
+    Args:
+        members: The parsed object.
+        path: Names that lead to the object, from the document on.
+    """
+
+    __slots__ = ("_asked", "_children", "_members", "_path")
+
+    def __init__(self, members: dict[str, object], path: tuple[str, ...] = ()) -> None:
+        self._members = members
+        self._path = path
+        self._asked: set[str] = set()
+        self._children: list[Members] = []
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def path(self, name: str) -> str:
+        """Path of a member in the document."""
+        return ".".join((*self._path, name))
+
+    def fail(self, name: str, problem: str) -> InvalidManifestError:
+        """The error to raise about a member."""
+        return InvalidManifestError(f"{self.path(name)} {problem}")
+
+    def value(self, name: str) -> object:
+        """A required member of any type, null included."""
+        self._asked.add(name)
+        if name not in self._members:
+            raise self.fail(name, "is missing")
+        return self._members[name]
+
+    def optional(self, name: str) -> object:
+        """A member of any type; None for null and for absent."""
+        self._asked.add(name)
+        return self._members.get(name)
+
+    def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
+        """A required whole number from `low` to `high`, both inclusive."""
+        value = self.value(name)
+        if type(value) is not int:
+            raise self.fail(name, "is not a whole number")
+        if not low <= value <= high:
+            raise self.fail(name, f"is outside {low} … {high}")
+        return value
+
+    def text(self, name: str) -> str:
+        """A required text that can be written as UTF-8."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise self.fail(name, "is not a text")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise self.fail(name, "holds half of a surrogate pair") from error
+        return value
+
+    def boolean(self, name: str) -> bool:
+        """A required true or false."""
+        value = self.value(name)
+        if not isinstance(value, bool):
+            raise self.fail(name, "is neither true nor false")
+        return value
+
+    def base64_bytes(self, name: str) -> bytes:
+        """A required text of standard base64 with padding."""
+        text = self.text(name)
+        try:
+            return base64.b64decode(text, validate=True)
+        except ValueError as error:  # binascii.Error is one
+            raise self.fail(name, "is not base64") from error
+
+    def members(self, name: str) -> Members:
+        """A required JSON object."""
+        value = self.value(name)
+        if not isinstance(value, dict):
+            raise self.fail(name, "is not a JSON object")
+        child = Members(value, (*self._path, name))
+        self._children.append(child)
+        return child
+
+    def optional_members(self, name: str) -> Members | None:
+        """A JSON object; None for null and for absent."""
+        return None if self.optional(name) is None else self.members(name)
+
+    def items(self) -> dict[str, object]:
+        """All members; asks for every one."""
+        self._asked.update(self._members)
+        return self._members
+
+    def unknown(self) -> tuple[str, ...]:
+        """Paths of the members that nobody asked for, here and in the objects asked for."""
+        own: tuple[str, ...] = ()
+        if not self._asked.issuperset(self._members):
+            own = tuple(self.path(name) for name in self._members if name not in self._asked)
+        for child in self._children:
+            own += child.unknown()
+        return own
+
+
+_EPOCH = re.compile(r"0|[1-9][0-9]{0,9}")
+_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
+
+
+def metadata_from_members(members: Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
+    """The metadata in a manifest.
+
+    Args:
+        members: Member `remoteLogSegmentMetadata`.
+        segment_size: `originalFileSize` of the chunk index, which stands for the size that this
+            copy lacks.
+
+    Raises:
+        InvalidManifestError: A member is missing or not what a broker writes.
+    """
+    segment = members.members("remoteLogSegmentId")
+    topic_id_partition = segment.members("topicIdPartition")
+    topic_partition = topic_id_partition.members("topicPartition")
+    segment_id = RemoteLogSegmentId(
+        TopicIdPartition(
+            topic_partition.text("topic"),
+            uuid_from_text(topic_id_partition.text("topicId")),
+            topic_partition.integer("partition"),
+        ),
+        uuid_from_text(segment.text("id")),
+    )
+    start_offset = members.integer("startOffset", high=MAX_INT64)
+    end_offset = members.integer("endOffset", high=MAX_INT64)
+    epochs = _epochs(members)
+    check_offsets_and_epochs(start_offset, end_offset, epochs, InvalidManifestError)
+    empty = members.optional("txnIdxEmpty")
+    if empty is not None and not isinstance(empty, bool):
+        raise members.fail("txnIdxEmpty", "is neither true nor false")
+    return RemoteLogSegmentMetadata(
+        segment_id,
+        start_offset,
+        end_offset,
+        max_timestamp_ms=members.integer("maxTimestampMs", low=MIN_INT64, high=MAX_INT64),
+        broker_id=members.integer("brokerId", low=_MIN_INT32),
+        event_timestamp_ms=members.integer("eventTimestampMs", low=MIN_INT64, high=MAX_INT64),
+        segment_leader_epochs=epochs,
+        segment_size_in_bytes=segment_size,
+        txn_index_empty=empty,
+    )
+
+
+def metadata_to_members(metadata: RemoteLogSegmentMetadata) -> dict[str, object]:
+    """The member's value, in the order the plugin writes."""
+    partition = metadata.segment_id.topic_id_partition
+    members: dict[str, object] = {
+        "remoteLogSegmentId": {
+            "topicIdPartition": {
+                "topicId": uuid_to_text(partition.topic_id),
+                "topicPartition": {"topic": partition.topic, "partition": partition.partition},
+            },
+            "id": uuid_to_text(metadata.segment_id.id),
+        },
+        "startOffset": metadata.start_offset,
+        "endOffset": metadata.end_offset,
+        "maxTimestampMs": metadata.max_timestamp_ms,
+        "brokerId": metadata.broker_id,
+        "eventTimestampMs": metadata.event_timestamp_ms,
+        "segmentLeaderEpochs": {
+            str(entry.epoch): entry.start_offset for entry in metadata.segment_leader_epochs
+        },
+    }
+    if metadata.txn_index_empty is not None:
+        members["txnIdxEmpty"] = metadata.txn_index_empty
+    return members
+
+
+def _epochs(members: Members) -> tuple[EpochEntry, ...]:
+    epochs = members.members("segmentLeaderEpochs")
+    entries: list[EpochEntry] = []
+    for name in epochs.items():
+        if not _EPOCH.fullmatch(name) or int(name) > _MAX_INT32:
+            raise epochs.fail(name[:40], "is not a leader epoch")
+        entries.append(EpochEntry(int(name), epochs.integer(name, high=MAX_INT64)))
+    return tuple(sorted(entries, key=lambda entry: entry.epoch))
+
 
 MANIFEST_VERSION = "1"
 # The longest chunk list the codec admits, in base64, and room for everything else.

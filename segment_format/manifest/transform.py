@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from segment_format.errors import ChunkError, DecompressionError, DecryptionError
 from segment_format.manifest.encryption import AES_OVERHEAD, decrypt, encrypt
-from segment_format.record.zstd_frames import scan_frames
+from segment_format.record.compression import scan_frames
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:

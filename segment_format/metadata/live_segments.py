@@ -2,13 +2,33 @@
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
 partition deletes `RemotePartitionMetadataStore`. `fold_columns` does the same with columns, fast.
+
+The live set of segments from columns of events, without a loop over events.
+
+The events of a segment are brought together by a stable sort. Each is a function from the state
+before it to the state after it, and such functions compose, so the states after all events come out
+of a running composition in as many steps as the longest history has binary digits. With the state
+before each event it is known which of them Kafka follows; the last ones followed make the segment.
+
+Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`; for partition
+deletes `RemotePartitionMetadataStore`. The readable twin is `known_segments`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from segment_format.metadata.columns import (
+    PARTITION_DELETE,
+    UPDATE,
+    concatenated,
+    int64_array,
+    no_rows,
+)
 from segment_format.metadata.model import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
@@ -21,7 +41,265 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Iterable
 
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from segment_format.metadata.columns import Integers, MetadataColumns
     from segment_format.metadata.model import MetadataRecord, RemoteLogSegmentId
+
+
+_STARTED, _FINISHED, _DELETING, _ABSENT = RemoteLogSegmentState
+_STATES = len(RemoteLogSegmentState)
+"""States of a segment here; one in DELETE_SEGMENT_FINISHED is as absent as one never seen."""
+
+_ANNOUNCED, _BEGUN_OTHERWISE, _KNOWN, _UPDATED = 0, 1, 2, 2 + _STATES
+"""Kinds of events: a segment as Kafka begins it, one in another state, then one a state each: known
+from earlier events, and updated to.
+"""
+_KINDS = _UPDATED + _STATES
+_DROPPED_KEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedEvents:
+    """Events that changed nothing, because Kafka does not follow them.
+
+    Attributes:
+        unknown_segment: Updates of segments that no event announced before, or that were deleted.
+            Retention on the topic may have removed the announcement.
+        forbidden_transition: Segments and updates whose state cannot follow the one before.
+        first: The first ten of both, as they came.
+    """
+
+    unknown_segment: int
+    forbidden_transition: int
+    first: MetadataColumns
+
+
+class LiveSegments:
+    """The segments that events leave behind, in any state before DELETE_SEGMENT_FINISHED.
+
+    Events of one metadata partition must be added in their order; those of several metadata
+    partitions may be mixed. Memory follows the segments left behind and the largest batch added,
+    not the events.
+    """
+
+    def __init__(self) -> None:
+        self._known = no_rows()
+        self._waiting: list[MetadataColumns] = []
+        self._rows_waiting = 0
+        self._deleted = 0
+        self._dropped = DroppedEvents(0, 0, no_rows())
+
+    def add(self, events: MetadataColumns) -> None:
+        """Takes the next events; snapshots (type 3) change nothing, as in Kafka.
+
+        Args:
+            events: From `parse_metadata_columns`, or some of its rows: all events of a partition
+                or none.
+        """
+        self._waiting.append(events)
+        self._rows_waiting += len(events)
+        if self._rows_waiting >= max(_FOLDED_AT_ONCE, len(self._known)):
+            self._fold()
+
+    def segments(self, *states: RemoteLogSegmentState) -> MetadataColumns:
+        """The segments in one of these states, with their last broker, event time and custom
+        metadata.
+
+        Args:
+            states: COPY_SEGMENT_FINISHED for those that may be read (there can be duplicates,
+                overlaps and dead branches among them), COPY_SEGMENT_STARTED for copies in progress
+                or given up, DELETE_SEGMENT_STARTED for deletions in progress; all when none is
+                given.
+
+        Returns:
+            Rows of type 0 in order of topic, topic id, partition, start offset, event time.
+        """
+        self._fold()
+        known = self._known
+        chosen = np.flatnonzero(np.isin(known.state, states or tuple(RemoteLogSegmentState)))
+        keys = (
+            *_halves(known.segment_id),
+            known.event_timestamp_ms,
+            known.start_offset,
+            known.partition,
+            *_halves(known.topic_id),
+            _ranks(known.topic),
+        )
+        return known.rows(chosen[np.lexsort([key[chosen] for key in keys])])
+
+    @property
+    def deleted(self) -> int:
+        """How many segments have gone through DELETE_SEGMENT_FINISHED."""
+        self._fold()
+        return self._deleted
+
+    @property
+    def dropped(self) -> DroppedEvents:
+        """What was not followed; many of them tell that events are missing."""
+        self._fold()
+        return self._dropped
+
+    def _fold(self) -> None:
+        if not self._waiting:
+            return
+        events = concatenated([self._known, *self._waiting])
+        before = len(self._known)
+        self._waiting, self._rows_waiting = [], 0
+        generation, last_generation = _generations(events)
+        about_segments = np.flatnonzero(events.record_type <= UPDATE)
+        keys = (
+            *_halves(events.segment_id),
+            events.partition,
+            *_halves(events.topic_id),
+            generation,
+        )
+        places, starts = _grouped([key[about_segments] for key in keys])
+        order = about_segments[places]
+        kinds = _kinds(events, before)[order]
+        rank = np.arange(len(order)) - starts
+        after = _states_after(kinds, rank)
+        state_before = np.where(rank == 0, _ABSENT, np.concatenate(([_ABSENT], after[:-1])))
+        followed = _tables()[0][kinds, state_before]
+
+        self._deleted += int((followed & (after == _ABSENT)).sum())
+        self._note_dropped(events, order[~followed], state_before[~followed])
+        places = np.arange(len(order))
+        base = np.maximum.accumulate(np.where(followed & (kinds < _UPDATED), places, -1))
+        last = np.maximum.accumulate(np.where(followed, places, -1))
+        ends = np.flatnonzero(np.append(rank[1:] == 0, True)) if len(order) else places
+        ends = ends[(after[ends] != _ABSENT) & (generation == last_generation)[order[ends]]]
+        ends = ends[np.argsort(order[base[ends]])]  # what came together is read together, too
+        said_last = order[last[ends]]
+        self._known = replace(
+            events.rows(order[base[ends]]),
+            state=after[ends],
+            broker_id=events.broker_id[said_last],
+            event_timestamp_ms=events.event_timestamp_ms[said_last],
+            custom_metadata=events.custom_metadata.take(int64_array(said_last)),
+        )
+
+    def _note_dropped(
+        self, events: MetadataColumns, places: Integers, state_before: NDArray[np.int64]
+    ) -> None:
+        unknown = (state_before == _ABSENT) & (events.record_type[places] == UPDATE)
+        first = self._dropped.first
+        if len(first) < _DROPPED_KEPT and len(places):
+            some = np.sort(places)[: _DROPPED_KEPT - len(first)]
+            first = concatenated([first, events.rows(some)])
+        self._dropped = DroppedEvents(
+            self._dropped.unknown_segment + int(unknown.sum()),
+            self._dropped.forbidden_transition + int((~unknown).sum()),
+            first,
+        )
+
+
+_FOLDED_AT_ONCE = 1 << 16
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _halves(ids: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    return ids[:, 1], ids[:, 0]
+
+
+def _ranks(names: pa.LargeStringArray) -> Integers:
+    """The place of each name among all of them in order."""
+    encoded = names.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    place = {name: number for number, name in enumerate(sorted(distinct))}
+    places = np.array([place[name] for name in distinct], np.int64)
+    ranks: Integers = places[np.asarray(encoded.indices)]
+    return ranks
+
+
+def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
+    """An order that brings rows of equal keys together and keeps them in theirs, and where in it
+    the run begins that each belongs to.
+    """
+    mixed = np.zeros(len(keys[0]), np.uint64)
+    for key in keys:
+        mixed = (mixed ^ (mixed >> np.uint64(32)) ^ key.astype(np.uint64)) * _ODD
+    order = np.argsort(mixed, kind="stable")  # a sixth of the time that a sort by all keys takes
+    starts = _first_of_group([key[order] for key in keys])
+    if (starts != _first_of_group([mixed[order]])).any():  # different keys, one number
+        order = np.lexsort(keys)
+        starts = _first_of_group([key[order] for key in keys])
+    return order, starts
+
+
+def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
+    """Where the run of equal keys begins that each row belongs to."""
+    new = np.ones(len(keys[0]), np.bool_)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    first: Integers = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    return first
+
+
+def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
+    """How often the partition of each event was deleted before it, and how often in all."""
+    finished = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+    deleted = (events.record_type == PARTITION_DELETE) & (events.state == finished)
+    none = np.zeros(len(events), np.int64)
+    if not deleted.any():
+        return none, none
+    keys = (events.partition, *_halves(events.topic_id))
+    order, starts = _grouped([*keys])
+    so_far = np.cumsum(deleted[order])
+    before_group = (so_far - deleted[order])[starts]
+    ends = np.append(np.flatnonzero(starts[1:] != starts[:-1]), len(starts) - 1)
+    group = np.cumsum(np.append(0, starts[1:] != starts[:-1]))
+    generation, last = none.copy(), none.copy()
+    generation[order] = so_far - before_group
+    last[order] = (so_far[ends])[group] - before_group
+    return generation, last
+
+
+def _kinds(events: MetadataColumns, known: int) -> Integers:
+    kinds = np.where(
+        events.record_type == UPDATE,
+        _UPDATED + events.state,
+        np.where(events.state == _STARTED, _ANNOUNCED, _BEGUN_OTHERWISE),
+    )
+    kinds[:known] = _KNOWN + events.state[:known]
+    return kinds
+
+
+@cache
+def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Whether Kafka follows an event in a state; the function of each kind of event; compositions.
+
+    A function is a byte: two bits a state, the lowest for state 0.
+    """
+    followed = np.zeros((_KINDS, _STATES), np.bool_)
+    followed[_ANNOUNCED, [_STARTED, _ABSENT]] = True
+    followed[_KNOWN : _KNOWN + _STATES] = True
+    for state in (_STARTED, _FINISHED, _DELETING):
+        for target in RemoteLogSegmentState:
+            followed[_UPDATED + target, state] = state.may_become(target)
+    targets = np.concatenate(([_STARTED, _STARTED], np.tile(np.arange(_STATES), 2)))
+    numbers = np.arange(_STATES)
+    becomes = np.where(followed, targets[:, None], numbers)
+    functions = (becomes << 2 * numbers).sum(axis=1).astype(np.uint8)
+    result = np.arange(256)[:, None] >> 2 * numbers & 3  # of each function, for each state
+    composed = np.zeros((256, 256), np.int64)  # [later, earlier]
+    for number in range(_STATES):
+        composed |= result[:, result[:, number]] << 2 * number
+    return followed, functions, composed.astype(np.uint8)
+
+
+def _states_after(kinds: Integers, rank: Integers) -> Integers:
+    """The state after each event; a `rank` of 0 begins the history of another segment."""
+    _, functions, composed = _tables()
+    function = functions[kinds]
+    longest = int(rank.max(initial=0))
+    step = 1
+    while step <= longest:
+        later = np.flatnonzero(rank >= step)
+        function[later] = composed[function[later], function[later - step]]
+        step *= 2
+    return (function >> 2 * _ABSENT & 3).astype(np.int64)
+
 
 _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 

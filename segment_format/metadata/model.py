@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import uuid
 
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
     from segment_format.metadata.protocol import TaggedField
 
 

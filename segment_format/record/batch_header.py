@@ -22,6 +22,10 @@ horizon. Bit 7 and the high byte are ignored, as Kafka ignores them.
 
 Source: `org.apache.kafka.common.record.DefaultRecordBatch` (KIP-98, KIP-534 for the delete
 horizon).
+
+CRC-32C (Castagnoli), the checksum of magic-2 batches and of producer snapshots.
+
+Not CRC-32: that one (`zlib.crc32`) guards the entries of magic 0 and 1.
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ import struct
 from dataclasses import astuple, dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
+
+import google_crc32c
+import numpy as np
 
 from segment_format._cursor import byte_view, wrap_i64
 from segment_format.errors import (
@@ -41,6 +48,14 @@ from segment_format.errors import (
 
 if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
+
+
+def crc32c(data: BytesLike) -> int:
+    """The unsigned CRC-32C of `data`, any contiguous buffer, without a copy."""
+    # The library refuses memoryview and bytearray but takes numpy arrays.
+    value: int = google_crc32c.value(np.frombuffer(data, dtype=np.uint8))
+    return value
+
 
 MAGIC_2: Final = 2
 HEADER_SIZE: Final = 61

@@ -7,8 +7,8 @@ write; "what Kafka accepts" is the specification:
 | codec | accepted |
 |---|---|
 | 1 gzip | one member or several; what follows the last is ignored |
-| 2 snappy | xerial streams, or one bare raw block: see `segment_format.record.snappy` |
-| 3 lz4 | one LZ4 frame: see `segment_format.record.lz4_frame` |
+| 2 snappy | xerial streams, or one bare raw block: see `segment_format.record.compression` |
+| 3 lz4 | one LZ4 frame: see `segment_format.record.compression` |
 | 4 zstd | any number of zstd and skippable frames, and nothing else |
 
 Three cases differ from Kafka: see "Codecs" in the package's README. Too few or too many records in
@@ -16,25 +16,379 @@ an otherwise valid stream are the record decoder's to notice.
 
 Source: `org.apache.kafka.common.compress.*`, `Lz4BlockInputStream`, snappy-java's
 `SnappyInputStream`.
+
+One LZ4 frame, as Kafka's `Lz4BlockInputStream` reads it. Little-endian.
+
+```
+04 22 4d 18   magic
+FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size,
+              2 content checksum, 1–0 zero
+BD            bits 6–4 block size id 4–7 (64 KiB to 4 MiB), others zero
+[8]           content size, skipped
+HC            second byte of xxh32 (seed 0) over FLG … content size
+blocks        u32 size (top bit: stored), bytes, [xxh32]
+00 00 00 00   end mark
+[4]           xxh32 of the content
+```
+
+Everything after the end mark is ignored. Messages of magic 0 carry a wrong HC (it was computed over
+the magic too), which Kafka does not check for them.
+
+Source: `Lz4BlockInputStream`, `Lz4BlockOutputStream` (KAFKA-3160 for the old header checksum).
+
+Snappy as snappy-java frames it (the "xerial" stream), or one bare raw block.
+
+```
+82 53 4e 41 50 50 59 00   magic: 0x82 "SNAPPY" 0x00
+00 00 00 01               version i32, not enforced
+00 00 00 01               lowest compatible version i32, not enforced
+repeat: i32 size (big-endian), raw snappy block of that many bytes
+```
+
+A raw block begins with its uncompressed size, a little-endian base-128 varint of at most 32 bits. A
+length word that equals the magic's first four bytes begins another stream header. Fewer than four
+bytes at the end are ignored.
+
+Source: `org.xerial.snappy.SnappyInputStream`.
+
+The outline of a zstd stream: where its frames begin and end, how much each can expand to.
+
+Little-endian (RFC 8878).
+
+Frame: magic `28 b5 2f fd`, descriptor byte, [window descriptor 1], [dictionary id 0–4], [content
+size 0–8], blocks, [checksum 4]. Descriptor: bits 7–6 content size field, 5 single segment,
+3 reserved (0), 2 checksum, 1–0 dictionary id field.
+
+Block: 3 bytes (bit 0 last, bits 1–2 type, rest size), then `size` bytes (raw, compressed) or one
+(run length).
+
+Skippable frame: magic `5x 2a 4d 18`, size u32, `size` bytes.
 """
 
 from __future__ import annotations
 
+import functools
+import struct
 import threading
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import cramjam
+import lz4.frame
+import numpy as np
 import zstandard
 
 from segment_format._cursor import byte_view
 from segment_format.errors import DecompressionError, UnsupportedCompressionError
 from segment_format.record.batch_header import CompressionType
-from segment_format.record.lz4_frame import decompress_lz4
-from segment_format.record.snappy import decompress_snappy
-from segment_format.record.zstd_frames import scan_frames
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from segment_format._cursor import BytesLike
+
+
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+_COMMON_HEADER: Final = int.from_bytes(_LZ4_MAGIC + b"\x60\x40\x82", "little")
+"""What Java producers write, as the low seven bytes of a little-endian word."""
+_INDEPENDENT_FLAG: Final = 0x20
+_BLOCK_CHECKSUM_FLAG: Final = 0x10
+_CONTENT_SIZE_FLAG: Final = 0x08
+_CONTENT_CHECKSUM_FLAG: Final = 0x04
+_RESERVED_FLAGS: Final = 0x03
+_LZ4_MAX_RATIO: Final = 255
+_PIECE: Final = 1 << 20
+
+_u64_le = struct.Struct("<Q").unpack_from
+
+
+def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
+    """The content of the frame that `payload` begins with.
+
+    Memory: the output, grown as it arrives; a content size that the header states is not believed.
+
+    Raises:
+        DecompressionError: Not an LZ4 frame, a wrong header checksum (unless `magic` is 0), a wrong
+            block or content checksum, no end mark, or more than `max_output_bytes`.
+    """
+    view = byte_view(payload)
+    try:
+        if len(view) < 8 or _u64_le(view)[0] & 0xFF_FFFF_FFFF_FFFF != _COMMON_HEADER:
+            view = _with_plain_header(view, check=magic > 0)
+        if _LZ4_MAX_RATIO * len(view) <= max_output_bytes:
+            content: bytes = lz4.frame.decompress(view)
+            return content
+        return _in_pieces(view, max_output_bytes)
+    except RuntimeError as error:  # the library has no error class of its own
+        raise DecompressionError(f"lz4: {error}", position=0) from error
+
+
+def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
+    context = lz4.frame.create_decompression_context()
+    pieces: list[bytes] = []
+    total = position = 0
+    while True:
+        room = max_output_bytes - total
+        piece, consumed, at_end = lz4.frame.decompress_chunk(
+            context, view[position:], max_length=min(_PIECE, room + 1)
+        )
+        position += consumed
+        total += len(piece)
+        if total > max_output_bytes:
+            raise DecompressionError(
+                f"lz4: the payload expands to more than {max_output_bytes} bytes", position=0
+            )
+        pieces.append(piece)
+        if at_end:
+            return b"".join(pieces)
+        if not piece and not consumed:
+            raise DecompressionError("lz4: the frame is cut", position=position)
+
+
+def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
+    """The frame without content size and with the right header checksum, for the library."""
+    if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
+        raise DecompressionError("lz4: not an LZ4 frame", position=0)
+    flags = view[4]
+    if flags >> 6 != 1 or flags & _RESERVED_FLAGS:
+        raise DecompressionError(f"lz4: frame flags {flags:#04x}", position=4)
+    header_size = 15 if flags & _CONTENT_SIZE_FLAG else 7
+    if len(view) < header_size:
+        raise DecompressionError("lz4: the frame header is cut", position=len(view))
+    if check:
+        try:
+            lz4.frame.get_frame_info(view[:header_size])
+        except RuntimeError as error:
+            message = f"lz4: a wrong frame header, or a wrong header checksum: {error}"
+            raise DecompressionError(message, position=4) from error
+        if header_size == 7:
+            return view
+    plain = _plain_header(flags & ~_CONTENT_SIZE_FLAG, view[5])
+    return memoryview(plain + view[header_size:])
+
+
+@functools.cache
+def _plain_header(flags: int, block_descriptor: int) -> bytes:
+    """The seven bytes that the library begins a frame with that has no content size."""
+    header: bytes = lz4.frame.compress_begin(
+        lz4.frame.create_compression_context(),
+        block_size=block_descriptor >> 4 & 7,
+        block_linked=not flags & _INDEPENDENT_FLAG,
+        block_checksum=bool(flags & _BLOCK_CHECKSUM_FLAG),
+        content_checksum=bool(flags & _CONTENT_CHECKSUM_FLAG),
+    )
+    if header[4:6] != bytes((flags, block_descriptor)):
+        raise DecompressionError(f"lz4: block descriptor {block_descriptor:#04x}", position=5)
+    return header
+
+
+_XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
+_HEADER_SIZE: Final = 16
+_MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
+_u32 = struct.Struct(">I").unpack_from
+_u64 = struct.Struct(">Q").unpack_from
+_SNAPPY_MAX_RATIO: Final = 22  # a copy element makes at most 64 bytes out of 3
+
+
+def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
+    """The content of a xerial stream or of one raw block.
+
+    Memory: one output array of the sizes that the blocks state, each checked against what its
+    compressed bytes can make and all against the bound before anything is allocated; and about
+    25 bytes a byte of a hostile payload that is nothing but empty blocks.
+
+    Raises:
+        DecompressionError: Empty payload, a cut stream, a block of length zero or one that is not
+            valid snappy, or more than `max_output_bytes`.
+    """
+    view = byte_view(payload)
+    if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
+        blocks = [(0, len(view), _uncompressed_size(view, 0, len(view)))]
+    else:
+        blocks = _stream_blocks(view)
+    total = sum([size for _, _, size in blocks])
+    if total > max_output_bytes:
+        raise DecompressionError(
+            f"snappy: the payload expands to more than {max_output_bytes} bytes", position=0
+        )
+    start = 0
+    try:
+        if len(blocks) == 1:
+            ((start, stop, _),) = blocks
+            return memoryview(cramjam.snappy.decompress_raw(view[start:stop]))
+        content = np.empty(total, dtype=np.uint8).data
+        filled = 0
+        for start, stop, size in blocks:
+            # Fails unless the block holds exactly the size it states.
+            cramjam.snappy.decompress_raw_into(view[start:stop], content[filled : filled + size])
+            filled += size
+    except cramjam.DecompressionError as error:
+        raise DecompressionError(f"snappy: {error}", position=start) from error
+    return content
+
+
+def _stream_blocks(view: memoryview) -> list[tuple[int, int, int]]:
+    """(first byte, byte after the last, uncompressed size) of every block of a xerial stream."""
+    blocks: list[tuple[int, int, int]] = []
+    position, end = _HEADER_SIZE, len(view)
+    if end < _HEADER_SIZE:
+        raise DecompressionError("snappy: the stream header is cut", position=end)
+    while end - position >= 4:
+        size: int = _u32(view, position)[0]
+        if size == _MAGIC_WORD:
+            if end - position < _HEADER_SIZE:
+                raise DecompressionError("snappy: a stream header is cut", position=position)
+            position += _HEADER_SIZE
+            continue
+        start = position + 4
+        if size == 0 or size > end - start:
+            raise DecompressionError(
+                f"snappy: block of {size} bytes, {end - start} left", position=position
+            )
+        position = start + size
+        blocks.append((start, position, _uncompressed_size(view, start, position)))
+    return blocks
+
+
+def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
+    size = shift = 0
+    for index in range(start, min(stop, start + 5)):
+        byte = view[index]
+        size |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if size > _SNAPPY_MAX_RATIO * (stop - start):
+                raise DecompressionError(
+                    f"snappy: {stop - start} bytes cannot expand to {size}", position=start
+                )
+            return size
+        shift += 7
+    raise DecompressionError("snappy: no block, or one without a size", position=start)
+
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE_TAIL: Final = b"\x2a\x4d\x18"
+_MAX_BLOCK: Final = 128 << 10
+_MAX_WINDOW: Final = 1 << 27
+_DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
+_CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
+_RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
+_CHECKSUM_FLAG: Final = 0x04
+
+
+def _block_limit(descriptor: int) -> int:
+    """How much one block can expand to with this window descriptor, −1 where the window is too
+    large.
+    """
+    window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
+    return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
+
+
+class Frame(NamedTuple):
+    """One zstd frame.
+
+    Attributes:
+        start: First byte.
+        stop: Byte after the last.
+        max_output: Bytes it cannot expand beyond: the content size where stated, else the sum over
+            its blocks.
+        content_size: What it states, None where it does not.
+    """
+
+    start: int
+    stop: int
+    max_output: int
+    content_size: int | None
+
+
+def scan_frames(view: memoryview) -> Sequence[Frame]:
+    """The frames of a stream, in order, skippable ones left out; block contents are not looked at.
+
+    Memory: one tuple per frame, and a frame takes at least 9 bytes.
+
+    Raises:
+        DecompressionError: The stream is empty, cut, followed by something else, declares a window
+            above 128 MiB (the limit of Kafka's decoder), or states a content size that its blocks
+            cannot reach.
+    """
+    frames: list[Frame] = []
+    end = len(view)
+    position = 0
+    while True:
+        if end - position < 8:
+            raise DecompressionError("zstd: not a frame, or a cut one", position=position)
+        if bytes(view[position : position + 4]) == _ZSTD_MAGIC:
+            frame = _scan_frame(view, position, end)
+            frames.append(frame)
+            position = frame.stop
+        elif (
+            bytes(view[position + 1 : position + 4]) == _SKIPPABLE_TAIL and view[position] >> 4 == 5
+        ):
+            position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
+            if position > end:
+                raise DecompressionError("zstd: a skippable frame is cut", position=end)
+        else:
+            raise DecompressionError("zstd: bytes that begin no frame", position=position)
+        if position == end:
+            return frames
+
+
+def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
+    descriptor = view[start + 4]
+    position = start + 5
+    single_segment = descriptor & 0x20
+    limit = -1
+    if not single_segment:
+        limit = _block_limit(view[position])
+        position += 1
+    position += _DICTIONARY_ID_SIZE[descriptor & 3]
+    size_field = descriptor >> 6
+    content_size = None
+    if size_field or single_segment:
+        width = _CONTENT_SIZE_SIZE[size_field] or 1
+        content_size = int.from_bytes(view[position : position + width], "little")
+        if width == 2:
+            content_size += 256
+        position += width
+        if single_segment and content_size <= _MAX_WINDOW:
+            limit = min(content_size, _MAX_BLOCK)
+    if limit < 0:
+        raise DecompressionError(
+            f"zstd: the frame wants a window of more than {_MAX_WINDOW} bytes", position=start
+        )
+    max_output = 0
+    while True:
+        if position + 3 > end:
+            raise DecompressionError("zstd: the frame is cut", position=end)
+        block = view[position] | view[position + 1] << 8 | view[position + 2] << 16
+        size = block >> 3
+        kind = block >> 1 & 3
+        position += 3
+        if kind == _COMPRESSED:
+            max_output += limit
+            position += size
+        elif kind == _RAW:
+            max_output += size
+            position += size
+        elif kind == _RUN_LENGTH:
+            max_output += size
+            position += 1
+        else:
+            raise DecompressionError("zstd: reserved block type", position=position - 3)
+        if block & 1:
+            break
+    if descriptor & _CHECKSUM_FLAG:
+        position += 4
+    if position > end:
+        raise DecompressionError("zstd: the frame is cut", position=end)
+    if content_size is not None:
+        if content_size > max_output:
+            raise DecompressionError(
+                f"zstd: content size {content_size}, but the blocks hold at most {max_output}",
+                position=start,
+            )
+        max_output = content_size
+    return Frame(start, position, max_output, content_size)
+
 
 DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
 """Default bound on the decompressed bytes of one batch, 256 MiB.

@@ -18,7 +18,7 @@ from segment_format._cursor import Cursor, byte_view
 
 if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
-    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.records import DecodedBatch
 
 
 class ControlRecordType(IntEnum):

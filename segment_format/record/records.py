@@ -29,33 +29,319 @@ Kafka's consumer returns the first record of each offset that it meets, so its r
 where a read begins.
 
 Source: `DefaultRecordBatch`, `DefaultRecord` in Kafka.
+
+What a decoded log is made of: records, and the batches they came in.
+
+Source: `Record`, `RecordBatch` in `org.apache.kafka.common.record`.
+
+Messages of magic 0 and 1, which Kafka wrote before 0.11.
+
+Among tiered segments only the first one of an old topic can hold them, in front of batches of magic
+2.
+
+After the entry's offset (i64) and size (i32), big-endian:
+
+| position, magic 0 | magic 1 | size | field |
+|---:|---:|---:|---|
+| 0 | 0 | 4 | crc u32: CRC-32 (zlib's) over everything after it |
+| 4 | 4 | 1 | magic |
+| 5 | 5 | 1 | attributes: bits 0–2 codec, bit 3 timestamp type (magic 1) |
+| – | 6 | 8 | timestamp i64 |
+| 6 | 14 | 4 | keyLength i32, −1: null |
+| … | … | n | key |
+| … | … | 4 | valueLength i32, −1: null |
+| … | … | n | value |
+
+An uncompressed entry is one record. A compressed one is a wrapper: its value holds entries. Their
+offsets are absolute in a wrapper of magic 0; of magic 1 they are relative, the wrapper's offset
+being that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
+wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
+
+Source: `AbstractLegacyRecordBatch`, `LegacyRecord` in Kafka.
+
+Offsets and timestamps of records, without their keys, values and headers.
+
+What a look for a time needs of a batch (layout: `segment_format.record.records`): of each record
+the length, the attributes, both deltas; the rest is stepped over.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from segment_format._cursor import Cursor, byte_view, wrap_i64
-from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
+from segment_format.errors import (
+    CorruptRecordError,
+    CrcMismatchError,
+    SegmentFormatError,
+    TruncatedBatchError,
+    UnsupportedCompressionError,
+)
 from segment_format.record.batch_header import (
     CRC_START,
     HEADER_SIZE,
+    LENGTH_PREFIX_SIZE,
     MAGIC_2,
+    TIMESTAMP_TYPE_BIT,
+    CompressionType,
     RecordBatchHeader,
+    TimestampType,
     compression_type,
+    crc32c,
     increment_sequence,
     record_offset_message,
 )
-from segment_format.record.checksum import crc32c
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompress
-from segment_format.record.decoded import DecodedBatch, Header, Record
 from segment_format.record.framing import Entry, iter_entries
-from segment_format.record.legacy import decode_legacy_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from segment_format._cursor import BytesLike
+
+
+Header: TypeAlias = tuple[str, bytes | None]
+"""A record header: key (UTF-8, malformed bytes replaced), value or None for Kafka's null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, as a consumer sees it.
+
+    Attributes:
+        offset: Kafka offset.
+        timestamp: Milliseconds since 1970, −1 for none.
+        timestamp_type: What the timestamp means.
+        key: None for Kafka's null, which is not the empty key.
+        value: None for Kafka's null (a tombstone), which is not the empty value.
+        headers: In stored order, repeated keys kept.
+        sequence: Producer's sequence number, −1 for none.
+        leader_epoch: Epoch of the leader that appended the record, None when the batch states none.
+    """
+
+    offset: int
+    timestamp: int
+    timestamp_type: TimestampType
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    sequence: int
+    leader_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """One entry of a log with its records.
+
+    For magic 0 and 1 an entry is a single message, or a compressed wrapper with the messages in it;
+    such entries have no producer, no leader epoch and are never transactional or control.
+
+    Attributes:
+        position: First byte of the entry in the buffer.
+        size: Bytes of the whole entry.
+        magic: 0, 1 or 2.
+        base_offset: First offset: the original batch's for magic 2, else the first record's.
+        last_offset: Last offset, inclusive; its record may be gone.
+        crc: Stored checksum, unsigned: CRC-32C for magic 2, CRC-32 below.
+        compression_type: Codec of the records.
+        timestamp_type: NO_TIMESTAMP_TYPE for magic 0.
+        max_timestamp: As stored, milliseconds; −1 for magic 0.
+        leader_epoch: −1 for none.
+        producer_id: −1 for none.
+        producer_epoch: −1 for none.
+        base_sequence: −1 for none.
+        is_transactional: Whether a transaction's outcome decides about the batch.
+        is_control_batch: Whether the records are markers, see
+            `segment_format.record.control_record`.
+        delete_horizon: Milliseconds at which tombstones and markers may go, None when not set.
+        records: The records present, possibly none.
+    """
+
+    position: int
+    size: int
+    magic: int
+    base_offset: int
+    last_offset: int
+    crc: int
+    compression_type: CompressionType
+    timestamp_type: TimestampType
+    max_timestamp: int
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_transactional: bool
+    is_control_batch: bool
+    delete_horizon: int | None
+    records: tuple[Record, ...]
+
+
+_NO_TIMESTAMP: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One entry's own fields, before a wrapper's value is opened."""
+
+    offset: int
+    magic: int
+    crc: int
+    compression_type: CompressionType
+    timestamp_type: TimestampType
+    timestamp: int
+    key: memoryview | None
+    value: memoryview | None
+
+
+def decode_legacy_entry(
+    view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
+) -> DecodedBatch:
+    """The entry of magic 0 or 1 at `entry`, with the one record or those of the wrapper.
+
+    Memory and errors: as `segment_format.record.records.iter_batches`. With `check_crcs` the inner
+    messages' own checksums are compared too, as Kafka's consumer does.
+    """
+    if entry.offset < 0:
+        raise CorruptRecordError(f"negative offset {entry.offset}", position=entry.position)
+    message = _read_message(view, entry, check_crc=check_crcs)
+    if message.compression_type is CompressionType.NONE:
+        records: tuple[Record, ...] = (_record(message, message.offset, message),)
+    else:
+        try:
+            records = _unwrap(message, check_crcs=check_crcs, max_batch_bytes=max_batch_bytes)
+        except SegmentFormatError as error:
+            raise error.at(entry.position, entry.offset) from error
+    return DecodedBatch(
+        position=entry.position,
+        size=entry.size,
+        magic=message.magic,
+        base_offset=records[0].offset,
+        last_offset=message.offset,
+        crc=message.crc,
+        compression_type=message.compression_type,
+        timestamp_type=message.timestamp_type,
+        max_timestamp=message.timestamp,
+        leader_epoch=-1,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        is_transactional=False,
+        is_control_batch=False,
+        delete_horizon=None,
+        records=records,
+    )
+
+
+def _read_message(view: memoryview, entry: Entry, *, check_crc: bool) -> _Message:
+    cursor = Cursor(view, entry.position + LENGTH_PREFIX_SIZE, entry.stop)
+    crc = cursor.i32("crc") & 0xFFFF_FFFF
+    if check_crc:
+        computed = zlib.crc32(view[cursor.position : entry.stop])
+        if computed != crc:
+            raise CrcMismatchError(
+                f"stored CRC {crc:#010x}, computed {computed:#010x}",
+                position=entry.position,
+                offset=entry.offset,
+            )
+    magic = cursor.i8("magic")
+    attributes = cursor.i8("attributes")
+    codec = compression_type(attributes, position=entry.position)
+    if codec is CompressionType.ZSTD:
+        raise UnsupportedCompressionError(
+            f"zstd in a message of magic {magic}", position=entry.position, offset=entry.offset
+        )
+    if magic == 0:
+        timestamp, timestamp_type = _NO_TIMESTAMP, TimestampType.NO_TIMESTAMP_TYPE
+    else:
+        timestamp = cursor.i64("timestamp")
+        timestamp_type = TimestampType((attributes & TIMESTAMP_TYPE_BIT) >> 3)
+    key = _legacy_bytes(cursor, "key")
+    value = _legacy_bytes(cursor, "value")
+    return _Message(entry.offset, magic, crc, codec, timestamp_type, timestamp, key, value)
+
+
+def _legacy_bytes(cursor: Cursor, what: str) -> memoryview | None:
+    size = cursor.i32(f"{what} length")
+    return None if size < 0 else cursor.take(size, what)
+
+
+def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tuple[Record, ...]:
+    if wrapper.value is None:
+        raise CorruptRecordError("a compressed message without a value")
+    content = byte_view(
+        decompress(
+            wrapper.compression_type,
+            wrapper.value,
+            magic=wrapper.magic,
+            max_output_bytes=max_batch_bytes,
+        )
+    )
+    messages = [
+        _read_message(content, entry, check_crc=check_crcs) for entry in _inner_entries(content)
+    ]
+    if not messages:
+        raise CorruptRecordError("a compressed message without messages in it")
+    for before, message in pairwise(messages):
+        if message.offset <= before.offset:
+            raise CorruptRecordError(
+                f"inner offset {message.offset} follows {before.offset} in a compressed message"
+            )
+    if any(message.compression_type is not CompressionType.NONE for message in messages):
+        raise CorruptRecordError("a compressed message inside a compressed message")
+    base = 0
+    last = messages[-1].offset
+    if wrapper.magic == 0 and last != wrapper.offset:
+        # No checksum covers the wrapper's offset, and bounded reads skip by it.
+        raise CorruptRecordError(
+            f"the last inner offset is {last}, where the wrapper says {wrapper.offset}"
+        )
+    if wrapper.magic == 1:
+        # Some librdkafka versions produced wrappers with offset 0; their inner offsets stand alone.
+        if last <= wrapper.offset:
+            base = wrapper.offset - last
+        elif wrapper.offset != 0:
+            raise CorruptRecordError(
+                f"inner offset {last} is beyond the wrapper's {wrapper.offset}"
+            )
+    return tuple(_record(message, base + message.offset, wrapper) for message in messages)
+
+
+def _inner_entries(content: memoryview) -> Iterable[Entry]:
+    # Kafka ends the set silently at a cut last entry: brokers of that time cut fetched sets
+    # anywhere.
+    entries = iter_entries(content)
+    try:
+        for entry in entries:
+            if entry.magic > 1:
+                raise CorruptRecordError(f"a message of magic {entry.magic} inside a message")
+            yield entry
+    except TruncatedBatchError:
+        return
+
+
+def _record(message: _Message, offset: int, wrapper: _Message) -> Record:
+    if message.magic == 0:
+        timestamp, timestamp_type = _NO_TIMESTAMP, TimestampType.NO_TIMESTAMP_TYPE
+    elif wrapper.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        timestamp, timestamp_type = wrapper.timestamp, wrapper.timestamp_type
+    else:
+        timestamp = message.timestamp
+        # A wrapper of magic 0 has no type to hand down.
+        timestamp_type = wrapper.timestamp_type if wrapper.magic else message.timestamp_type
+    return Record(
+        offset=wrap_i64(offset),
+        timestamp=timestamp,
+        timestamp_type=timestamp_type,
+        key=None if message.key is None else message.key.tobytes(),
+        value=None if message.value is None else message.value.tobytes(),
+        headers=(),
+        sequence=-1,
+        leader_epoch=None,
+    )
+
 
 __all__ = ["DecodedBatch", "Header", "Record", "iter_batches"]
 
@@ -246,3 +532,101 @@ def _decode_headers(cursor: Cursor) -> tuple[Header, ...]:
         key = cursor.take(size, "header key").tobytes().decode("utf-8", "replace")
         headers.append((key, _nullable_bytes(cursor, "header value")))
     return tuple(headers)
+
+
+_MIN_BODY_SIZE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class EntryTimes:
+    """The records of one entry.
+
+    Attributes:
+        position: First byte of the entry in the buffer.
+        base_offset: Its first offset.
+        last_offset: Its last offset.
+        times: Offset and timestamp, in milliseconds, of each record; empty if all of them are
+            dated before the wanted time.
+    """
+
+    position: int
+    base_offset: int
+    last_offset: int
+    times: tuple[tuple[int, int], ...]
+
+
+def iter_record_times(
+    buffer: BytesLike, *, dated_from_ms: int, max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+) -> Iterator[EntryTimes]:
+    """Offsets and timestamps of the records of each entry; markers too.
+
+    Checks what it steps over by the batch's checksum and the records' lengths only.
+
+    Args:
+        buffer: Whole entries, one after the other, as in a `.log`.
+        dated_from_ms: Records of batches that state an earlier largest timestamp are skipped.
+        max_batch_bytes: Most bytes that one entry may decompress to.
+
+    Yields:
+        The entries in order.
+
+    Raises:
+        SegmentFormatError: As `iter_batches` does.
+    """
+    view = byte_view(buffer)
+    for entry in iter_entries(view):
+        if entry.magic == MAGIC_2:
+            header = RecordBatchHeader.from_bytes(view, entry.position)
+            require_crc(view, entry, header)
+            times = tuple(_of_batch(view, entry, header, dated_from_ms, max_batch_bytes))
+            yield EntryTimes(entry.position, header.base_offset, header.last_offset, times)
+        else:
+            legacy = decode_legacy_entry(
+                view, entry, check_crcs=True, max_batch_bytes=max_batch_bytes
+            )
+            times = tuple((record.offset, record.timestamp) for record in legacy.records)
+            yield EntryTimes(entry.position, legacy.base_offset, legacy.last_offset, times)
+
+
+def _of_batch(
+    view: memoryview,
+    entry: Entry,
+    header: RecordBatchHeader,
+    dated_from_ms: int,
+    max_batch_bytes: int,
+) -> Iterator[tuple[int, int]]:
+    codec = compression_type(header.attributes, position=entry.position)
+    header.require_record_count(entry.position)
+    if header.is_dated_before(dated_from_ms) or not header.record_count:
+        return
+    try:
+        payload = view[entry.position + HEADER_SIZE : entry.stop]
+        cursor = Cursor(byte_view(decompress(codec, payload, max_output_bytes=max_batch_bytes)))
+        least = header.base_offset
+        for _ in range(header.record_count):
+            offset_delta, timestamp_delta = _deltas(cursor)
+            offset = wrap_i64(header.base_offset + offset_delta)
+            require_offset(offset, least, header, entry.position)
+            least = offset + 1
+            yield offset, header.timestamp_of(timestamp_delta)
+        if cursor.remaining:
+            raise cursor.fail(
+                f"{cursor.remaining} bytes left after the {header.record_count} records"
+            )
+    except SegmentFormatError as error:
+        raise error.at(entry.position, header.base_offset) from error
+
+
+def _deltas(cursor: Cursor) -> tuple[int, int]:
+    """Offset and timestamp delta of the next record, which is stepped over."""
+    size = cursor.varint("record length")
+    stop = cursor.position + size
+    if size < _MIN_BODY_SIZE or size > cursor.remaining:
+        raise cursor.fail(f"record of {size} bytes, {cursor.remaining} left")
+    cursor.position += 1  # attributes
+    timestamp_delta = cursor.varlong("timestamp delta")
+    offset_delta = cursor.varint("offset delta")
+    if cursor.position > stop:
+        raise CorruptRecordError("the deltas run past the record's end", position=cursor.position)
+    cursor.position = stop
+    return offset_delta, timestamp_delta

@@ -7,6 +7,7 @@ other. `segment_format.testing.strategies` has hypothesis strategies on top of i
 
 from segment_format.testing.batches import (
     ABORT,
+    CODEC_NUMBERS,
     COMMIT,
     CONTROL_TYPES,
     CREATE_TIME,
@@ -14,26 +15,27 @@ from segment_format.testing.batches import (
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
     SimpleRecord,
+    compress,
     frame_batch,
     write_batch,
     write_control_batch,
     write_empty_batch,
 )
-from segment_format.testing.compression import CODEC_NUMBERS, compress
 from segment_format.testing.foreign import foreign_compressors
 from segment_format.testing.legacy import write_message_set
-from segment_format.testing.log_builder import LogBuilder
-from segment_format.testing.producer_state import Transaction
-from segment_format.testing.rows import (
+from segment_format.testing.log_builder import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     BuiltLog,
     ExpectedRow,
+    LogBuilder,
 )
-from segment_format.testing.segment import IndexBuilder, SegmentFiles
-from segment_format.testing.side_files import (
+from segment_format.testing.segment import (
     AbortedTransaction,
+    IndexBuilder,
     ProducerEntry,
+    SegmentFiles,
+    Transaction,
     write_leader_epoch_checkpoint,
     write_offset_index,
     write_producer_snapshot,

@@ -12,7 +12,7 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from segment_format.testing.compression import compress
+from segment_format.testing.batches import compress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

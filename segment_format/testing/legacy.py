@@ -16,8 +16,14 @@ import struct
 import zlib
 from typing import TYPE_CHECKING
 
-from segment_format.testing.batches import CREATE_TIME, NO_TIMESTAMP, SimpleRecord, assign_offsets
-from segment_format.testing.compression import codec_number, compress
+from segment_format.testing.batches import (
+    CREATE_TIME,
+    NO_TIMESTAMP,
+    SimpleRecord,
+    assign_offsets,
+    codec_number,
+    compress,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,28 +1,256 @@
 """The files of one closed segment, and the indexes a broker keeps while it appends to it.
 
 Source: `org.apache.kafka.storage.internals.log.LogSegment`.
+
+The files beside a segment's log, written from plain values.
+
+    .index      8 bytes an entry: i32 offset - base offset, i32 file position
+    .timeindex  12 bytes an entry: i64 timestamp, i32 offset - base offset
+    .txnindex   34 bytes an entry: i16 version 0, i64 producer id, first offset, last offset, last
+                stable offset
+    .snapshot   i16 version 1, u32 CRC-32C from byte 6, i32 count, 46 bytes an entry
+    epochs      text: "0", number of entries, then "epoch start_offset" a line
+
+Source: `OffsetIndex`, `TimeIndex`, `TransactionIndex`, `ProducerStateManager`,
+`LeaderEpochCheckpointFile` of `org.apache.kafka.storage.internals`.
+
+What a broker remembers of each producer of a partition, as far as snapshots and indexes show it.
+
+Source: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry` of
+`org.apache.kafka.storage.internals.log`.
 """
 
 from __future__ import annotations
 
+import struct
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from segment_format.testing.batches import NO_TIMESTAMP
-from segment_format.testing.side_files import (
-    AbortedTransaction,
-    write_leader_epoch_checkpoint,
-    write_offset_index,
-    write_producer_snapshot,
-    write_time_index,
-    write_transaction_index,
-)
+from segment_format.testing.batches import NO_TIMESTAMP, crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from segment_format.testing.producer_state import ProducerStates
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """One entry of a transaction index.
+
+    Attributes:
+        producer_id: Whose transaction.
+        first_offset: Base offset of its first batch in the partition.
+        last_offset: Offset of its abort marker.
+        last_stable_offset: First offset of the oldest other open transaction at that time, else the
+            marker's + 1.
+    """
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEntry:
+    """One entry of a producer snapshot.
+
+    Attributes:
+        producer_id: The producer.
+        producer_epoch: Its newest epoch seen.
+        last_sequence: Last sequence of its last batch; -1 when only a marker is known.
+        last_offset: Last offset of its last batch; -1 when only a marker is known.
+        offset_delta: Last minus first offset of that batch.
+        timestamp: Milliseconds of its last batch or marker.
+        coordinator_epoch: From its last marker; -1 before any.
+        current_txn_first_offset: First offset of its open transaction; -1 for none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+    coordinator_epoch: int
+    current_txn_first_offset: int
+
+
+def write_offset_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
+    """A `.index` file of (absolute offset, file position) entries."""
+    return b"".join(struct.pack(">ii", offset - base_offset, at) for offset, at in entries)
+
+
+def write_time_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
+    """A `.timeindex` file of (timestamp in ms, absolute offset) entries."""
+    return b"".join(struct.pack(">qi", time, offset - base_offset) for time, offset in entries)
+
+
+def write_transaction_index(transactions: Iterable[AbortedTransaction]) -> bytes:
+    """A `.txnindex` file."""
+    return b"".join(
+        struct.pack(
+            ">hqqqq",
+            0,
+            entry.producer_id,
+            entry.first_offset,
+            entry.last_offset,
+            entry.last_stable_offset,
+        )
+        for entry in transactions
+    )
+
+
+def write_producer_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """A `.snapshot` file, entries in the order given."""
+    packed = [
+        struct.pack(
+            ">qhiqiqiq",
+            entry.producer_id,
+            entry.producer_epoch,
+            entry.last_sequence,
+            entry.last_offset,
+            entry.offset_delta,
+            entry.timestamp,
+            entry.coordinator_epoch,
+            entry.current_txn_first_offset,
+        )
+        for entry in entries
+    ]
+    body = struct.pack(">i", len(packed)) + b"".join(packed)
+    return struct.pack(">hI", 1, crc32c(body)) + body
+
+
+def write_leader_epoch_checkpoint(epochs: Iterable[tuple[int, int]]) -> bytes:
+    """A `leader-epoch-checkpoint` file of (epoch, start offset) entries, ascending."""
+    lines = [f"{epoch} {start}" for epoch, start in epochs]
+    return "\n".join(["0", str(len(lines)), *lines, ""]).encode()
+
+
+SEQUENCE_LIMIT = 1 << 31
+"""Sequence numbers run from 0 to 2^31 - 1 and start again at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction that wrote data to the partition.
+
+    Attributes:
+        producer_id: Whose transaction.
+        first_offset: Base offset of its first batch.
+        marker_offset: Offset of the marker that ended it; None while it is open.
+        committed: How it ended; None while it is open.
+    """
+
+    producer_id: int
+    first_offset: int
+    marker_offset: int | None = None
+    committed: bool | None = None
+
+
+class ProducerStates:
+    """The producers of one partition and its transactions, fed batch by batch in offset order."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}
+        self.transactions: list[Transaction] = []
+        """Every transaction with data, in the order of their first offsets."""
+
+    def epoch(self, producer_id: int) -> int | None:
+        """The newest epoch of a producer; None for one never seen."""
+        entry = self._entries.get(producer_id)
+        return None if entry is None else entry.producer_epoch
+
+    def next_sequence(self, producer_id: int, producer_epoch: int) -> int:
+        """The sequence number that the producer's next record has: 0 in a new epoch."""
+        entry = self._entries.get(producer_id)
+        if entry is None or entry.producer_epoch != producer_epoch:
+            return 0
+        return (entry.last_sequence + 1) % SEQUENCE_LIMIT
+
+    def open_transaction(self, producer_id: int) -> int | None:
+        """Position in `transactions` of the producer's open transaction, if it has one."""
+        return self._open.get(producer_id)
+
+    def add_data(
+        self,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        last_sequence: int,
+        base_offset: int,
+        last_offset: int,
+        max_timestamp: int,
+        transactional: bool,
+    ) -> None:
+        """A data batch of a producer with an id; opens a transaction where none is open.
+
+        Raises:
+            ValueError: Plain data of a producer in the middle of a transaction.
+        """
+        known = self._entries.get(producer_id)
+        if producer_id in self._open and not transactional:
+            raise ValueError(f"producer {producer_id} has a transaction open")
+        if transactional and producer_id not in self._open:
+            self._open[producer_id] = len(self.transactions)
+            self.transactions.append(Transaction(producer_id, base_offset))
+        position = self._open.get(producer_id)
+        self._entries[producer_id] = ProducerEntry(
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            last_sequence=last_sequence,
+            last_offset=last_offset,
+            offset_delta=last_offset - base_offset,
+            timestamp=max_timestamp,
+            coordinator_epoch=-1 if known is None else known.coordinator_epoch,
+            current_txn_first_offset=(
+                -1 if position is None else self.transactions[position].first_offset
+            ),
+        )
+
+    def add_marker(
+        self,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        offset: int,
+        timestamp: int,
+        committed: bool,
+    ) -> AbortedTransaction | None:
+        """An abort or commit marker; one without an open transaction changes no outcome.
+
+        Returns:
+            The transaction-index entry that the marker causes: an abort of a transaction with data.
+        """
+        known = self._entries.get(producer_id)
+        if known is None or known.producer_epoch != producer_epoch:
+            known = ProducerEntry(
+                producer_id, producer_epoch, -1, -1, 0, timestamp, coordinator_epoch, -1
+            )
+        self._entries[producer_id] = replace(
+            known,
+            timestamp=timestamp,
+            coordinator_epoch=coordinator_epoch,
+            current_txn_first_offset=-1,
+        )
+        position = self._open.pop(producer_id, None)
+        if position is None:
+            return None
+        begun = self.transactions[position]
+        self.transactions[position] = replace(begun, marker_offset=offset, committed=committed)
+        if committed:
+            return None
+        others = [self.transactions[index].first_offset for index in self._open.values()]
+        return AbortedTransaction(
+            producer_id, begun.first_offset, offset, min(others, default=offset + 1)
+        )
+
+    def snapshot(self) -> tuple[ProducerEntry, ...]:
+        """The entries a snapshot taken now would hold, by producer id."""
+        return tuple(self._entries[producer_id] for producer_id in sorted(self._entries))
+
 
 DEFAULT_INDEX_INTERVAL_BYTES = 4096
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from segment_format.testing.batches import (
+    CODEC_NUMBERS,
     CREATE_TIME,
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
     SimpleRecord,
 )
-from segment_format.testing.compression import CODEC_NUMBERS
 from segment_format.testing.log_builder import LogBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from segment_format.testing.rows import BuiltLog, ExpectedRow
+    from segment_format.testing.log_builder import BuiltLog, ExpectedRow
     from segment_format.testing.segment import SegmentFiles
 
 MAX_OFFSET = (1 << 48) - 1

@@ -12,20 +12,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS, SimpleRecord, write_batch
-from segment_format.testing.checksum import crc32c
-from segment_format.testing.compression import codec_number, compress
+from segment_format.testing.batches import (
+    DEFAULT_TIMESTAMP_MS,
+    SimpleRecord,
+    codec_number,
+    compress,
+    crc32c,
+    write_batch,
+    write_varint,
+    write_varlong,
+)
 from segment_format.testing.segment import (
     DEFAULT_INDEX_INTERVAL_BYTES,
     BatchFacts,
     IndexBuilder,
     SegmentFiles,
-)
-from segment_format.testing.side_files import (
     write_leader_epoch_checkpoint,
     write_producer_snapshot,
 )
-from segment_format.testing.varint import write_varint, write_varlong
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels.pool_memory import copied
+from segment_format.kernels.columns import copied
 from segment_format.values.heads import heads
 
 if TYPE_CHECKING:

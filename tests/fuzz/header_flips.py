@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 import kts_source
 from kts_source.errors import TieredKafkaError
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
+from kts_source.export.task_writer import LocalExecutor
 from segment_format.record.framing import iter_entries
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 

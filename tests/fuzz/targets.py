@@ -13,21 +13,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
-from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot, write_producer_snapshot
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import (
     parse_transaction_index,
     write_transaction_index,
 )
 from segment_format.isolation import AbortedIntervals, open_transactions
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.manifest import chunk_sizes, local_key, object_key
+from segment_format.manifest import chunk_index as chunk_sizes
+from segment_format.manifest import object_names as local_key
+from segment_format.manifest import object_names as object_key
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.custom_metadata import parse_custom_metadata, write_custom_metadata
-from segment_format.manifest.encryption import WrappedDataKey
-from segment_format.manifest.private_key import load_private_key
+from segment_format.manifest.encryption import WrappedDataKey, load_private_key
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.manifest.transform import restore_chunk
 from segment_format.metadata.live_segments import known_segments

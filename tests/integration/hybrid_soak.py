@@ -24,7 +24,7 @@ from confluent_kafka import KafkaException
 
 from kts_source.errors import DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
-from kts_source.options.requested_bounds import EARLIEST_OFFSET
+from kts_source.options.selection import EARLIEST_OFFSET
 from kts_source.planning.planner import plan_scan
 from kts_source.read.run_task import run_task
 from tests.integration.filler import BASE_MS, STEP_MS

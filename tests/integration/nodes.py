@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from segment_format.index.offset_checkpoint import parse_offset_checkpoint
+from segment_format.index.checkpoints import parse_offset_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from kts_source.options.value_formats import AVRO, FAILFAST, ColumnFormat
-from kts_source.spark.schema import spark_schema
+from kts_source.spark.datasource import spark_schema
 from segment_format.values.avro.confluent import ConfluentAvroDecoder
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 from tests.docs.tables import rows_under
 from tests.integration.kafka_jars import spark_avro_jars
 from tests.integration.spark_kafka import run_script

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 
 from kts_source import describe
-from segment_format.index.offset_checkpoint import parse_offset_checkpoint
+from segment_format.index.checkpoints import parse_offset_checkpoint
 from tests.integration.broker import once_it_leads, running_broker
 from tests.integration.served_rows import Row, served
 from tests.kts_source.planning.scanning import scan

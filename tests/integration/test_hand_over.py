@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kts_source.export.end_offsets import end_offsets
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import RoundMetrics, follow
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.streaming import end_offsets as stream_end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration import named_sources_side

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.prometheus import to_prometheus
-from kts_source.auditing.report import AuditReport, Finding, PartitionStatement
+from kts_source.auditing.report import AuditReport, Finding, PartitionStatement, to_prometheus
 from kts_source.cli.app import main
-from kts_source.cli.tables import json_text, print_json, print_table
+from kts_source.cli.output import json_text, print_json, print_table
 from kts_source.errors import CorruptSegmentError
 from kts_source.export.report import Skipped, empty_report
 from kts_source.layout.layout import Orphan

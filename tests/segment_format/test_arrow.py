@@ -27,7 +27,7 @@ from segment_format.errors import (
     TruncatedBatchError,
     UnsupportedMagicError,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 from segment_format.testing import (
@@ -43,7 +43,7 @@ from tests.segment_format.kernels.yardstick import ALL_COLUMNS, actual, expected
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 
 def offsets(batches: Sequence[pa.RecordBatch]) -> list[int]:

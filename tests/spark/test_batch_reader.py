@@ -9,8 +9,9 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.read import read_task, run_task
-from kts_source.spark import task_rows, worker_tuning
-from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark import readers as task_rows
+from kts_source.spark import worker as worker_tuning
+from kts_source.spark.readers import TieredKafkaBatchReader
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
 

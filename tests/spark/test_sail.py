@@ -101,7 +101,7 @@ def test_conditions(
     sail.createDataFrame(expected.to_pandas()).createOrReplaceTempView("known")
     rows = "select `partition`, `offset` from {} where " + condition + " order by 1, 2"
     wanted = sail.sql(rows.format("known")).collect()
-    with caplog.at_level(logging.INFO, logger="kts_source.spark.batch_reader"):
+    with caplog.at_level(logging.INFO, logger="kts_source.spark.readers"):
         caplog.clear()
         frame.count()
         whole = _planned_bytes(caplog)

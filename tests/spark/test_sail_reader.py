@@ -16,8 +16,8 @@ from pyspark.sql.types import LongType, StructType
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.evaluate import evaluate
 from kts_source.spark import sail_reader
-from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from kts_source.spark.datasource import TieredKafkaDataSource
+from kts_source.spark.readers import TieredKafkaBatchReader
 from kts_source.spark.sail_reader import SailBatchReader, condition_of
 from tests.golden_data import tier_options
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from kts_source.spark.stream_reader import TieredKafkaStreamReader
+    from kts_source.spark.readers import TieredKafkaStreamReader
 
 try:
     from pyspark.sql.streaming import datasource as sparks_own
@@ -175,7 +175,7 @@ def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
 def test_a_line_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     query = Query(tier_options("txn", maxOffsetsPerTrigger="3000"), older=True)
     query.start()
-    with caplog.at_level(logging.INFO, "kts_source.spark.stream_reader"):
+    with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
     lines = [one.getMessage() for one in caplog.records if one.name.endswith("stream_reader")]
     told = re.findall(r"^micro-batch of (\d+) offsets .*; behind: (.*)$", "\n".join(lines), re.M)

@@ -9,7 +9,7 @@ import pytest
 
 from kts_source import register
 from kts_source.options import parse_options
-from kts_source.spark.batch_reader import TieredKafkaBatchReader
+from kts_source.spark.readers import TieredKafkaBatchReader
 from tests.golden_data import expected_table, tier_options
 
 if TYPE_CHECKING:

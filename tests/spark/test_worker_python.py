@@ -13,9 +13,9 @@ import pyspark
 import pytest
 from pyspark import cloudpickle
 
-from kts_source.spark.batch_reader import TieredKafkaBatchReader
 from kts_source.spark.datasource import TieredKafkaDataSource
 from kts_source.spark.export_source import ExportReader, export_data_source
+from kts_source.spark.readers import TieredKafkaBatchReader
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED = "set PYSPARK_PYTHON to the path of a Python that has it"

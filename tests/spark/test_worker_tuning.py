@@ -18,7 +18,10 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from kts_source.options import parse_options
-from kts_source.spark import batch_reader, export_source, task_rows, worker_tuning
+from kts_source.spark import export_source
+from kts_source.spark import readers as batch_reader
+from kts_source.spark import readers as task_rows
+from kts_source.spark import worker as worker_tuning
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ def archives():
     found = sys.path_importer_cache.values()
     return {each.archive for each in found if isinstance(each, zipimport.zipimporter)}
 
-from kts_source.spark import worker_tuning
-from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
+from kts_source.spark import worker as worker_tuning
+from kts_source.spark.worker import forget_finders_of_sparks_archives
 
 worker_tuning._reads_archives_anew = lambda *_: True
 assert len(archives()) == 3, archives()
@@ -79,8 +82,8 @@ def test_nothing_is_forgotten_where_pyspark_lies_in_a_folder() -> None:
     program = """
 import sys
 import pyspark.sql.types
-from kts_source.spark import worker_tuning
-from kts_source.spark.worker_tuning import forget_finders_of_sparks_archives
+from kts_source.spark import worker as worker_tuning
+from kts_source.spark.worker import forget_finders_of_sparks_archives
 
 worker_tuning._reads_archives_anew = lambda *_: True
 before = dict(sys.path_importer_cache)

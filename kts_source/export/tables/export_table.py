@@ -17,10 +17,10 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
-from kts_source.export.evolution import united
 from kts_source.export.fingerprint import check_fingerprint
 from kts_source.export.outages import is_outage
 from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
+from kts_source.export.row_schema import united
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.row_counts import Owner, RowCount, TableContents, counted

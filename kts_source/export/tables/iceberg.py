@@ -10,35 +10,50 @@ with such, `kts.<export>.letters`, and the rows of all commits, `kts.<export>.co
 files. Every commit adds a snapshot, even an empty one, and requires of the catalog that the
 snapshot, schema and partitioning that were compared are still the newest, so nothing can come
 between.
+
+What an existing Iceberg table must be, so that an export's files are whole in it, and stay until
+they are committed.
+
+The files hold no field ids: readers find columns by the table's name mapping. PyIceberg takes
+partition values from the bounds of the files. Both are compared before a row is read.
+
+Parquet files as an Iceberg table is told of them.
+
+As PyIceberg's `Transaction.add_files`, with bounds of fields of structs, too: without them no file
+is left out by a condition on one, and PyIceberg takes partition values from bounds.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import pyarrow as pa
 
-from kts_source.errors import ExportError, InvalidOptionError, TieredKafkaError
-from kts_source.export.evolution import lacks
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    TieredKafkaError,
+    UnsupportedTargetError,
+)
 from kts_source.export.partitioning import with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
+from kts_source.export.row_schema import lacks
 from kts_source.export.tables.export_table import (
     BaseFile,
     Commit,
     ExportTable,
     TableState,
+    partitioned_otherwise,
 )
-from kts_source.export.tables.iceberg_checks import (
-    CHECKSUMS_WHEN_REQUIRED,
-    PinnedCatalog,
-    check_table,
-)
-from kts_source.export.tables.iceberg_files import add_files
 from kts_source.export.tables.iceberg_history import (
     COMMIT,
     check_no_files,
@@ -55,14 +70,303 @@ from kts_source.export.tables.row_counts import (
     without_other_exports,
 )
 from kts_source.quiet import errors_only
+from kts_source.store.storage_options import CHECKSUM_VARIABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow.parquet as pq
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import CommitTableResponse, Table, Transaction
+    from pyiceberg.table.name_mapping import MappedField
+    from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.types import NestedField, StructType
 
+    from kts_source.export.partitioning import PartitionField
     from kts_source.export.settings import ExportSettings
+
+
+_NEWEST_FORMAT: Final = 2
+_COLUMN_METRICS: Final = "write.metadata.metrics."
+
+
+def check_table(table: Table, partition_by: Sequence[PartitionField], uri: str) -> None:
+    """Compares what is known before any row is read.
+
+    Raises:
+        UnsupportedTargetError: The table is partitioned otherwise, or its readers would not find
+            the columns or the partitions of plain files.
+    """
+    if table.format_version > _NEWEST_FORMAT:
+        raise UnsupportedTargetError(
+            f"the table has format version {table.format_version}, and an export writes versions up"
+            f" to {_NEWEST_FORMAT}. Export into another table",
+            uri=uri,
+        )
+    schema = table.schema()
+    there = sorted(
+        f"{field.transform}({schema.find_column_name(field.source_id)})"
+        for field in table.spec().fields
+    )
+    asked = sorted(
+        f"{'day' if field.is_date and not field.is_inner else 'identity'}({field.column})"
+        for field in partition_by
+    )
+    if there != asked:
+        raise partitioned_otherwise(", ".join(there), ", ".join(asked), uri)
+    for field in partition_by:
+        default = table.properties.get(f"{_COLUMN_METRICS}default", "")
+        mode = table.properties.get(f"{_COLUMN_METRICS}column.{field.column}", default)
+        if mode.strip().lower() in ("none", "counts"):
+            raise UnsupportedTargetError(
+                f"the table keeps no bounds of {field.column} ({_COLUMN_METRICS}… = {mode}), and"
+                " partition values are taken from them. Unset the property, or export into another"
+                " table",
+                uri=uri,
+            )
+    mapping = table.name_mapping()
+    # Without one the first commit writes one.
+    if mapping is not None and (
+        wrong := set(_nested_fields(schema.name_mapping.root)) - set(_nested_fields(mapping.root))
+    ):
+        names = ", ".join(sorted(name for name, _ in wrong))
+        raise UnsupportedTargetError(
+            f"the table's name mapping (schema.name-mapping.default) does not lead to its columns"
+            f" {names}: readers would find nulls there. Correct the property, or export into"
+            " another table",
+            uri=uri,
+        )
+
+
+def _nested_fields(
+    mapping: Sequence[MappedField], prefix: str = ""
+) -> Iterator[tuple[str, int | None]]:
+    """Every name at any depth and the field it leads to."""
+    for field in mapping:
+        for name in field.names:
+            yield f"{prefix}{name}", field.field_id
+            yield from _nested_fields(field.fields, f"{prefix}{name}.")
+
+
+class _ChecksumsWhenRequired:
+    """Sets the environment variables while at least one thread is in the context."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._added: tuple[str, ...] = ()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                # Variables that the user has set stay.
+                self._added = tuple(name for name in CHECKSUM_VARIABLES if name not in os.environ)
+                os.environ.update(dict.fromkeys(self._added, "when_required"))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                for name in self._added:
+                    os.environ.pop(name, None)
+
+
+CHECKSUMS_WHEN_REQUIRED: Final = _ChecksumsWhenRequired()
+"""Context for calls of PyIceberg that may open a store.
+
+Stores other than AWS may refuse the headers `x-amz-checksum-*`. Neither of PyIceberg's file systems
+takes a setting for them; both follow the environment variables of the AWS SDKs.
+"""
+
+
+class PinnedCatalog:
+    """A table's catalog that commits only onto what was loaded, whatever else a library requires.
+
+    PyIceberg requires it too, and drops it when it tries again.
+    """
+
+    def __init__(self, table: Table) -> None:
+        from pyiceberg.table.update import (
+            AssertCurrentSchemaId,
+            AssertDefaultSpecId,
+            AssertRefSnapshotId,
+            AssertTableUUID,
+        )
+
+        self._catalog = table.catalog
+        loaded = table.metadata
+        self._required: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=loaded.table_uuid),
+            AssertRefSnapshotId.model_validate(
+                {"ref": "main", "snapshot-id": loaded.current_snapshot_id}
+            ),
+            AssertCurrentSchemaId.model_validate({"current-schema-id": loaded.current_schema_id}),
+            AssertDefaultSpecId.model_validate({"default-spec-id": loaded.default_spec_id}),
+        )
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever PyIceberg asks it for
+        return getattr(self._catalog, name)
+
+    def commit_table(
+        self,
+        table: Table,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> CommitTableResponse:
+        """See `Catalog.commit_table`."""
+        return self._catalog.commit_table(table, (*self._required, *requirements), updates)
+
+
+_THREADS: Final = 16
+_ALONE: Final = "column"
+_FIRST_SURROGATE: Final = 0xD800
+_AFTER_SURROGATES: Final = 0xE000
+
+
+def add_files(
+    table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
+) -> None:
+    """Adds a snapshot with files of the table's columns, even with none.
+
+    Args:
+        table: As it was loaded.
+        transaction: Of the table; what it has changed of the columns counts.
+        paths: None of them is in the table.
+        properties: Of the snapshot.
+
+    Raises:
+        ValueError: A file does not fit the table.
+    """
+    from pyiceberg.table import TableProperties
+
+    if transaction.table_metadata.name_mapping() is None:
+        mapping = transaction.table_metadata.schema().name_mapping
+        transaction.set_properties(
+            {TableProperties.DEFAULT_NAME_MAPPING: mapping.model_dump_json()}
+        )
+    with ThreadPoolExecutor(_THREADS, "kts-iceberg") as pool:
+        found = list(pool.map(lambda path: _data_file(table, transaction, path), paths))
+    with transaction.update_snapshot(dict(properties)).fast_append() as append:
+        for file in found:
+            append.append_data_file(file)
+
+
+def _data_file(table: Table, transaction: Transaction, path: str) -> DataFile:
+    from pyarrow.parquet import read_metadata
+    from pyiceberg.io import pyarrow as files
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+    metadata = transaction.table_metadata
+    schema, spec = metadata.schema(), metadata.spec()
+    file = table.io.new_input(path)
+    with file.open() as stream:
+        parquet = read_metadata(stream)
+    files._check_pyarrow_schema_compatible(  # noqa: SLF001  # add_files of PyIceberg asks it, too
+        schema, parquet.schema.to_arrow_schema(), format_version=metadata.format_version
+    )
+    columns = files.parquet_path_to_id_mapping(schema)
+    statistics = files.data_file_statistics_from_parquet_metadata(
+        parquet_metadata=parquet,
+        stats_columns=_plan(schema, metadata.properties),
+        parquet_column_mapping=columns,
+    )
+    for field_id in _without_bounds(parquet, columns):
+        statistics.column_aggregates.pop(field_id, None)
+    for field in spec.fields:
+        nulls = statistics.null_value_counts.get(field.source_id)
+        if field.source_id not in statistics.column_aggregates and nulls != parquet.num_rows:
+            raise ExportError(
+                f"a file has no bounds of {schema.find_column_name(field.source_id)}, and partition"
+                " values are taken from them",
+                uri=path,
+            )
+    partition = statistics.partition(spec, schema)  # of the whole texts
+    for aggregate in statistics.column_aggregates.values():
+        if isinstance(aggregate.current_max, str):
+            aggregate.current_max = upper_bound(aggregate.current_max, aggregate.trunc_length)
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=len(file),
+        sort_order_id=None,
+        spec_id=metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+
+
+def _without_bounds(parquet: pq.FileMetaData, columns: Mapping[str, int]) -> Iterator[int]:
+    """Yields the fields that have values, but no bounds, in at least one row group.
+
+    Arrow writes no bounds of long texts. PyIceberg skips such a row group, so its bounds would not
+    cover the values there, and readers would skip files that hold matching rows.
+    """
+    for group in range(parquet.num_row_groups):
+        row_group = parquet.row_group(group)
+        for index in range(row_group.num_columns):
+            column = row_group.column(index)
+            bounds = column.statistics
+            if bounds is None or bounds.has_min_max:
+                continue
+            if not bounds.has_null_count or bounds.null_count < column.num_values:
+                yield columns[column.path_in_schema]
+
+
+def upper_bound(text: str, length: int | None) -> str | None:
+    """Returns a text of at most `length` characters that is not below `text`; `None` if none is.
+
+    PyIceberg counts the last character up by one, which makes a surrogate of U+D7FF: no UTF-8 text
+    can hold it. Java's Iceberg skips the surrogates, and so does this.
+    """
+    if length is None or len(text) <= length:
+        return text
+    for end in range(length, 0, -1):
+        code = ord(text[end - 1]) + 1
+        if code == _FIRST_SURROGATE:
+            code = _AFTER_SURROGATES
+        if code <= sys.maxunicode:
+            return text[: end - 1] + chr(code)
+    return None
+
+
+def _plan(schema: Schema, properties: Mapping[str, str]) -> dict[int, Any]:
+    """What is kept of each column: of fields of structs as much as of columns.
+
+    PyIceberg keeps only counts of whatever is in something. Of items of lists and maps that is
+    right: a row has many.
+    """
+    from pyiceberg.io import pyarrow as files
+    from pyiceberg.schema import Schema as OneColumn
+
+    plan: dict[int, Any] = files.compute_statistics_plan(schema, dict(properties))
+    for path, field in _fields(schema.as_struct(), ""):
+        # What PyIceberg says of a column of this type, by the properties of the field's path.
+        alone = OneColumn(field.model_copy(update={"name": _ALONE}))
+        own = {
+            name: text for name, text in properties.items() if name == f"{_COLUMN_METRICS}default"
+        }
+        if (mode := properties.get(f"{_COLUMN_METRICS}column.{path}")) is not None:
+            own[f"{_COLUMN_METRICS}column.{_ALONE}"] = mode
+        found = files.compute_statistics_plan(alone, own)[field.field_id]
+        plan[field.field_id] = replace(plan[field.field_id], mode=found.mode)
+    return plan
+
+
+def _fields(struct: StructType, outer: str) -> Iterator[tuple[str, NestedField]]:
+    """Fields of structs in a struct that hold one value, and their paths."""
+    for field in struct.fields:
+        kind = field.field_type
+        if kind.is_struct:
+            yield from _fields(cast("StructType", kind), f"{outer}{field.name}.")
+        elif outer and kind.is_primitive:
+            yield f"{outer}{field.name}", field
+
 
 _NO_RETRIES: Final = "commit.retry.num-retries"
 _METRICS: Final = "write.metadata.metrics.column."

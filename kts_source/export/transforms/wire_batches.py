@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kts_source.export.transforms.row_transform import json_decoder
 from segment_format.values.avro import schema as avro
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ def json_together(schema: pa.Schema) -> ValueDecoder | None:
     decoder = json_decoder(schema)
     if decoder is None:
         return None
-    from segment_format.values.json.confluent import ConfluentJsonDecoder
+    from segment_format.values.json.decoder import ConfluentJsonDecoder
 
     return ConfluentJsonDecoder(decoder)
 

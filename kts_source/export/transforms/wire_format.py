@@ -36,8 +36,7 @@ from kts_source.export.transforms.row_transform import (
 )
 from kts_source.export.transforms.wire_batches import avro_together, json_together
 from kts_source.extras import require
-from kts_source.registry.by_id import ById
-from kts_source.registry.place import RegistryAccess, RegistryPlace
+from kts_source.registry.by_id import ById, RegistryAccess, RegistryPlace
 from kts_source.registry.schema_registry import (
     AVRO,
     EXTRA,
@@ -46,7 +45,7 @@ from kts_source.registry.schema_registry import (
     find_schema,
 )
 from kts_source.secret import Secret
-from segment_format.values.avro.json_text import JSON_TEXT, is_json_object
+from segment_format.values.avro.decoder import JSON_TEXT, is_json_object
 from segment_format.values.confluent_header import read_header, read_headers
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from kts_source.layout.remote_segment import (
     epochs_between,
     plain_chunks,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
-from segment_format.index.offset_index import ENTRY_SIZE
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
+from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -310,7 +310,7 @@ class _Maker:
         size = info.size
         if files == self._replica.segments[-1]:  # zeros may have been allocated ahead
             index = offset_index(self._store, files)
-            size = 0 if index is None else len(index) * ENTRY_SIZE
+            size = 0 if index is None else len(index) * OFFSET_ENTRY_SIZE
         found[IndexType.OFFSET] = StoredIndex(ObjectRef.of(info), 0, size)
         if stop in self._replica.files.snapshots:
             info = self._replica.files.snapshots[stop]

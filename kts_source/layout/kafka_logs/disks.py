@@ -10,7 +10,7 @@ from kts_source.layout.kafka_logs.log_dirs import files_in, find_log_dirs, read_
 from kts_source.layout.kafka_logs.replica import recovered
 from kts_source.layout.layout import Orphan
 from segment_format.errors import SegmentFormatError
-from segment_format.index.partition_metadata import parse_partition_metadata
+from segment_format.index.checkpoints import parse_partition_metadata
 from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:

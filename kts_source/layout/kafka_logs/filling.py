@@ -26,8 +26,8 @@ from kts_source.layout.kafka_logs.surviving import (
 from kts_source.layout.layout import Orphan
 from kts_source.layout.remote_segment import IndexType, StoredIndex, epochs_between
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
-from segment_format.record.last_offset import last_offset
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
+from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
-from segment_format.index.offset_checkpoint import parse_offset_checkpoint
-from segment_format.manifest.log_dir_names import (
+from segment_format.index.checkpoints import parse_offset_checkpoint
+from segment_format.manifest.object_names import (
     PartitionDirectory,
     parse_log_file_name,
     parse_partition_directory,

@@ -25,10 +25,10 @@ from kts_source.layout.kafka_logs.segment_files import (
     partition_files,
 )
 from segment_format.errors import CorruptIndexError, SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
-from segment_format.index.offset_index import ENTRY_SIZE, OffsetIndex
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.index.rebuild import RebuiltSideFiles
+from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE, OffsetIndex
 from segment_format.record.recovery import WholeBatches
 
 if TYPE_CHECKING:
@@ -419,7 +419,7 @@ def offset_index(store: ObjectStore, segment: SegmentFiles) -> OffsetIndex | Non
     if info is None:
         return None
     data = read_file(store, info, MAX_SIDE_FILE_BYTES).rstrip(b"\0")
-    data += bytes(-len(data) % ENTRY_SIZE)
+    data += bytes(-len(data) % OFFSET_ENTRY_SIZE)
     try:
         index = OffsetIndex.from_bytes(data, base_offset=segment.base_offset)
     except SegmentFormatError:

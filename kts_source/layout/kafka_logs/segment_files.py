@@ -19,8 +19,8 @@ from kts_source.errors import CorruptSegmentError
 from kts_source.layout.kafka_logs.log_dirs import files_in, read_file
 from kts_source.layout.layout import Orphan
 from segment_format.errors import SegmentFormatError
-from segment_format.manifest.log_dir_names import LogFileName, parse_log_file_name
-from segment_format.record.last_offset import last_offset
+from segment_format.manifest.object_names import LogFileName, parse_log_file_name
+from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kts_source.layout.kafka_logs.log_dirs import TopicPartition
     from kts_source.layout.kafka_logs.replica import Replica
-    from segment_format.index.leader_epoch_checkpoint import EpochEntry
+    from segment_format.index.checkpoints import EpochEntry
 
 MAX_OFFSET: Final = (1 << 63) - 1
 

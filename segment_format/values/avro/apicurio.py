@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segment_format.values.avro.by_writer import ByWriter
-from segment_format.values.avro.json_text import JSON_TEXT
+from segment_format.values.avro.decoder import JSON_TEXT
 from segment_format.values.heads import heads
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from segment_format.values.avro.decoder import Runner
-from segment_format.values.avro.json_text import JSON_TEXT, json_objects
-from segment_format.values.avro.projection import projected
+from segment_format.values.avro.columns import projected
+from segment_format.values.avro.decoder import JSON_TEXT, Runner, json_objects
 from segment_format.values.avro.schema import BYTES, AvroSchemaError, Primitive
 from segment_format.values.confluent_header import with_lengths
 from segment_format.values.decoded import BadValue, DecodedValues

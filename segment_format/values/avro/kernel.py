@@ -3,6 +3,12 @@
 A row that fails leaves no trace but a null: what it has written is written again by the next one,
 because all that was counted is counted back. Where a buffer is too small, the row is undone as
 well, and run again when there is room.
+
+What stands in Avro's bytes, read at an address: numbers, text, decimals. Part of the kernel.
+
+Numbers are zig-zag varints of at most 10 bytes that hold no more than 64 bits.
+
+Runs a program over one value. Part of the kernel.
 """
 
 from __future__ import annotations
@@ -12,29 +18,465 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core import types
 
-from segment_format.kernels.compiled import kernel
-from segment_format.kernels.memory import (
+from segment_format.kernels.compiled import helper, inlined, kernel
+from segment_format.kernels.primitives import (
+    copy_long,
     load_i64_native,
     load_u8,
     load_u32_native,
     load_word,
+    store_i32,
     store_i64,
+    store_u8,
+    utf8_size,
+    zigzag,
 )
+from segment_format.values.avro import columns as k
 from segment_format.values.avro import opcodes as o
-from segment_format.values.avro.run_value import (
-    INSTRUCTION,
-    fill_null,
-    level_at,
-    run_value,
-)
-from segment_format.values.frames import get, put
+from segment_format.values.memory import address_in, get, load_f32, put, store_as_f32, store_f64
 
 if TYPE_CHECKING:
-    from segment_format.kernels.compiled import Frame, Value
+    from segment_format.kernels.compiled import Address, Frame, Value
 
-_HALF = np.uint64(4)
-_ZERO = np.uint64(0)
+
+TRUNCATED = np.uint64(0)
+"""Instead of the next address: the number goes on beyond the end."""
+TOO_LONG = np.uint64(1)
+"""Instead of the next address: it has more than 64 bits."""
 _ONE = np.uint64(1)
+_SEVEN = np.uint64(7)
+_EIGHT = np.uint64(8)
+_STEP = np.uint64(16)
+_TOP = np.uint64(63)
+_LOW = np.uint64(0x7F)
+_MORE = np.uint64(0x80)
+_FF = np.uint64(0xFF)
+_ZERO = np.uint64(0)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_LAST_BYTE = np.uint64(56)
+
+
+@helper
+def _long_number(at: Address, stop: Address) -> Value:
+    raw = _ZERO
+    shift = _ZERO
+    while at < stop:
+        byte = load_u8(at)
+        at += _ONE
+        if shift == _TOP and byte > _ONE:
+            return np.int64(0), TOO_LONG
+        raw |= (byte & _LOW) << shift
+        if byte < _MORE:
+            return zigzag(raw), at
+        shift += _SEVEN
+    return np.int64(0), TRUNCATED
+
+
+@inlined
+def read_long(at: Address, stop: Address) -> Value:
+    """The number at `at` and the address behind it, or `TRUNCATED` or `TOO_LONG`."""
+    if stop - at >= np.uint64(2) and at < stop:
+        first = load_u8(at)
+        if first < _MORE:
+            return zigzag(first), at + _ONE
+        second = load_u8(at + _ONE)
+        if second < _MORE:
+            return zigzag((first & _LOW) | second << _SEVEN), at + np.uint64(2)
+    return _long_number(at, stop)
+
+
+@inlined
+def _mask(size: Value) -> Value:
+    """Of the first `size` (0 to 8) bytes of a word; a shift by 64 bits is none."""
+    half = size << np.uint64(2)
+    return ((_ONE << half) << half) - _ONE
+
+
+@inlined
+def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
+    """Copies `size` bytes (int64), 16 at a time; whether some may not be ASCII.
+
+    Up to 16 bytes too many are written, and read, but none at or behind `limit`.
+    """
+    left = np.uint64(size)
+    if limit - source < left + _STEP:
+        copy_long(target, source, left)
+        return True
+    high = _ZERO
+    while left > _STEP:
+        first = load_word(source)
+        second = load_word(source + _EIGHT)
+        store_i64(target, np.int64(first))
+        store_i64(target + _EIGHT, np.int64(second))
+        high |= first | second
+        source += _STEP
+        target += _STEP
+        left -= _STEP
+    first = load_word(source)
+    second = load_word(source + _EIGHT)
+    store_i64(target, np.int64(first))
+    store_i64(target + _EIGHT, np.int64(second))
+    in_first = min(left, _EIGHT)
+    high |= (first & _mask(in_first)) | (second & _mask(left - in_first))
+    return high & _HIGH_BITS != _ZERO
+
+
+@helper
+def is_utf8(address: Address, size: Value) -> Value:
+    """Whether bytes are UTF-8: nothing overlong, no surrogates, nothing above U+10FFFF."""
+    _, malformed = utf8_size(address, np.uint64(size))
+    return malformed == 0
+
+
+@helper
+def copy_decimal(target: Address, at: Address, size: Value, high: Value, low: Value) -> Value:
+    """Writes a big-endian two's complement number of any size as 16 bytes, little-endian.
+
+    Args:
+        target: Where to.
+        at: Where it stands.
+        size: Its bytes, int64; none are 0.
+        high: With `low`, what it must be below, without its sign; uint64.
+        low: The lower half.
+
+    Returns:
+        Whether it is below.
+    """
+    negative = size > 0 and load_u8(at) >= _MORE
+    fill = _FF if negative else _ZERO
+    while size > 16:
+        if load_u8(at) != fill:
+            return False
+        at += _ONE
+        size -= 1
+    upper = _ALL if negative else _ZERO
+    lower = upper
+    for _ in range(size):
+        upper = upper << _EIGHT | lower >> _LAST_BYTE
+        lower = lower << _EIGHT | load_u8(at)
+        at += _ONE
+    if (upper >> _TOP != _ZERO) != negative:
+        return False
+    store_i64(target, np.int64(lower))
+    store_i64(target + _EIGHT, np.int64(upper))
+    if negative:
+        lower = ~lower + _ONE
+        upper = ~upper
+        if lower == _ZERO:
+            upper += _ONE
+    return upper < high or (upper == high and lower < low)
+
+
+_WORD = np.uint64(8)
+_HALF = np.uint64(4)
+INSTRUCTION = np.uint64(8 * o.WIDTH)
+_SLACK = np.uint64(o.SLACK)
+_MAX_INT = 2**31 - 1
+_MIN_INT = -(2**31)
+_MIN_LONG = -(2**63)
+_MAX_MILLIS = (2**63 - 1) // 1000
+_MIN_MILLIS = -_MAX_MILLIS
+
+
+@inlined
+def _slot(slots: Address, number: Value) -> Value:
+    return slots + np.uint64(8 * o.SLOT_WIDTH * number)
+
+
+@inlined
+def level_at(levels: Address, number: Value) -> Value:
+    """The row of a level in the table of levels."""
+    return levels + np.uint64(8 * o.LEVEL_WIDTH * number)
+
+
+@inlined
+def _entry(slot: Address, index: Value) -> Value:
+    """Where the int32 stands that an entry begins at; the one behind it is its end."""
+    return address_in(slot, o.VALUES) + np.uint64(4 * index)
+
+
+@helper
+def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
+    """Nulls, and what stands below them, in those of the slots that are of the level."""
+    for number in range(first, stop):
+        slot = _slot(slots, number)
+        if get(slot, o.SLOT_LEVEL) != level:
+            continue
+        validity = address_in(slot, o.VALIDITY)
+        if validity != _ZERO:
+            store_u8(validity + np.uint64(index), np.int64(0))
+        kind = get(slot, o.KIND)
+        if kind == k.FIXED:
+            size = get(slot, o.SIZE)
+            value = address_in(slot, o.VALUES) + np.uint64(index * size)
+            for byte in range(size):
+                store_u8(value + np.uint64(byte), np.int64(0))
+        if kind in (k.BYTES, k.ITEMS):
+            entry = _entry(slot, index)
+            store_i32(entry + _HALF, np.int64(load_u32_native(entry)))
+
+
+@helper
+def run_value(
+    program: Address,
+    at: Address,
+    stop: Address,
+    limit: Address,
+    slots: Address,
+    levels: Address,
+    loops: Address,
+) -> Value:
+    """Runs a program over one value: `(status, instruction, argument, room needed)`."""
+    here = program
+    before_at = at
+    before_stop = stop
+    before_limit = limit
+    none = np.int64(0)
+    while True:
+        op = load_i64_native(here)
+        slot = _slot(slots, get(here, o.SLOT))
+        index = load_i64_native(level_at(levels, get(here, o.LEVEL)))
+        if op == o.STRING or op == o.RAW or op == o.FIXED or op == o.ENUM:
+            if op == o.FIXED:
+                size = get(here, o.A)
+                source = at
+            else:
+                size, source = read_long(at, stop)
+                if source <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(source), here, none, none
+            if op == o.ENUM:
+                at = source
+                if size < 0 or size >= get(here, o.A):
+                    return np.int64(o.ERROR_SYMBOL), here, none, none
+                symbol = address_in(here, o.B) + np.uint64(16 * size)
+                source = load_word(symbol)
+                size = load_i64_native(symbol + _WORD)
+                if size < 0:
+                    return np.int64(o.ERROR_UNKNOWN_SYMBOL), here, none, none
+                readable = source + np.uint64(size) + _SLACK
+            else:
+                if size < 0 or size > np.int64(stop - source):
+                    error = o.ERROR_TRUNCATED if op == o.FIXED else o.ERROR_LENGTH
+                    return np.int64(error), here, none, none
+                at = source + np.uint64(size)
+                readable = limit
+            entry = _entry(slot, index)
+            begin = np.int64(load_u32_native(entry))
+            end = begin + size
+            if end > get(slot, o.ROOM):
+                if end > o.LARGEST:
+                    return np.int64(o.ERROR_TOO_MUCH), here, none, none
+                return np.int64(o.GROW_BYTES), here, get(here, o.SLOT), end
+            target = address_in(slot, o.DATA) + np.uint64(begin)
+            suspect = copy_text(target, source, size, readable)
+            if op == o.STRING and suspect and not is_utf8(target, size):
+                return np.int64(o.ERROR_UTF8), here, none, none
+            store_i32(entry + _HALF, end)
+            here += INSTRUCTION
+        elif op == o.LONG or op == o.INT:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if op == o.LONG:
+                store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), value)
+            else:
+                if value > _MAX_INT or value < _MIN_INT:
+                    return np.int64(o.ERROR_INT), here, none, none
+                store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), value)
+            here += INSTRUCTION
+        elif op == o.DOUBLE:
+            if stop - at < _WORD:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            store_i64(address_in(slot, o.VALUES) + np.uint64(8 * index), load_i64_native(at))
+            at += _WORD
+            here += INSTRUCTION
+        elif op == o.NULLABLE:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if np.uint64(value) > _ONE:
+                return np.int64(o.ERROR_BRANCH), here, none, none
+            if value == get(here, o.A):
+                first = get(here, o.SLOT)
+                fill_null(slots, first, get(here, o.B), get(here, o.LEVEL), index)
+                here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+            else:
+                store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
+                here += INSTRUCTION
+        elif op == o.BOOLEAN:
+            if at == stop:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            byte = load_u8(at)
+            if byte > _ONE:
+                return np.int64(o.ERROR_BOOLEAN), here, none, none
+            store_u8(address_in(slot, o.VALUES) + np.uint64(index), np.int64(byte))
+            at += _ONE
+            here += INSTRUCTION
+        elif op == o.END:
+            if at != stop:
+                return np.int64(o.ERROR_REST), here, none, none
+            return np.int64(o.DONE), here, none, none
+        elif op == o.SKIP_BYTES:
+            for step in range(get(here, o.A)):
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
+                if size < 0 or size > np.int64(stop - at):
+                    return np.int64(o.ERROR_LENGTH), here, step, none
+                at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.SKIP_VARINT:
+            for step in range(get(here, o.A)):
+                value, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, step, none
+            here += INSTRUCTION
+        elif op == o.SKIP_FIXED:
+            size = get(here, o.A)
+            if size > np.int64(stop - at):
+                return np.int64(o.ERROR_TRUNCATED), here, np.int64(stop - at), none
+            at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.FLOAT:
+            if stop - at < _HALF:
+                return np.int64(o.ERROR_TRUNCATED), here, none, none
+            bits = np.int64(load_u32_native(at))
+            store_i32(address_in(slot, o.VALUES) + np.uint64(4 * index), bits)
+            at += _HALF
+            here += INSTRUCTION
+        elif op == o.VALID:
+            store_u8(address_in(slot, o.VALIDITY) + np.uint64(index), np.int64(1))
+            here += INSTRUCTION
+        elif op == o.NULL:
+            first = get(here, o.SLOT)
+            fill_null(slots, first, get(here, o.B), get(here, o.LEVEL), index)
+            here += INSTRUCTION
+        elif op == o.ITEMS or op == o.SKIP_ITEMS:
+            count, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            child = level_at(levels, get(here, o.A))
+            if count == 0:
+                if op == o.ITEMS:
+                    store_i32(_entry(slot, index) + _HALF, get(child, o.COUNT))
+                here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+                continue
+            block_stop = np.int64(0)
+            if count < 0:
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                if size < 0 or size > np.int64(stop - at):
+                    return np.int64(o.ERROR_LENGTH), here, none, none
+                if count == _MIN_LONG:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+                count = -count
+                block_stop = np.int64(at + np.uint64(size))
+            least = get(here, o.B)
+            left = np.int64(stop - at)
+            if least > 0:
+                # Neither product is beyond 64 bits: a value has less than 2**31 bytes.
+                if count > left or count * least > left:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+            elif count > o.MOST_EMPTY:
+                return np.int64(o.ERROR_COUNT), here, none, none
+            if op == o.SKIP_ITEMS:
+                if block_stop != 0:
+                    at = np.uint64(block_stop)
+                    continue
+                if least == 0:  # none of them has a byte: to count them may take seconds
+                    continue
+            else:
+                total = get(child, o.COUNT) + count
+                if least == 0 and total - get(child, o.AT_ROW) > o.MOST_EMPTY:
+                    return np.int64(o.ERROR_COUNT), here, none, none
+                if total > get(child, o.LEVEL_ROOM):
+                    if total >= o.LARGEST:
+                        return np.int64(o.ERROR_TOO_MUCH), here, none, none
+                    return np.int64(o.GROW_LEVEL), here, get(here, o.A), total
+            loop = loops + np.uint64(8 * o.LOOP_WIDTH * get(here, o.D))
+            put(loop, o.LEFT, count)
+            put(loop, o.BLOCK_STOP, block_stop)
+            here += INSTRUCTION
+        elif op == o.NEXT or op == o.SKIP_NEXT:
+            if op == o.NEXT:
+                child = level_at(levels, get(here, o.A))
+                put(child, o.COUNT, get(child, o.COUNT) + 1)
+            loop = loops + np.uint64(8 * o.LOOP_WIDTH * get(here, o.D))
+            left = get(loop, o.LEFT) - 1
+            begin_of_loop = program + np.uint64(get(here, o.C)) * INSTRUCTION
+            if left > 0:
+                put(loop, o.LEFT, left)
+                here = begin_of_loop + INSTRUCTION
+            else:
+                block_stop = get(loop, o.BLOCK_STOP)
+                if block_stop != 0 and np.uint64(block_stop) != at:
+                    return np.int64(o.ERROR_BLOCK), here, none, none
+                here = begin_of_loop
+        elif op == o.UNION:
+            value, at = read_long(at, stop)
+            if at <= TOO_LONG:
+                return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if value < 0 or value >= get(here, o.A):
+                return np.int64(o.ERROR_BRANCH), here, none, none
+            here += np.uint64(value + 1) * INSTRUCTION
+        elif op == o.JUMP:
+            here = program + np.uint64(get(here, o.C)) * INSTRUCTION
+        elif op == o.NUMBER:
+            target = address_in(slot, o.VALUES)
+            kind = get(here, o.B)
+            if get(here, o.A) == o.FROM_FLOAT:
+                if stop - at < _HALF:
+                    return np.int64(o.ERROR_TRUNCATED), here, none, none
+                store_f64(target + np.uint64(8 * index), load_f32(at))
+                at += _HALF
+            else:
+                value, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+                if get(here, o.A) == o.FROM_INT and (value > _MAX_INT or value < _MIN_INT):
+                    return np.int64(o.ERROR_INT), here, none, none
+                if kind == o.TO_FLOAT:
+                    store_as_f32(target + np.uint64(4 * index), value)
+                elif kind == o.TO_DOUBLE:
+                    store_f64(target + np.uint64(8 * index), np.float64(value))
+                else:
+                    if kind == o.TO_MICROS:
+                        if value > _MAX_MILLIS or value < _MIN_MILLIS:
+                            return np.int64(o.ERROR_TIME), here, none, none
+                        value *= 1000
+                    store_i64(target + np.uint64(8 * index), value)
+            here += INSTRUCTION
+        elif op == o.DECIMAL:
+            size = get(here, o.A)
+            if size < 0:
+                size, at = read_long(at, stop)
+                if at <= TOO_LONG:
+                    return np.int64(o.ERROR_TRUNCATED) + np.int64(at), here, none, none
+            if size < 0 or size > np.int64(stop - at):
+                return np.int64(o.ERROR_LENGTH), here, none, none
+            target = address_in(slot, o.VALUES) + np.uint64(16 * index)
+            if not copy_decimal(target, at, size, address_in(here, o.B), address_in(here, o.C)):
+                return np.int64(o.ERROR_DECIMAL), here, none, none
+            at += np.uint64(size)
+            here += INSTRUCTION
+        elif op == o.CONSTANT:
+            before_at = at
+            before_stop = stop
+            before_limit = limit
+            at = address_in(here, o.A)
+            stop = at + address_in(here, o.B)
+            limit = stop + _SLACK
+            here += INSTRUCTION
+        elif op == o.RESUME:
+            at = before_at
+            stop = before_stop
+            limit = before_limit
+            here += INSTRUCTION
+        else:
+            return np.int64(o.ERROR_MESSAGE), here, get(here, o.A), none
+
 
 _FRAME = types.Array(types.int64, 1, "C")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numba.core import types
 
 from segment_format.kernels.compiled import helper, inlined, kernel
-from segment_format.kernels.memory import (
+from segment_format.kernels.primitives import (
     load_i64_native,
     load_u8,
     load_u32_native,

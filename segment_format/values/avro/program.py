@@ -2,10 +2,24 @@
 
 What of a writer's union the reader cannot take fails the values that have it, and no others; what
 cannot be taken in any value is an error here.
+
+Which type of a reader's takes what a writer's type says: Avro's schema resolution.
+
+Records, enums and fixed match by unqualified name, or by an alias of the reader's. Types that stand
+for different things (milliseconds and microseconds, decimals of another scale) do not match: read
+as each other they would be other values. Of a reader's union the branch that is the writer's own
+type wins, then the first that can take it.
+
+Defaults of a reader's fields as Avro's bytes: the one kernel decodes them like any value.
+
+A default of a union is of the first branch that it fits; bytes and fixed are texts of code points
+up to 255, as Avro has it.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,14 +29,7 @@ from segment_format.values.avro import columns as k
 from segment_format.values.avro import opcodes as o
 from segment_format.values.avro import schema as s
 from segment_format.values.avro.columns import schema_logical
-from segment_format.values.avro.defaults import default_bytes
-from segment_format.values.avro.resolution import (
-    branch_for,
-    least_size,
-    mismatch,
-    writer_fields,
-)
-from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.avro.schema import AvroSchemaError, simple_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +38,256 @@ if TYPE_CHECKING:
 
     from segment_format.values.avro.columns import Column
     from segment_format.values.avro.schema import Schema
+
+
+_PROMOTIONS: Final = {
+    s.INT: (s.LONG, s.FLOAT, s.DOUBLE),
+    s.LONG: (s.FLOAT, s.DOUBLE),
+    s.FLOAT: (s.DOUBLE,),
+    s.STRING: (s.BYTES,),
+    s.BYTES: (s.STRING,),
+}
+
+
+def mismatch(writer: Schema, reader: Schema) -> str | None:
+    """Why a reader's type cannot take a writer's; `None` if it can, as far as the types
+    themselves go: not what is in them.
+
+    Args:
+        writer: No union.
+        reader: No union.
+    """
+    if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
+        same = writer.kind == reader.kind
+        if not same and reader.kind not in _PROMOTIONS.get(writer.kind, ()):
+            return f"{writer} cannot be read as {reader}"
+        if not same and s.DECIMAL in (schema_logical(writer), schema_logical(reader)):
+            return f"{writer} cannot be read as {reader}"
+        return _logical_mismatch(writer, reader)
+    if type(writer) is not type(reader):
+        return f"{writer} cannot be read as {reader}"
+    if isinstance(writer, s.Record | s.Enum | s.Fixed):
+        assert isinstance(reader, s.Record | s.Enum | s.Fixed)
+        if not same_name(writer.name, reader.name, reader.aliases):
+            return f"{writer} cannot be read as {reader}: another name, and no alias"
+    if isinstance(writer, s.Fixed) and isinstance(reader, s.Fixed):
+        if writer.size != reader.size:
+            return f"{writer} has {writer.size} bytes, not {reader.size}"
+        return _logical_mismatch(writer, reader)
+    return None
+
+
+def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fixed) -> str | None:
+    if writer.logical is None or reader.logical is None or writer.logical == reader.logical:
+        return None
+    return f"{writer.logical} cannot be read as {reader.logical}"
+
+
+def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
+    """Whether a writer's name is the reader's, or one of its aliases; namespaces do not count."""
+    return simple_name(writer) in map(simple_name, (reader, *aliases))
+
+
+def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
+    """The branch of a reader's union that takes a writer's type, which is no union."""
+    fitting = [branch for branch in reader.branches if mismatch(writer, branch) is None]
+    for branch in fitting:
+        if _is_own(writer, branch):
+            return branch
+    return fitting[0] if fitting else None
+
+
+def _is_own(writer: Schema, reader: Schema) -> bool:
+    """Whether it is the same kind, or has the same full name: nothing is promoted or renamed."""
+    if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
+        return writer.kind == reader.kind
+    if isinstance(writer, s.Record | s.Enum | s.Fixed):
+        assert isinstance(reader, s.Record | s.Enum | s.Fixed)
+        return writer.name == reader.name
+    return True
+
+
+def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
+    """The reader's field for each of the writer's that has one, by the writer's name."""
+    names = {field.name for field in writer.fields}
+    found = {field.name: field for field in reader.fields if field.name in names}
+    for field in reader.fields:
+        if field.name not in names:
+            alias = next((name for name in field.aliases if name in names - found.keys()), None)
+            if alias is not None:
+                found[alias] = field
+    return found
+
+
+def least_size(schema: Schema) -> int:
+    """Bytes that a value of a writer's type has at least."""
+    if isinstance(schema, s.Record):
+        return min(sum(least_size(field.type) for field in schema.fields), 2**31)
+    if isinstance(schema, s.Union):
+        return 1 + min(map(least_size, schema.branches))
+    if isinstance(schema, s.Fixed):
+        return schema.size
+    if isinstance(schema, s.Primitive):
+        return _LEAST.get(schema.kind, 1)
+    return 1
+
+
+_LEAST: Final = {s.NULL: 0, s.FLOAT: 4, s.DOUBLE: 8}
+
+
+_MOST_BYTES: Final = 1 << 16
+_BITS: Final = {s.INT: 31, s.LONG: 63}
+_FORMATS: Final = {s.FLOAT: "<f", s.DOUBLE: "<d"}
+_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def default_bytes(schema: Schema, value: object) -> bytes:
+    """A default in Avro's encoding.
+
+    Args:
+        schema: The field's type.
+        value: The default as JSON has it.
+
+    Raises:
+        AvroSchemaError: It is none of the type, or takes more than 64 KiB: every row would have
+            it, and lists of records that have lists as defaults grow with each level.
+    """
+    return _Encoder().encoded(schema, value)
+
+
+def check_defaults(schema: Schema) -> None:
+    """Checks the defaults of all fields of a reader's schema, whether writers have them or not.
+
+    Raises:
+        AvroSchemaError: One is none of its type or too large; the field is named.
+    """
+    _check(schema, "", set())
+
+
+def _check(schema: Schema, path: str, seen: set[str]) -> None:
+    if isinstance(schema, s.Union):
+        for branch in schema.branches:
+            _check(branch, path, seen)
+    elif isinstance(schema, s.Array):
+        _check(schema.items, path, seen)
+    elif isinstance(schema, s.Map):
+        _check(schema.values, path, seen)
+    elif isinstance(schema, s.Record) and schema.name not in seen:
+        seen.add(schema.name)
+        for field in schema.fields:
+            inner = f"{path}.{field.name}" if path else field.name
+            if field.default is not None:
+                try:
+                    default_bytes(field.type, field.default.value)
+                except AvroSchemaError as error:
+                    raise AvroSchemaError(f"field {inner!r}: {error}") from None
+            _check(field.type, inner, seen)
+
+
+class _Encoder:
+    """Encodes one default, and gives up where it grows too large."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_BYTES
+
+    def encoded(self, schema: Schema, value: object) -> bytes:
+        self._left -= 1  # also for what has no byte
+        data = self._encoded(schema, value)
+        if self._left < 0:
+            raise AvroSchemaError(f"a default of more than {_MOST_BYTES:,} bytes")
+        return data
+
+    def _encoded(self, schema: Schema, value: object) -> bytes:
+        if isinstance(schema, s.Union):
+            for index, branch in enumerate(schema.branches):
+                try:
+                    return _long(index) + self.encoded(branch, value)
+                except AvroSchemaError:
+                    if self._left < 0:
+                        raise
+        elif isinstance(schema, s.Array) and isinstance(value, list):
+            items = b"".join(self.encoded(schema.items, item) for item in value)
+            return (_long(len(value)) + items if value else b"") + b"\0"
+        elif isinstance(schema, s.Map) and isinstance(value, dict):
+            entries = b"".join(
+                self._spent(_sized(key.encode())) + self.encoded(schema.values, item)
+                for key, item in value.items()
+            )
+            return (_long(len(value)) + entries if value else b"") + b"\0"
+        elif isinstance(schema, s.Record) and isinstance(value, dict):
+            return b"".join(self._field(schema, field, value) for field in schema.fields)
+        elif isinstance(schema, s.Enum) and isinstance(value, str) and value in schema.symbols:
+            return _long(schema.symbols.index(value))
+        elif isinstance(schema, s.Fixed) and isinstance(value, str):
+            data = _code_points(value)
+            if len(data) == schema.size:
+                return self._spent(data)
+        elif isinstance(schema, s.Primitive):
+            return self._spent(_primitive(schema.kind, value))
+        raise _wrong(str(schema), value)
+
+    def _spent(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        return data
+
+    def _field(self, record: s.Record, field: s.Field, value: dict[str, object]) -> bytes:
+        if field.name in value:
+            return self.encoded(field.type, value[field.name])
+        if field.default is None:
+            raise AvroSchemaError(f"a default of {record} without field {field.name!r}")
+        return self.encoded(field.type, field.default.value)
+
+
+def _wrong(kind: str, value: object) -> AvroSchemaError:
+    return AvroSchemaError(f"a default that is no {kind}: {repr(value)[:100]}")
+
+
+def _primitive(kind: str, value: object) -> bytes:
+    if kind == s.NULL and value is None:
+        return b""
+    if kind == s.BOOLEAN and isinstance(value, bool):
+        return b"\1" if value else b"\0"
+    if kind == s.STRING and isinstance(value, str):
+        try:
+            return _sized(value.encode())
+        except UnicodeEncodeError:
+            pass
+    if kind == s.BYTES and isinstance(value, str):
+        return _sized(_code_points(value))
+    if kind in _BITS and isinstance(value, int) and not isinstance(value, bool):
+        limit = 1 << _BITS[kind]
+        if -limit <= value < limit:
+            return _long(value)
+    if kind in _FORMATS:
+        number = _WORDS.get(value) if isinstance(value, str) else value
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            try:
+                return struct.pack(_FORMATS[kind], number)
+            except (OverflowError, struct.error):
+                pass
+    raise _wrong(kind, value)
+
+
+def _code_points(text: str) -> bytes:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        raise AvroSchemaError("a default of bytes with a code point above 255") from None
+
+
+def _sized(data: bytes) -> bytes:
+    return _long(len(data)) + data
+
+
+def _long(value: int) -> bytes:
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+    return bytes(out)
+
 
 _MOST_INSTRUCTIONS: Final = 1 << 17
 _MILLIS: Final = frozenset((s.TIMESTAMP_MILLIS, s.LOCAL_MILLIS))

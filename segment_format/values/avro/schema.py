@@ -3,12 +3,18 @@
 Names are full names (`namespace.name`). A named type that is referred to again is the same object
 again. A type that contains itself is refused: no Arrow type is that deep. An unknown or impossible
 logical type is ignored, as Avro has it.
+
+The JSON text of an Avro schema, parsed and checked.
+
+What it may hold is bounded: a few lines that refer to each other may stand for more columns than
+any memory holds.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 
 class AvroSchemaError(ValueError):
@@ -194,3 +200,255 @@ Schema: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record
 def simple_name(name: str) -> str:
     """A full name without its namespace."""
     return name.rpartition(".")[2]
+
+
+_PRIMITIVES: Final = frozenset((NULL, BOOLEAN, INT, LONG, FLOAT, DOUBLE, BYTES, STRING))
+_NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
+_LOGICAL_BASES: Final = {
+    UUID: STRING,
+    DATE: INT,
+    TIME_MILLIS: INT,
+    TIME_MICROS: LONG,
+    TIMESTAMP_MILLIS: LONG,
+    TIMESTAMP_MICROS: LONG,
+    TIMESTAMP_NANOS: LONG,
+    LOCAL_MILLIS: LONG,
+    LOCAL_MICROS: LONG,
+    LOCAL_NANOS: LONG,
+}
+_LOGICAL_SIZES: Final = {UUID: 16, DURATION: 12}
+_MOST_DIGITS: Final = 38
+_MOST_FIXED: Final = 1 << 30
+MOST_PARTS: Final = 1 << 13
+"""Types that a schema may have in all, each counted as often as it is used."""
+MOST_LEVELS: Final = 64
+"""Types that may lie within each other."""
+
+
+def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> Schema:
+    """The schema of a JSON text.
+
+    Args:
+        text: A schema.
+        references: Schemas whose named types it may use; each may use those before it.
+
+    Raises:
+        AvroSchemaError: It is not one, or contains itself, or is too large.
+    """
+    parser = _Parser()
+    for reference in references:
+        parser.parsed(reference)
+    return parser.parsed(text)
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._known: dict[str, Schema] = {}
+        self._open: set[str] = set()
+        self._parts = 0
+        self._sizes: dict[str, int] = {}
+        self._heights: dict[str, int] = {}
+        self._depth = 0
+        self._deepest = 0
+
+    def parsed(self, text: str | bytes) -> Schema:
+        try:
+            document = json.loads(text)
+            # Names and symbols become UTF-8; JSON can say half a character, which has none.
+            json.dumps(document, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise AvroSchemaError(f"not an Avro schema: {type(error).__name__}: {error}") from None
+        self._parts = 0
+        return self._schema(document, "")
+
+    def _count(self, parts: int, levels: int) -> None:
+        """Counts before anything is made that grows with them."""
+        self._parts += parts
+        self._deepest = max(self._deepest, self._depth + levels)
+        if self._parts > MOST_PARTS:
+            raise AvroSchemaError(f"the schema has more than {MOST_PARTS:,} types")
+        if self._deepest > MOST_LEVELS:
+            raise AvroSchemaError(f"the schema has more than {MOST_LEVELS} levels")
+
+    def _schema(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401  # any JSON
+        self._depth += 1
+        try:
+            return self._made(document, namespace)
+        finally:
+            self._depth -= 1
+
+    def _made(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401
+        if isinstance(document, str):
+            return self._by_name(document, namespace)
+        self._count(1, 0)
+        if isinstance(document, list):
+            return self._union(document, namespace)
+        if not isinstance(document, dict):
+            raise AvroSchemaError(f"not an Avro schema: {_shown(document)}")
+        kind = document.get("type")
+        if isinstance(kind, dict | list):
+            return self._schema(kind, namespace)
+        if not isinstance(kind, str):
+            raise AvroSchemaError(f"a schema without a type: {_shown(document)}")
+        if kind == "array":
+            return Array(self._schema(_need(document, "items"), namespace))
+        if kind == "map":
+            return Map(self._schema(_need(document, "values"), namespace))
+        if kind in _NAMED:
+            return self._named(kind, document, namespace)
+        if kind in _PRIMITIVES:
+            return Primitive(kind, _logical(document, kind, None))
+        return self._by_name(kind, namespace)
+
+    def _by_name(self, name: str, namespace: str) -> Schema:
+        if name in _PRIMITIVES:
+            self._count(1, 0)
+            return Primitive(name)
+        full = _full_name(name, namespace)
+        if full not in self._known and full not in self._open and "." not in name:
+            full = name  # a type without a namespace
+        if full in self._open:
+            raise AvroSchemaError(f"type {full} contains itself, which no column can")
+        if full not in self._known:
+            raise AvroSchemaError(f"the schema uses {full}, which it does not define")
+        self._count(self._sizes[full], self._heights[full])
+        return self._known[full]
+
+    def _union(self, document: list[Any], namespace: str) -> Union:
+        branches = tuple(self._schema(branch, namespace) for branch in document)
+        if not branches:
+            raise AvroSchemaError("a union of nothing")
+        names: list[str] = []
+        for branch in branches:
+            if isinstance(branch, Union):
+                raise AvroSchemaError("a union within a union")
+            names.append(branch.kind if isinstance(branch, Primitive) else str(branch))
+        if len(set(names)) < len(names):
+            raise AvroSchemaError(f"a union has a type twice: {', '.join(names)}")
+        return Union(branches)
+
+    def _named(self, kind: str, document: dict[str, Any], namespace: str) -> Schema:
+        name, inner = _name_of(document, namespace)
+        if name in self._known or name in self._open:
+            raise AvroSchemaError(f"the schema defines {name} twice")
+        aliases = tuple(_full_name(alias, inner) for alias in _texts(document, "aliases"))
+        before, deepest = self._parts, self._deepest
+        self._open.add(name)
+        self._deepest = self._depth
+        found: Schema
+        if kind == "enum":
+            found = _enum(name, aliases, document)
+        elif kind == "fixed":
+            found = _fixed(name, aliases, document)
+        else:
+            found = self._record(name, aliases, document, inner)
+        self._open.discard(name)
+        self._known[name] = found
+        self._sizes[name] = 1 + self._parts - before
+        self._heights[name] = self._deepest - self._depth
+        self._deepest = max(self._deepest, deepest)
+        return found
+
+    def _record(
+        self, name: str, aliases: tuple[str, ...], document: dict[str, Any], namespace: str
+    ) -> Record:
+        fields: list[Field] = []
+        entries = _need(document, "fields")
+        if not isinstance(entries, list):
+            raise AvroSchemaError(f"the fields of {name} are no list")
+        for entry in entries:
+            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+                raise AvroSchemaError(f"a field of {name} has no name")
+            default = Default(entry["default"]) if "default" in entry else None
+            fields.append(
+                Field(
+                    entry["name"],
+                    _texts(entry, "aliases"),
+                    self._schema(_need(entry, "type"), namespace),
+                    default,
+                )
+            )
+        names = [field.name for field in fields]
+        if twice := {one for one in names if names.count(one) > 1}:
+            raise AvroSchemaError(f"{name} has fields twice: {', '.join(sorted(twice))}")
+        return Record(name, aliases, tuple(fields))
+
+
+def _enum(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Enum:
+    symbols = _texts(document, "symbols")
+    if not symbols or len(set(symbols)) < len(symbols):
+        raise AvroSchemaError(f"enum {name} has no symbols, or one twice")
+    default = document.get("default")
+    if default is not None and default not in symbols:
+        raise AvroSchemaError(f"the default of enum {name} is none of its symbols")
+    return Enum(name, aliases, symbols, default)
+
+
+def _fixed(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Fixed:
+    size = document.get("size")
+    if not _is_int(size) or not 0 <= size <= _MOST_FIXED:
+        raise AvroSchemaError(f"fixed {name} has no size from 0 to {_MOST_FIXED:,}")
+    return Fixed(name, aliases, size, _logical(document, None, size))
+
+
+def _logical(document: dict[str, Any], kind: str | None, size: int | None) -> Logical | None:
+    """Of a primitive kind, or of a fixed size; `None` for one that is unknown or impossible."""
+    name = document.get("logicalType")
+    if not isinstance(name, str):
+        return None
+    if name == DECIMAL and kind in (None, BYTES):
+        return _decimal(document, size)
+    if kind is not None and _LOGICAL_BASES.get(name) == kind:
+        return Logical(name)
+    if size is not None and _LOGICAL_SIZES.get(name) == size:
+        return Logical(name)
+    return None
+
+
+def _decimal(document: dict[str, Any], size: int | None) -> Logical | None:
+    precision, scale = document.get("precision"), document.get("scale", 0)
+    if not _is_int(precision) or not _is_int(scale):
+        return None
+    if not precision > 0 or not 0 <= scale <= precision:
+        return None
+    if size is not None and 10 ** min(precision, 4 * size + 8) > 1 << max(8 * size - 1, 0):
+        return None
+    if precision > _MOST_DIGITS:
+        raise AvroSchemaError(f"a decimal of {precision} digits; {_MOST_DIGITS} are the most")
+    return Logical(DECIMAL, precision, scale)
+
+
+def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
+    """Full name, and the namespace of what is within."""
+    name = document.get("name")
+    if not isinstance(name, str) or not name or name in _PRIMITIVES:
+        raise AvroSchemaError(f"a {document['type']} without a name of its own: {_shown(name)}")
+    given = document.get("namespace")
+    full = _full_name(name, given if isinstance(given, str) else namespace)
+    return full, full.rpartition(".")[0]
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _need(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
+    if member not in document:
+        raise AvroSchemaError(f"a schema without {member!r}: {_shown(document)}")
+    return document[member]
+
+
+def _texts(document: dict[str, Any], member: str) -> tuple[str, ...]:
+    texts = document.get(member) or ()
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise AvroSchemaError(f"{member!r} is no list of texts: {_shown(document)}")
+    return tuple(texts)
+
+
+def _shown(document: object) -> str:
+    text = json.dumps(document)
+    return text if len(text) <= 100 else f"{text[:100]}…"

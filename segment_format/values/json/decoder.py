@@ -1,29 +1,358 @@
-"""JSON values to an Arrow column of a given type."""
+"""JSON values to an Arrow column of a given type.
+
+What is wrong with a bad row, in words.
+
+The memory of one decoding: what the kernel writes to, see `contract`.
+
+What becomes a column is Arrow's own memory, which any thread may release.
+
+Arrow columns out of the places that a kernel has filled.
+
+JSON values in Confluent's wire format: JSON behind the header.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels.pool_memory import allocate
+from segment_format.kernels.columns import allocate, copied
+from segment_format.values.confluent_header import read_headers, without_headers
 from segment_format.values.decoded import BadValue, DecodedValues
 from segment_format.values.json import contract as c
-from segment_format.values.json.batch import Batch
-from segment_format.values.json.columns import Columns
-from segment_format.values.json.places import take_back
-from segment_format.values.json.program import compiled
-from segment_format.values.json.projection import projected
-from segment_format.values.json.reasons import reason
-from segment_format.values.json.rows import read_rows
+from segment_format.values.json.contract import powers
+from segment_format.values.json.program import compiled, projected
+from segment_format.values.json.rows import gather_base64, gather_texts, read_rows, texts_size
+from segment_format.values.json.values import take_back
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from segment_format.values.json.program import Node, Program
+
+
+_REASONS: Final = {
+    c.BAD_END: "the text ends too early",
+    c.BAD_TOKEN: "no JSON value begins here",
+    c.BAD_KEY: "the name of a field in double quotes must stand here",
+    c.BAD_COLON: "a colon must follow the name of a field",
+    c.BAD_NEXT: "a comma or the closing bracket must follow",
+    c.BAD_REST: "something follows the value",
+    c.BAD_DEPTH: f"more than {c.MAX_DEPTH} objects and arrays are inside each other",
+    c.BAD_STRING_END: "a string does not end",
+    c.BAD_CONTROL: "a string holds a control character that is not escaped",
+    c.BAD_ESCAPE: "a string holds an escape that JSON does not have",
+    c.BAD_SURROGATE: "a string holds half a surrogate pair",
+    c.BAD_UTF8: "a string is not UTF-8",
+    c.BAD_NUMBER: "this is not how JSON writes a number",
+    c.MISSING: "the field may not be null, and is missing",
+    c.NULL: "the value may not be null",
+    c.TOO_MANY_ITEMS: "its arrays and objects take more memory than one batch may",
+    c.BAD_BASE64: "a binary value must be base64 with padding",
+    c.BAD_DATE: "a date must be YYYY-MM-DD",
+    c.BAD_TIME: "a timestamp must be YYYY-MM-DDThh:mm:ss, with up to 9 digits of a second",
+    c.OUT_OF_RANGE: "the number is too large for {kind}",
+    c.NOT_EXACT: "the number has digits that {kind} does not hold",
+}
+_FOUND: Final = {
+    '"': "a string",
+    "{": "an object",
+    "[": "an array",
+    "t": "a boolean",
+    "f": "a boolean",
+    "n": "null",
+    "-": "a number",
+}
+_WANTED: Final = {
+    c.STRUCT: "an object",
+    c.MAP: "an object",
+    c.LIST: "an array",
+    c.BOOL: "a boolean",
+    **dict.fromkeys((c.INT64, c.INT32, c.DOUBLE, c.SINGLE, c.DECIMAL), "a number"),
+}
+
+
+def reason(code: int, node: Node, byte: bytes, position: int) -> str:
+    """What is wrong at a position of a text, where `byte` stands; the data itself is not told."""
+    if code == c.WRONG_TYPE:
+        first = byte.decode("latin-1")
+        found = _FOUND.get(first, "a number" if first.isdecimal() else "no JSON value")
+        kind = f" for {node.type}" if node.op < c.STRUCT else ""
+        words = f"{_WANTED.get(node.op, 'a string')} is wanted{kind}, not {found}"
+    elif code == c.BAD_ZONE:
+        words = (
+            "the timestamp has no time zone; without one it is a timestamp_ntz"
+            if node.op == c.TIMESTAMP
+            else "the timestamp has a time zone; with one it is a timestamp"
+        )
+    else:
+        words = _REASONS[code].format(kind=node.type)
+    return f"{words} (byte {position})"
+
+
+_MAX_ITEM_BYTES: Final = 1 << 30
+"""Most bytes for the items of all lists and maps of a batch, as they are kept while it is read."""
+_FIRST_OPEN: Final = 64
+_FIRST_ITEMS: Final = 4096
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where the values of a node stand."""
+
+    places: pa.Buffer
+    data: pa.Buffer
+
+
+def _zeroed(size: int) -> pa.Buffer:
+    buffer = allocate(size)
+    np.frombuffer(buffer, np.uint8)[:] = 0
+    return buffer
+
+
+class Batch:
+    """The places of a program's nodes for so many rows.
+
+    Args:
+        program: Of the target type.
+        rows: How many.
+    """
+
+    def __init__(self, program: Program, rows: int) -> None:
+        self._program = program
+        self._rows = rows
+        self._code = program.code.copy()
+        self._places: list[_Place] = []
+        self._rooms = np.full(program.levels, min(rows, _FIRST_ITEMS), np.int64)
+        self._counts = np.zeros(program.levels, np.int64)
+        self._arena = allocate(c.EMPTY_BEHIND)
+        self._open = np.zeros((_FIRST_OPEN, c.OPEN_SIZE), np.int64)
+        self._bad = np.empty((rows, c.BAD_SIZE), np.int64)
+        others = (
+            np.zeros(program.levels, np.int64),
+            np.zeros((program.structs * (c.KEYS_MOST + 1) + 1, c.KEY_SIZE), np.int64),
+            np.zeros((program.depth + 1, c.STACK_SIZE), np.int64),
+            np.zeros(c.MAX_DEPTH, np.uint8),
+        )
+        self._others = others  # the frame has their addresses
+        self.frame: NDArray[np.int64] = np.zeros(c.FRAME_SIZE, np.int64)
+        frame = self.frame
+        frame[c.NODE_COUNT] = len(program.nodes)
+        frame[c.LEVELS] = program.levels
+        frame[c.OPEN_ROOM] = _FIRST_OPEN
+        for slot, array in (
+            (c.NODES, self._code),
+            (c.TABLES, program.tables),
+            (c.NAMES, program.names),
+            (c.POWERS, powers()),
+            (c.SAVED, others[0]),
+            (c.MEMORY, others[1]),
+            (c.STACK, others[2]),
+            (c.SKIP_STACK, others[3]),
+            (c.COUNTS, self._counts),
+            (c.ROOMS, self._rooms),
+            (c.BAD, self._bad),
+            (c.OPEN, self._open),
+        ):
+            frame[slot] = array.ctypes.data
+        frame[c.ARENA] = self._arena.address
+        for node in program.nodes:
+            room = int(self._rooms[node.level]) if node.level else rows
+            size = room * node.width + c.EMPTY_BEHIND
+            self._set(node, _Place(_zeroed(room + c.EMPTY_BEHIND), _zeroed(size)))
+
+    def _set(self, node: Node, place: _Place) -> None:
+        if node.number == len(self._places):
+            self._places.append(place)
+        self._places[node.number] = place
+        self._code[node.number, c.PLACES] = place.places.address
+        self._code[node.number, c.DATA] = place.data.address
+
+    @property
+    def bad(self) -> list[list[int]]:
+        """Row, code, node and position of each bad row, as far as the kernel has found them."""
+        bad: list[list[int]] = self._bad[: self.frame[c.BAD_COUNT]].tolist()
+        return bad
+
+    def add_bad(self, row: int, code: int, node: int) -> None:
+        """Names one more bad row."""
+        count = self.frame[c.BAD_COUNT]
+        self._bad[count] = row, code, node, 0
+        self.frame[c.BAD_COUNT] = count + 1
+
+    def grow(self, status: int) -> bool:
+        """Makes room as the kernel has asked for; False if that is beyond all bounds."""
+        wanted = int(self.frame[c.WANTED])
+        if status == c.GROW_LEVEL:
+            return self._grow_level(int(self.frame[c.WANTED_LEVEL]), wanted)
+        if status == c.GROW_ARENA:
+            size, room = int(self.frame[c.ARENA_SIZE]), int(self.frame[c.ARENA_ROOM])
+            room = max(wanted, 2 * room, 4096)
+            arena = allocate(room + c.EMPTY_BEHIND)
+            np.frombuffer(arena, np.uint8)[:size] = np.frombuffer(self._arena, np.uint8)[:size]
+            self._arena = arena
+            self.frame[c.ARENA] = arena.address
+            self.frame[c.ARENA_ROOM] = room
+        else:
+            numbers = np.zeros((max(wanted, 2 * len(self._open)), c.OPEN_SIZE), np.int64)
+            numbers[: len(self._open)] = self._open
+            self._open = numbers
+            self.frame[c.OPEN] = numbers.ctypes.data
+            self.frame[c.OPEN_ROOM] = len(numbers)
+        return True
+
+    def _grow_level(self, level: int, wanted: int) -> bool:
+        count = int(self._counts[level])
+        room = max(wanted, 2 * int(self._rooms[level]), 64)
+        nodes = [node for node in self._program.nodes if node.level == level]
+        if self._item_bytes(level, room) > _MAX_ITEM_BYTES:
+            room = wanted
+            if self._item_bytes(level, room) > _MAX_ITEM_BYTES:
+                return False
+        self._rooms[level] = room
+        for node in nodes:
+            old = self._places[node.number]
+            places = _zeroed(room + c.EMPTY_BEHIND)
+            data = _zeroed(room * node.width + c.EMPTY_BEHIND)
+            for to, source, size in (
+                (places, old.places, count),
+                (data, old.data, count * node.width),
+            ):
+                np.frombuffer(to, np.uint8)[:size] = np.frombuffer(source, np.uint8)[:size]
+            self._set(node, _Place(places, data))
+        return True
+
+    def _item_bytes(self, level: int, room: int) -> int:
+        """Bytes of all items if a level has room for so many."""
+        return sum(
+            (1 + node.width) * (room if node.level == level else int(self._rooms[node.level]))
+            for node in self._program.nodes
+            if node.level
+        )
+
+    @property
+    def open_numbers(self) -> list[list[int]]:
+        """Node, entry, position, size and row of the numbers that are left open."""
+        numbers: list[list[int]] = self._open[: self.frame[c.OPEN_COUNT]].tolist()
+        return numbers
+
+    def places(self, node: Node) -> NDArray[np.uint8]:
+        """A byte for each entry of a node: whether it has a value."""
+        count = self.count(node)
+        return np.frombuffer(self._places[node.number].places, np.uint8)[:count]
+
+    def data(self, node: Node) -> pa.Buffer:
+        """The values of a node."""
+        return self._places[node.number].data
+
+    def count(self, node: Node) -> int:
+        """How many entries a node has."""
+        return int(self._counts[node.level]) if node.level else self._rows
+
+    @property
+    def arena(self) -> pa.Buffer:
+        """Strings unescaped."""
+        return self._arena
+
+
+_SIZE_MASK: Final = (1 << 32) - 1
+_FIRST_SHIFT: Final = 32
+_EMPTY: Final = allocate(0)
+
+
+class Columns:
+    """Makes columns; each node's places are read once.
+
+    Args:
+        batch: What was read.
+        source: What it was read from.
+    """
+
+    def __init__(self, batch: Batch, source: pa.Buffer | None) -> None:
+        self._batch = batch
+        self._source = _EMPTY if source is None else source
+
+    def build(self, node: Node) -> pa.Array:
+        """All entries of a node."""
+        count = self._batch.count(node)
+        places = self._batch.places(node)
+        nulls = 0 if node.required else count - int(np.count_nonzero(places))
+        validity = copied(np.packbits(places, bitorder="little")) if nulls else None
+        buffers: list[pa.Buffer | None] = [validity]
+        children: list[pa.Array] | None = None
+        if node.op == c.STRUCT:
+            children = [self.build(child) for child in node.children]
+        elif node.op in (c.LIST, c.MAP):
+            offsets, items = self._items(node)
+            buffers.append(offsets)
+            children = [items]
+        elif node.op in (c.TEXT, c.BINARY):
+            buffers += self._texts(node, count)
+        elif node.op == c.BOOL:
+            values = np.frombuffer(self._batch.data(node), np.uint8)[:count]
+            buffers.append(copied(np.packbits(values, bitorder="little")))
+        else:
+            buffers.append(self._batch.data(node).slice(0, count * node.width))
+        return pa.Array.from_buffers(node.type, count, buffers, nulls, children=children)
+
+    def _texts(self, node: Node, count: int) -> list[pa.Buffer]:
+        data = self._batch.data(node).address
+        base, arena = self._source.address, self._batch.arena.address
+        size = texts_size(data, count)
+        ends = allocate(4 * (count + 1))
+        to = allocate(size + c.EMPTY_BEHIND)
+        if node.op == c.BINARY:
+            gather_base64(data, count, base, arena, ends.address, to.address)
+            size = int(np.frombuffer(ends, np.int32)[-1])
+        else:
+            stop = base + self._source.size
+            gather_texts(data, count, base, stop, arena, ends.address, to.address)
+        return [ends, to.slice(0, size)]
+
+    def _items(self, node: Node) -> tuple[pa.Buffer, pa.Array]:
+        """(offsets, items) of a list or a map, without those that belong to no entry any more."""
+        if node.op == c.LIST:
+            items = self.build(node.children[0])
+            kept = np.ones(len(items), np.bool_)
+        else:
+            key, value = node.children
+            items = self._entries(node, self.build(key), self.build(value))
+            kept = self._batch.places(key).view(np.bool_)
+        count = self._batch.count(node)
+        ranges = np.frombuffer(self._batch.data(node), np.int64)[:count]
+        sizes = ranges & _SIZE_MASK
+        if int(sizes.sum()) < len(items) or not kept.all():
+            sizes, taken = _homes(ranges >> _FIRST_SHIFT, sizes, kept)
+            # Not `pa.array`: its first call imports pandas.
+            indices = pa.Array.from_buffers(pa.int64(), len(taken), [None, copied(taken)], 0)
+            items = items.take(indices)
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        return copied(offsets), items
+
+    @staticmethod
+    def _entries(node: Node, keys: pa.Array, values: pa.Array) -> pa.Array:
+        kind = pa.struct([node.type.key_field, node.type.item_field])
+        return pa.Array.from_buffers(kind, len(keys), [None], 0, children=[keys, values])
+
+
+def _homes(
+    first: NDArray[np.int64], sizes: NDArray[np.int64], kept: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(items of each entry, which items) that are kept and belong to an entry."""
+    ends = np.cumsum(sizes)
+    taken = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - sizes), sizes)
+    stay = kept[taken]
+    before = np.concatenate(([0], np.cumsum(stay)))
+    return before[ends] - before[ends - sizes], taken[stay]
+
 
 _OPEN_DOUBLE: Final = 0x7FF8 << 48
 _OPEN_SINGLE: Final = 0x7FC00000
@@ -179,3 +508,40 @@ def _middle(one: float, other: float) -> float:
     """Half way between two float32, the infinite ones standing where 2^128 would."""
     beyond = math.ldexp(1.0, 128)
     return (max(one, -beyond) + min(other, beyond)) / 2
+
+
+class ConfluentJsonDecoder:
+    """Decodes values that each name their writer's schema by its id, or its GUID.
+
+    JSON says what it is, so one of them must be there, but nobody is asked for the schema.
+
+    Args:
+        decoder: Of what is behind the header; bytes in its reasons are counted from there.
+    """
+
+    def __init__(self, decoder: JsonDecoder) -> None:
+        self._decoder = decoder
+
+    @property
+    def type(self) -> pa.DataType:
+        """See `ValueDecoder.type`."""
+        return self._decoder.type
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """See `ValueDecoder.decode`.
+
+        Raises:
+            TypeError: Not a `pa.binary()` array.
+        """
+        if not len(values) or values.type != pa.binary():
+            return self._decoder.decode(values)  # which refuses other types
+        found = read_headers(values)
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        good = valid & (found.sizes > 0)
+        decoded = self._decoder.decode(without_headers(values, found.sizes, good))
+        headless = (
+            BadValue(row, "", found.headless[int(found.number_of[row])])
+            for row in np.flatnonzero(valid & ~good).tolist()
+        )
+        bad = sorted((*decoded.bad, *headless), key=lambda one: one.row)
+        return DecodedValues(decoded.array, tuple(bad))

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined
-from segment_format.kernels.memory import load_u8, load_word
+from segment_format.kernels.primitives import load_u8, load_word
 from segment_format.values.json import contract as c
-from segment_format.values.json import powers
-from segment_format.values.json.instructions import (
+from segment_format.values.json import contract as powers
+from segment_format.values.json.strings import ONE
+from segment_format.values.memory import (
     bits_double,
     double_bits,
     leading_zeros,
     multiply_high,
     trailing_zeros,
 )
-from segment_format.values.json.strings import ONE
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value

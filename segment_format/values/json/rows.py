@@ -2,6 +2,8 @@
 
 One loop, without recursion: read a value; then see what its container goes on with. Objects and
 arrays that are wanted stand on a stack of the types' depth; those that are not are skipped whole.
+
+The kernels that make Arrow's offsets and bytes out of strings found, see `contract`.
 """
 
 from __future__ import annotations
@@ -11,32 +13,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
-from segment_format.kernels.memory import load_u8, load_u32_native, store_i64, store_u8
-from segment_format.values.frames import address_in, get, put
-from segment_format.values.json import contract as c
-from segment_format.values.json.keys import NO_FIELD, OBJECT_DONE, is_token, next_key, skip_unwanted
-from segment_format.values.json.maps import drop_duplicates
-from segment_format.values.json.numbers import take_number
-from segment_format.values.json.places import (
-    clear_row,
-    clear_value,
-    save_counts,
+from segment_format.kernels.primitives import (
+    copy_32,
+    copy_long,
+    load_u8,
+    load_u32_native,
+    load_word,
+    store_i32,
+    store_i64,
+    store_u8,
 )
-from segment_format.values.json.skip import (
+from segment_format.values.json import contract as c
+from segment_format.values.json.keys import (
     ARRAY,
     ARRAY_END,
     COLON,
     COMMA,
+    NO_FIELD,
     NULL_WORD,
     OBJECT,
+    OBJECT_DONE,
     OBJECT_END,
     TRUE_WORD,
     begins_number,
     is_bracket,
+    is_token,
+    next_key,
     skip_false,
     skip_scalar,
+    skip_unwanted,
     skip_value,
 )
+from segment_format.values.json.numbers import take_number
 from segment_format.values.json.strings import (
     LAST_CODE,
     ONE,
@@ -46,10 +54,110 @@ from segment_format.values.json.strings import (
     scan_string,
     skip_space,
 )
-from segment_format.values.json.values import put_number, put_text, put_written
+from segment_format.values.json.values import (
+    clear_row,
+    clear_value,
+    decode_base64,
+    drop_duplicates,
+    put_number,
+    put_text,
+    put_written,
+    save_counts,
+)
+from segment_format.values.memory import address_in, get, put
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
+
+
+_SIZE_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+_STEP = np.uint64(32)
+_SHORT = np.uint64(512)
+_TWO = np.uint64(2)
+_PADDING = np.uint64(ord("="))
+
+
+@inlined
+def _at(packed: Value, base: Address, arena: Address) -> Value:
+    return (arena if packed & ONE else base) + (packed >> _SHIFT)
+
+
+@inlined
+def _size(packed: Value) -> Value:
+    return (packed & _SIZE_MASK) >> ONE
+
+
+@kernel("int64(uint64, int64)")
+def texts_size(data: Address, count: Value) -> Value:
+    """Bytes of so many strings."""
+    total = np.uint64(0)
+    for entry in range(count):
+        total += _size(load_word(data + np.uint64(8 * entry)))
+    return np.int64(total)
+
+
+@kernel("void(uint64, int64, uint64, uint64, uint64, uint64, uint64)")
+def gather_texts(
+    data: Address,
+    count: Value,
+    base: Address,
+    stop: Address,
+    arena: Address,
+    ends: Address,
+    to: Address,
+) -> None:
+    """Writes the strings and, behind a first 0, where they end.
+
+    Args:
+        data: The strings.
+        count: How many.
+        base: The input.
+        stop: Where the input ends: nothing behind it is read.
+        arena: Strings unescaped; 32 bytes behind it may be read.
+        ends: Where to write int32.
+        to: Where to write bytes; 32 more may be written.
+    """
+    start = to
+    store_i32(ends, 0)
+    for entry in range(count):
+        packed = load_word(data + np.uint64(8 * entry))
+        size = _size(packed)
+        at = _at(packed, base, arena)
+        if size <= _SHORT and (packed & ONE or at + size + _STEP <= stop):
+            copy_32(to, at)  # nearly always enough, and none too many: no branch to guess
+            copied = _STEP
+            while copied < size:
+                copy_32(to + copied, at + copied)
+                copied += _STEP
+        else:
+            copy_long(to, at, size)
+        to += size
+        store_i32(ends + np.uint64(4 * entry + 4), np.int64(to - start))
+
+
+@kernel("void(uint64, int64, uint64, uint64, uint64, uint64)")
+def gather_base64(
+    data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
+) -> None:
+    """Writes what strings of base64 stand for, as `gather_texts` does; it is never longer."""
+    start = to
+    store_i32(ends, 0)
+    for entry in range(count):
+        packed = load_word(data + np.uint64(8 * entry))
+        size = np.int64(_size(packed))
+        if size > 0:
+            at = _at(packed, base, arena)
+            behind = at + np.uint64(size)
+            size = (size >> 2) * 3
+            if load_u8(behind - ONE) == _PADDING:
+                size -= 1
+                if load_u8(behind - _TWO) == _PADDING:
+                    size -= 1
+            decode_base64(at, size, to)
+            to += np.uint64(size)
+        store_i32(ends + np.uint64(4 * entry + 4), np.int64(to - start))
+
 
 _FOUR = np.uint64(4)
 _KEY_BYTES = np.uint64(8 * c.KEY_SIZE)

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined
-from segment_format.kernels.memory import copy_long, load_u8, load_u32, load_word, store_u8
-from segment_format.kernels.utf8 import utf8_size
+from segment_format.kernels.primitives import (
+    copy_long,
+    load_u8,
+    load_u32,
+    load_word,
+    store_u8,
+    utf8_size,
+)
 from segment_format.values.json import contract as c
-from segment_format.values.json.instructions import (
+from segment_format.values.memory import (
     WIDTH,
     end_mask,
     high_mask,

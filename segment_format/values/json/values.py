@@ -1,4 +1,17 @@
-"""Scalars inside the kernels: from what was found in the text to a place; each gives a status."""
+"""Scalars inside the kernels: from what was found in the text to a place; each gives a status.
+
+Places of values inside the kernels: taken back, and put on.
+
+Values that JSON writes as strings, inside the kernels: dates, timestamps, base64.
+
+    date        YYYY-MM-DD
+    timestamp   date ("T" / " ") hh:mm [":" ss ["." 1*9digit]] [zone]
+    zone        "Z" / ("+" / "-") hh [[":"] mm], at most 18 hours
+
+Years from 0001 to 9999, no leap seconds, no 24:00. What is below a microsecond is cut off.
+
+Keys of maps inside the kernels: of two entries with one key, the later stays.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +19,274 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from segment_format.kernels.compiled import helper, inlined
-from segment_format.kernels.memory import load_u8, load_word, store_i32, store_i64, store_u8
-from segment_format.values.frames import address_in, get, put
+from segment_format.kernels.compiled import helper, inlined, kernel
+from segment_format.kernels.primitives import (
+    fill_bytes,
+    load_i64_native,
+    load_u8,
+    load_word,
+    store_i32,
+    store_i64,
+    store_u8,
+)
 from segment_format.values.json import contract as c
-from segment_format.values.json.instructions import bits_double, bits_single, single_bits
 from segment_format.values.json.keys import arena_end, arena_has
 from segment_format.values.json.numbers import MINUS, OPEN, double_of, exact_number
-from segment_format.values.json.scalars import ZONE, base64_size, days_of, micros_of
-from segment_format.values.json.strings import ONE, unescape
+from segment_format.values.json.strings import ONE, same_bytes, unescape
+from segment_format.values.memory import address_in, bits_double, bits_single, get, put, single_bits
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
 
+
+_NODE_BYTES = np.uint64(8 * c.NODE_SIZE)
+
+
+@inlined
+def _clear(node: Address, first: Value, count: Value) -> None:
+    width = get(node, c.WIDTH)
+    fill_bytes(address_in(node, c.PLACES) + np.uint64(first), 0, np.uint64(count))
+    data = address_in(node, c.DATA) + np.uint64(first * width)
+    fill_bytes(data, 0, np.uint64(count * width))
+
+
+@helper
+def clear_value(frame: Address, node: Address, entry: Value) -> None:
+    """Takes back what stands at an entry of a node, and in its fields."""
+    nodes = address_in(frame, c.NODES)
+    level = get(node, c.LEVEL)
+    stop = nodes + address_in(node, c.STOP) * _NODE_BYTES
+    while node < stop:
+        if get(node, c.LEVEL) == level:
+            _clear(node, entry, 1)
+        node += _NODE_BYTES
+
+
+@helper
+def save_counts(frame: Address, levels: Value) -> None:
+    """Keeps how many entries there are before a row."""
+    counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
+    for level in range(levels):
+        put(saved, level, get(counts, level))
+
+
+@helper
+def clear_row(frame: Address, row: Value) -> None:
+    """Takes a row back, with all items since `save_counts`."""
+    node = address_in(frame, c.NODES)
+    counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
+    for _ in range(get(frame, c.NODE_COUNT)):
+        level = get(node, c.LEVEL)
+        if level == 0:
+            _clear(node, row, 1)
+        else:
+            first = get(saved, level)
+            _clear(node, first, get(counts, level) - first)
+        node += _NODE_BYTES
+    for level in range(get(frame, c.LEVELS)):
+        put(counts, level, get(saved, level))
+
+
+@kernel("void(uint64, int64)")
+def take_back(frame: Address, row: Value) -> None:
+    """Takes a whole row back after all were read; its items stay homeless."""
+    save_counts(frame, get(frame, c.LEVELS))
+    clear_row(frame, row)
+
+
 _NOTHING = np.uint64(0)
+_TWO = np.uint64(2)
+_THREE = np.uint64(3)
+_FOUR = np.uint64(4)
+_DASH = np.uint64(ord("-"))
+_COLON = np.uint64(ord(":"))
+_PADDING = np.uint64(ord("="))
+_DATE_SIZE = np.uint64(10)
+_MICROS = np.int64(1_000_000)
+_MOST_ZONE = np.int64(18 * 60)
+NO_ZONE = np.int64(0)
+ZONE = np.int64(1)
+
+
+@inlined
+def _two_digits(at: Address) -> Value:
+    """Negative if they are none."""
+    first = np.int64(load_u8(at)) - 48
+    second = np.int64(load_u8(at + ONE)) - 48
+    if first < 0 or first > 9 or second < 0 or second > 9:
+        return np.int64(-1)
+    return first * 10 + second
+
+
+@helper
+def days_of(at: Address, end: Address) -> Value:
+    """(days since 1970-01-01, whether there is a date) of the 10 bytes at `at`."""
+    none = np.int64(0), False
+    if end - at < _DATE_SIZE:
+        return none
+    century = _two_digits(at)
+    year = _two_digits(at + _TWO)
+    month = _two_digits(at + np.uint64(5))
+    day = _two_digits(at + np.uint64(8))
+    if load_u8(at + _FOUR) != _DASH or load_u8(at + np.uint64(7)) != _DASH:
+        return none
+    if century < 0 or year < 0 or month < 1 or month > 12 or day < 1:
+        return none
+    year += 100 * century
+    if year == 0:
+        return none
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    days = np.int64(31)
+    if month == 2:
+        days = np.int64(29 if leap else 28)
+    elif month == 4 or month == 6 or month == 9 or month == 11:
+        days = np.int64(30)
+    if day > days:
+        return none
+    # Years begin in March, so the leap day is the last.
+    if month <= 2:
+        year -= 1
+        month += 12
+    era = year // 400
+    in_era = year - era * 400
+    in_year = (153 * (month - 3) + 2) // 5 + day - 1
+    return era * 146097 + in_era * 365 + in_era // 4 - in_era // 100 + in_year - 719468, True
+
+
+@helper
+def micros_of(at: Address, end: Address) -> Value:
+    """(microseconds since 1970-01-01T00:00, whether there is a timestamp, `ZONE` if it has a zone,
+    which then is taken off) of a text.
+    """
+    none = np.int64(0), False, NO_ZONE
+    days, found = days_of(at, end)
+    if not found or end - at < np.uint64(16):
+        return none
+    between = load_u8(at + _DATE_SIZE)
+    if between != np.uint64(ord("T")) and between != np.uint64(ord(" ")):
+        return none
+    hour = _two_digits(at + np.uint64(11))
+    minute = _two_digits(at + np.uint64(14))
+    if load_u8(at + np.uint64(13)) != _COLON:
+        return none
+    if hour < 0 or hour > 23 or minute < 0 or minute > 59:
+        return none
+    at += np.uint64(16)
+    second = np.int64(0)
+    micros = np.int64(0)
+    if end - at >= _THREE and load_u8(at) == _COLON:
+        second = _two_digits(at + ONE)
+        if second < 0 or second > 59:
+            return none
+        at += _THREE
+        if at < end and load_u8(at) == np.uint64(ord(".")):
+            at += ONE
+            count = np.int64(0)
+            while at < end:
+                digit = np.int64(load_u8(at)) - 48
+                if digit < 0 or digit > 9:
+                    break
+                count += 1
+                if count <= 6:
+                    micros = micros * 10 + digit
+                at += ONE
+            if count < 1 or count > 9:
+                return none
+            for _ in range(count, 6):
+                micros *= 10
+    zone = NO_ZONE
+    offset = np.int64(0)
+    if at < end:
+        offset, found = _zone_of(at, end)
+        if not found:
+            return none
+        zone = ZONE
+    seconds = days * 86400 + hour * 3600 + (minute - offset) * 60 + second
+    return seconds * _MICROS + micros, True, zone
+
+
+@inlined
+def _zone_of(at: Address, end: Address) -> Value:
+    """(minutes east of UTC, whether it is a zone)."""
+    none = np.int64(0), False
+    sign = load_u8(at)
+    at += ONE
+    if sign == np.uint64(ord("Z")):
+        return np.int64(0), at == end
+    if (sign != np.uint64(ord("+")) and sign != _DASH) or end - at < _TWO:
+        return none
+    hours = _two_digits(at)
+    minutes = np.int64(0)
+    at += _TWO
+    if at < end:
+        if load_u8(at) == _COLON:
+            at += ONE
+        if end - at != _TWO:
+            return none
+        minutes = _two_digits(at)
+    if hours < 0 or minutes < 0 or minutes > 59:
+        return none
+    offset = hours * 60 + minutes
+    if offset > _MOST_ZONE:
+        return none
+    return (-offset if sign == _DASH else offset), True
+
+
+@inlined
+def _six_bits(byte: Value) -> Value:
+    """What a character of base64 stands for, negative if it is none."""
+    code = np.int64(byte)
+    if code >= 97 and code <= 122:
+        return code - 71
+    if code >= 65 and code <= 90:
+        return code - 65
+    if code >= 48 and code <= 57:
+        return code + 4
+    if code == 43:
+        return np.int64(62)
+    if code == 47:
+        return np.int64(63)
+    return np.int64(-1)
+
+
+@helper
+def base64_size(at: Address, end: Address) -> Value:
+    """Bytes that base64 (RFC 4648, padded) stands for, negative if it is none."""
+    size = end - at
+    if size & _THREE != _NOTHING:
+        return np.int64(-1)
+    if size == _NOTHING:
+        return np.int64(0)
+    padding = np.int64(0)
+    if load_u8(end - ONE) == _PADDING:
+        padding = np.int64(1)
+        if load_u8(end - _TWO) == _PADDING:
+            padding = np.int64(2)
+    stop = end - np.uint64(padding)
+    while at < stop:
+        if _six_bits(load_u8(at)) < 0:
+            return np.int64(-1)
+        at += ONE
+    return np.int64(size >> _TWO) * 3 - padding
+
+
+@helper
+def decode_base64(at: Address, size: Value, to: Address) -> None:
+    """Writes `size` bytes of base64 that `base64_size` has found right."""
+    while size > 0:
+        first = _six_bits(load_u8(at))
+        second = _six_bits(load_u8(at + ONE))
+        store_u8(to, first << 2 | second >> 4)
+        if size > 1:
+            third = _six_bits(load_u8(at + _TWO))
+            store_u8(to + ONE, second << 4 | third >> 2)
+            if size > 2:
+                store_u8(to + _TWO, third << 6 | _six_bits(load_u8(at + _THREE)))
+        at += _FOUR
+        to += _THREE
+        size -= 3
+
+
 _NINETEEN = np.uint64(19)
 _MOST_INT64 = np.uint64((1 << 63) - 1)
 _MOST_INT32 = np.uint64((1 << 31) - 1)
@@ -268,3 +535,111 @@ def put_written(
             store_i64(data + np.uint64(8 * entry), value)
     store_u8(address_in(node, c.PLACES) + np.uint64(entry), 1)
     return np.int64(c.DONE)
+
+
+_FEW = np.int64(8)
+_SIZE_MASK = np.uint64(0xFFFFFFFF)
+_SHIFT = np.uint64(32)
+
+
+@inlined
+def text_address(frame: Address, packed: Value) -> Value:
+    """Where the text of a string (uint64, see `contract`) is."""
+    if packed & ONE:
+        return load_word(frame + np.uint64(8 * c.ARENA)) + (packed >> _SHIFT)
+    return load_word(frame + np.uint64(8 * c.BASE)) + (packed >> _SHIFT)
+
+
+@inlined
+def text_size(packed: Value) -> Value:
+    """Its size in bytes (uint64)."""
+    return (packed & _SIZE_MASK) >> ONE
+
+
+@inlined
+def _text(data: Address, entry: Value) -> Value:
+    return load_word(data + np.uint64(8 * entry))
+
+
+@helper
+def drop_duplicates(
+    frame: Address, places: Address, data: Address, first: Value, count: Value
+) -> Value:
+    """Takes the earlier ones of equal keys back, among `count` entries from `first` on; False if
+    the arena has no room for it.
+    """
+    if count <= _FEW:
+        for later in range(first + 1, first + count):
+            for earlier in range(first, later):
+                if _is_same(frame, _text(data, earlier), _text(data, later)):
+                    store_u8(places + np.uint64(earlier), 0)
+        return True
+    if not arena_has(frame, np.uint64(8 * count)):
+        return False
+    order = arena_end(frame)
+    for place in range(count):
+        store_i64(order + np.uint64(8 * place), first + place)
+    _sort(frame, data, order, count)
+    for place in range(1, count):
+        earlier = load_i64_native(order + np.uint64(8 * place - 8))
+        later = load_i64_native(order + np.uint64(8 * place))
+        if _is_same(frame, _text(data, earlier), _text(data, later)):
+            store_u8(places + np.uint64(earlier), 0)
+    return True
+
+
+@inlined
+def _is_same(frame: Address, one: Value, other: Value) -> Value:
+    size = text_size(one)
+    return size == text_size(other) and same_bytes(
+        text_address(frame, one), text_address(frame, other), size
+    )
+
+
+@helper
+def _is_before(frame: Address, data: Address, one: Value, other: Value) -> Value:
+    """An order of entries in which equal keys follow each other, the earlier first."""
+    first, second = _text(data, one), _text(data, other)
+    size = text_size(first)
+    if size != text_size(second):
+        return size < text_size(second)
+    at, to = text_address(frame, first), text_address(frame, second)
+    stop = at + size
+    while at < stop:
+        byte, against = load_u8(at), load_u8(to)
+        if byte != against:
+            return byte < against
+        at += ONE
+        to += ONE
+    return one < other
+
+
+@helper
+def _sort(frame: Address, data: Address, order: Address, count: Value) -> None:
+    """Heapsort: no input makes it slow."""
+    for start in range(count // 2 - 1, -1, -1):
+        _sift(frame, data, order, start, count)
+    for stop in range(count - 1, 0, -1):
+        top = load_i64_native(order)
+        store_i64(order, load_i64_native(order + np.uint64(8 * stop)))
+        store_i64(order + np.uint64(8 * stop), top)
+        _sift(frame, data, order, 0, stop)
+
+
+@helper
+def _sift(frame: Address, data: Address, order: Address, start: Value, stop: Value) -> None:
+    root = np.int64(start)
+    entry = load_i64_native(order + np.uint64(8 * root))
+    while 2 * root + 1 < stop:
+        child = 2 * root + 1
+        below = load_i64_native(order + np.uint64(8 * child))
+        if child + 1 < stop:
+            other = load_i64_native(order + np.uint64(8 * child + 8))
+            if _is_before(frame, data, below, other):
+                child += 1
+                below = other
+        if not _is_before(frame, data, entry, below):
+            break
+        store_i64(order + np.uint64(8 * root), below)
+        root = child
+    store_i64(order + np.uint64(8 * root), entry)

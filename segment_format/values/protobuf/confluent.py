@@ -4,6 +4,11 @@ Byte 0 and the id of the writer's schema (4 bytes, big-endian, above 0), or byte
 bytes); then the message index (`message_index`); the message follows. These are the head of a
 value. Most values of a batch have the same one: heads are compared as bytes, and only new ones are
 looked into.
+
+The message index that Confluent's serializers put before a message: which one of its file it is.
+
+Zigzag varints: a count, then an index among the file's messages, among those nested in that, and
+so on; a lone 0 means the first message. It stands behind the magic byte and the schema's id.
 """
 
 from __future__ import annotations
@@ -15,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels.compiled import kernel
-from segment_format.kernels.memory import load_i64_native, load_u8, load_u32_native, store_i32
+from segment_format.kernels.primitives import load_i64_native, load_u8, load_u32_native, store_i32
 from segment_format.values.confluent_header import GUID_HEADER, read_header
-from segment_format.values.protobuf.message_index import MOST_INDEXES, read_message_index
+from segment_format.values.protobuf.schema import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +32,40 @@ if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
     from segment_format.values.decoded import DecodedValues
     from segment_format.values.protobuf.decoder import ProtobufDecoder
+
+
+MOST_INDEXES: Final = 100
+FIRST: Final = (0,)
+
+
+def read_message_index(data: bytes, at: int = 0) -> tuple[tuple[int, ...], int]:
+    """The path to a message type, and where the message begins.
+
+    Args:
+        data: A value.
+        at: Where in it the index begins.
+
+    Raises:
+        ValueError: There is no index.
+    """
+    count, at = _read_zigzag(data, at)
+    if count == 0:
+        return FIRST, at
+    if not 0 < count <= MOST_INDEXES:
+        raise ValueError(f"a message index of {count} numbers")
+    path = []
+    for _ in range(count):
+        index, at = _read_zigzag(data, at)
+        if index < 0:
+            raise ValueError(f"message index {index}")
+        path.append(index)
+    return tuple(path), at
+
+
+def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
+    raw, at = read_varint(data, at)
+    return raw >> 1 ^ -(raw & 1), at
+
 
 _MOST_HEADS: Final = 64
 """Heads that values are compared with; those of more are looked into one by one."""

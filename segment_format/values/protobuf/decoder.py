@@ -8,11 +8,9 @@ import pyarrow as pa
 
 from segment_format.values.decoded import BadValue, DecodedValues
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.arrays import ArrayBuilder
-from segment_format.values.protobuf.columns import selection_of
+from segment_format.values.protobuf.arrays import ArrayBuilder, ColumnMemory
 from segment_format.values.protobuf.kernel import decode_values
-from segment_format.values.protobuf.memory import ColumnMemory
-from segment_format.values.protobuf.program import compile_message
+from segment_format.values.protobuf.program import compile_message, selection_of
 from segment_format.values.protobuf.schema import read_schema
 
 if TYPE_CHECKING:

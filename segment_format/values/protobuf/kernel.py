@@ -7,6 +7,13 @@ ends. A value that is bad, and the member of a oneof that another one replaces, 
 where their elements began.
 
 When there is no room, the kernel returns before it has touched the field, and goes on there.
+
+Protobuf's wire format inside the kernel: no byte at or beyond the stop is read.
+
+Readers return what they read and the next address, which is 0 where there is none. What is too long
+is refused where Google's upb refuses it: tags and lengths beyond five bytes, numbers beyond ten.
+
+What the kernel does to columns and levels while it reads fields.
 """
 
 from __future__ import annotations
@@ -16,42 +23,367 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
-from segment_format.kernels.memory import load_u8, load_u32_native, load_word, store_u8
-from segment_format.kernels.utf8 import utf8_size
-from segment_format.values.frames import get, put
+from segment_format.kernels.primitives import (
+    copy_long,
+    fill_bytes,
+    load_u8,
+    load_u32_native,
+    load_word,
+    long_varint,
+    store_i32,
+    store_i64,
+    store_u8,
+    utf8_size,
+)
+from segment_format.values.memory import get, put
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.fill_kernel import (
-    ENTRY_BYTES,
-    at_i32,
-    clear_entries,
-    end_entry,
-    find_entry,
-    has_number,
-    has_room,
-    node_at,
-    store_number,
-    take_place,
-)
-from segment_format.values.protobuf.wire import BYTES, END_GROUP, FIXED64, VARINT
-from segment_format.values.protobuf.wire_kernel import (
-    EIGHT,
-    FOUR,
-    NOWHERE,
-    ONE,
-    copy_text,
-    count_varints,
-    low_32,
-    read_size,
-    read_u32,
-    read_u64,
-    skip_field,
-)
+from segment_format.values.protobuf.schema import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, VARINT
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
 
-_FRAME_BYTES = np.uint64(8 * c.FRAME_SIZE)
+
+NOWHERE = np.uint64(0)
+ONE = np.uint64(1)
+FOUR = np.uint64(4)
+EIGHT = np.uint64(8)
+_CONTINUED = np.uint64(0x80)
 _SEVEN = np.uint64(7)
+_MAX_U32 = np.uint64(0xFFFFFFFF)
+_MAX_SIZE = np.uint64(0x7FFFFFFF)
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_LONG = np.uint64(64)
+
+
+@inlined
+def read_u64(at: Address, stop: Address) -> Value:
+    """A number of up to 64 bits; further bits are dropped."""
+    if at < stop:
+        first = load_u8(at)
+        if first < _CONTINUED:
+            return first, at + ONE
+    return long_varint(at, stop, np.uint64(10))
+
+
+@inlined
+def read_u32(at: Address, stop: Address) -> Value:
+    """A tag: a number of up to 32 bits, no more."""
+    if at < stop:
+        first = load_u8(at)
+        if first < _CONTINUED:
+            return first, at + ONE
+    raw, following = long_varint(at, stop, np.uint64(5))
+    if raw > _MAX_U32:
+        return raw, NOWHERE
+    return raw, following
+
+
+@inlined
+def read_size(at: Address, stop: Address) -> Value:
+    """A length, and where what it counts begins; that is within the stop."""
+    size, start = read_u32(at, stop)
+    if start == NOWHERE or size > _MAX_SIZE or size > stop - start:
+        return size, NOWHERE
+    return size, start
+
+
+@inlined
+def zigzag(raw: Value) -> Value:
+    """A signed number."""
+    return np.int64(raw >> ONE) ^ -np.int64(raw & ONE)
+
+
+@inlined
+def low_32(raw: Value) -> Value:
+    """The low 32 bits, signed."""
+    return np.int64(np.int32(raw & _MAX_U32))
+
+
+@helper
+def count_varints(at: Address, stop: Address) -> Value:
+    """How many numbers end in a packed field."""
+    found = np.int64(0)
+    while at < stop:
+        found += np.int64(load_u8(at) < _CONTINUED)
+        at += ONE
+    return found
+
+
+@inlined
+def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
+    """(reason, next address) of an unknown field that is no group."""
+    if wire == BYTES:
+        size, start = read_size(at, stop)
+        if start == NOWHERE:
+            return c.BAD_LENGTH, NOWHERE
+        return c.DONE, start + size
+    if wire == VARINT:
+        _, following = read_u64(at, stop)
+        if following == NOWHERE:
+            return c.BAD_NUMBER, NOWHERE
+        return c.DONE, following
+    size = EIGHT
+    if wire == FIXED32:
+        size = FOUR
+    elif wire != FIXED64:
+        return c.BAD_TAG, NOWHERE
+    if size > stop - at:
+        return c.BAD_LENGTH, NOWHERE
+    return c.DONE, at + size
+
+
+@helper
+def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth: Value) -> Value:
+    top = depth + 1
+    if top > c.MOST_DEPTH:
+        return c.TOO_DEEP, NOWHERE
+    put(stack, top * c.FRAME_SIZE + c.FRAME_GROUP, number)
+    while at < stop:
+        tag, at = read_u32(at, stop)
+        if at == NOWHERE:
+            return c.BAD_TAG, NOWHERE
+        inner = np.int64(tag >> np.uint64(3))
+        kind = np.int64(tag & _SEVEN)
+        if kind == GROUP:
+            top += 1
+            if top > c.MOST_DEPTH:
+                return c.TOO_DEEP, NOWHERE
+            put(stack, top * c.FRAME_SIZE + c.FRAME_GROUP, inner)
+        elif kind == END_GROUP:
+            if inner != get(stack, top * c.FRAME_SIZE + c.FRAME_GROUP):
+                return c.BAD_GROUP, NOWHERE
+            top -= 1
+            if top == depth:
+                return c.DONE, at
+        else:
+            reason, at = _skip_plain(kind, at, stop)
+            if reason != c.DONE:
+                return reason, NOWHERE
+    return c.BAD_GROUP, NOWHERE
+
+
+@inlined
+def skip_field(
+    number: Value, wire: Value, at: Address, stop: Address, stack: Address, depth: Value
+) -> Value:
+    """(reason, next address) behind an unknown field whose tag was read.
+
+    Args:
+        number: Of the field.
+        wire: Its wire type.
+        at: Behind its tag.
+        stop: Where the message ends.
+        stack: Of frames; groups stand above those of the messages under way. As in upb, a field
+            number of 0 is none of its matters.
+        depth: Of those.
+    """
+    if wire == GROUP:
+        return _skip_group(number, at, stop, stack, depth)
+    return _skip_plain(wire, at, stop)
+
+
+@inlined
+def copy_text(target: Address, source: Address, size: Value, readable: Address) -> Value:
+    """Copies bytes and says whether they are all below 0x80.
+
+    The target has room for 7 bytes more, which may be written.
+
+    Args:
+        target: Where to.
+        source: Where from.
+        size: How many.
+        readable: Where bytes end that may be read, at or behind those to copy.
+    """
+    bits = np.uint64(0)
+    stop = source + size
+    while stop - source >= EIGHT:
+        word = load_word(source)
+        bits |= word
+        store_i64(target, np.int64(word))
+        source += EIGHT
+        target += EIGHT
+    left = stop - source
+    if left > NOWHERE:
+        if readable - source >= EIGHT:
+            word = load_word(source)
+            store_i64(target, np.int64(word))
+            bits |= word & ((ONE << (left << np.uint64(3))) - ONE)
+        else:
+            copy_long(target, source, left)
+            while source < stop:
+                bits |= load_u8(source)
+                source += ONE
+    return bits & _HIGH_BITS == NOWHERE
+
+
+ENTRY_BYTES = np.uint64(8 * c.ENTRY_SIZE)
+_MASK_32 = np.uint64(0xFFFFFFFF)
+
+
+@inlined
+def at_i32(base: Address, index: Value) -> Value:
+    """One of the offsets that stand at an address."""
+    return np.int64(load_u32_native(base + (np.uint64(index) << np.uint64(2))))
+
+
+@inlined
+def end_entry(state: Address, level: Value) -> None:
+    """Ends the entry of a level: what its children have so far is its."""
+    counts = np.uint64(get(state, c.COUNTS))
+    index = get(counts, level) + 1
+    row = np.uint64(get(state, c.LEVELS)) + np.uint64(8 * c.LEVEL_SIZE) * np.uint64(level)
+    kids = get(row, c.KID_COUNT)
+    if kids > 0:
+        kid = np.uint64(get(state, c.KIDS)) + EIGHT * np.uint64(get(row, c.KID))
+        offsets = np.uint64(get(state, c.OFFSETS))
+        for each in range(kids):
+            child = get(kid, each)
+            target = np.uint64(get(offsets, child)) + FOUR * np.uint64(index)
+            store_i32(target, get(counts, child))
+    put(counts, level, index)
+
+
+@helper
+def clear_entries(
+    state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
+) -> None:
+    """Empties ranges of columns and levels in the entries under way: those of the levels begin
+    anew, and the rest stands in entries of levels outside the range.
+    """
+    counts = np.uint64(get(state, c.COUNTS))
+    before = np.uint64(get(state, c.BEFORE))
+    rooms = np.uint64(get(state, c.ROOMS))
+    offsets = np.uint64(get(state, c.OFFSETS))
+    levels = np.uint64(get(state, c.LEVELS))
+    for level in range(first_level, stop_level):  # parents come first
+        parent = get(levels, level * c.LEVEL_SIZE + c.PARENT)
+        put(before, level, get(counts, level))
+        put(counts, level, at_i32(np.uint64(get(offsets, level)), get(counts, parent)))
+    columns = np.uint64(get(state, c.COLUMNS))
+    bases = np.uint64(get(state, c.BASES))
+    for each in range(column, stop_column):
+        width = get(columns, each * c.COLUMN_SIZE)
+        level = get(columns, each * c.COLUMN_SIZE + 1)
+        first = get(counts, level)
+        stop = first + 1
+        if level >= first_level and level < stop_level:  # the entry under way may be begun
+            stop = min(get(before, level) + 1, get(rooms, level))
+        if stop > first:
+            start = np.uint64(get(bases, each)) + np.uint64(first * width)
+            fill_bytes(start, np.int64(0), np.uint64((stop - first) * width))
+
+
+@helper
+def has_number(state: Address, entry: Address, number: Value) -> Value:
+    """Whether a closed enum has a number."""
+    low = get(entry, c.ENUM)
+    high = low + get(entry, c.ENUM_SIZE)
+    enums = np.uint64(get(state, c.ENUMS))
+    while low < high:
+        middle = (low + high) >> 1
+        found = get(enums, middle)
+        if found == number:
+            return True
+        if found < number:
+            low = middle + 1
+        else:
+            high = middle
+    return False
+
+
+@helper
+def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
+    low = first
+    high = first + count
+    entries = np.uint64(get(state, c.ENTRIES))
+    while low < high:
+        middle = (low + high) >> 1
+        found = get(entries, middle * c.ENTRY_SIZE + c.NUMBER)
+        if found == number:
+            return middle
+        if found < number:
+            low = middle + 1
+        else:
+            high = middle
+    return np.int64(-1)
+
+
+@inlined
+def find_entry(state: Address, node: Address, number: Value) -> Value:
+    """The entry of a field number, −1 for none."""
+    if number < get(node, c.NODE_DENSE_SIZE):
+        return get(np.uint64(get(state, c.DENSE)), get(node, c.NODE_DENSE) + number)
+    if get(node, c.NODE_DENSE_SIZE) > 0:
+        return np.int64(-1)
+    return _search(state, get(node, c.NODE_ENTRY), get(node, c.NODE_ENTRY_COUNT), number)
+
+
+@inlined
+def node_at(state: Address, index: Value) -> Address:
+    """Where a node's numbers are."""
+    return np.uint64(get(state, c.NODES)) + np.uint64(8 * c.NODE_SIZE) * np.uint64(index)
+
+
+@inlined
+def store_number(op: Value, target: Address, raw: Value) -> None:
+    """Stores a number as its column has it; of fixed sizes, the bytes as they are."""
+    if op == c.INT64 or op == c.RAW64:
+        store_i64(target, np.int64(raw))
+    elif op == c.INT32 or op == c.RAW32 or op == c.CLOSED_ENUM:
+        store_i32(target, np.int64(raw))
+    elif op == c.BOOL:
+        store_u8(target, np.int64(raw != NOWHERE))
+    elif op == c.SINT64:
+        store_i64(target, zigzag(raw))
+    elif op == c.SINT32:
+        store_i32(target, zigzag(raw & _MASK_32))
+    elif op == c.UINT32 or op == c.FIXED32:
+        store_i64(target, np.int64(raw & _MASK_32))
+    else:
+        store_i64(target, np.int64(raw))
+        store_i64(target + EIGHT, np.int64(0))
+
+
+@inlined
+def has_room(state: Address, level: Value, more: Value) -> Value:
+    """Whether a level has room for more entries; if not, the state says how much it takes."""
+    wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
+    if wanted <= get(np.uint64(get(state, c.ROOMS)), level):
+        return True
+    put(state, c.LEVEL_WANTED, level)
+    put(state, c.ROOM_WANTED, wanted)
+    return False
+
+
+@helper
+def _replace_member(state: Address, base: Address, index: Value, level_index: Value) -> None:
+    at = base + FOUR * np.uint64(level_index)
+    other = np.int64(load_u32_native(at)) - 1
+    if other >= 0 and other != index:
+        row = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(other)
+        clear_entries(
+            state,
+            get(row, c.FIRST_COLUMN),
+            get(row, c.STOP_COLUMN),
+            get(row, c.FIRST_LEVEL),
+            get(row, c.STOP_LEVEL),
+        )
+    store_i32(at, index + 1)
+
+
+@inlined
+def take_place(state: Address, entry: Address, index: Value, level_index: Value) -> None:
+    """A field that is not repeated is there: the other members of its oneof are not any more."""
+    bases = np.uint64(get(state, c.BASES))
+    present = get(entry, c.PRESENT)
+    oneof = get(entry, c.ONEOF)
+    if oneof >= 0:
+        _replace_member(state, np.uint64(get(bases, oneof)), index, level_index)
+    if present >= 0:
+        store_u8(np.uint64(get(bases, present)) + np.uint64(level_index), np.int64(1))
+
+
+_FRAME_BYTES = np.uint64(8 * c.FRAME_SIZE)
 _THREE = np.uint64(3)
 _UNKNOWN = np.int64(-1)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
-from segment_format.kernels.memory import (
+from segment_format.kernels.primitives import (
     load_i64_native,
     load_u8,
     load_u32_native,

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 import kts_source
 from kts_source.auditing import proof
-from kts_source.auditing.batches import rows_of
-from kts_source.auditing.transactions import Transactions
+from kts_source.auditing.index_checks import rows_of
+from kts_source.auditing.proof import Transactions
 from segment_format.kernels import batch_scanner
 from segment_format.kernels.batch_scanner import BatchScanner, BatchTable
 from segment_format.testing import strategies
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kts_source.auditing.proof import LogCheck
     from kts_source.auditing.report import AuditReport
     from segment_format.testing import SegmentFiles
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 
 def one_by_one(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kts_source
-from kts_source.auditing.brokers import BrokerSide, against_brokers, unlisted
+from kts_source.auditing.brokers import BrokerSide, Retention, against_brokers, unlisted
 from kts_source.auditing.place import PartitionObjects
 from kts_source.auditing.report import PartitionStatement
-from kts_source.auditing.retention import Retention
 from kts_source.errors import BrokerUnavailableError, TopicNotFoundError
 from kts_source.layout.layout import SegmentEntry
 from kts_source.planning.cluster_view import BrokerLog
 from kts_source.planning.metadata_topic import MetadataRead, NamedSegments
 from kts_source.store.object_store import ObjectInfo
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.metadata.model import (
     RemoteLogSegmentId,

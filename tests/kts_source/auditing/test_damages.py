@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.auditing.kinds import LEVELS, Severity
-from segment_format.testing.side_files import (
+from segment_format.testing.segment import (
     AbortedTransaction,
     write_leader_epoch_checkpoint,
     write_transaction_index,

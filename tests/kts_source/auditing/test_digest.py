@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kts_source
-from kts_source.auditing.digest import PartDigest
+from kts_source.auditing.proof import PartDigest
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import TOPIC, TOPIC_ID, healthy_segments
 from tests.kts_source.auditing.test_all_at_once import audited_store, batches_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing import tasks
-from kts_source.auditing.tasks import AuditOutcome
+from kts_source.auditing import run as tasks
+from kts_source.auditing.run import AuditOutcome
 from kts_source.errors import InvalidOptionError, StoreError
 from tests.golden_data import TIER, TOPICS, tier_options
 from tests.kts_source.auditing.damaged_tier import NOW_MS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.auditing.tasks import AuditJob, AuditTask
+    from kts_source.auditing.run import AuditJob, AuditTask
 
 
 def test_processes_say_what_one_says(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kts_source.auditing.digest import DigestPart
-from kts_source.auditing.proven import LogProof, _log_from_json, _log_to_json
+from kts_source.auditing.proof import DigestPart, LogProof, _log_from_json, _log_to_json
 
 PROOF = LogProof(
     start=100,

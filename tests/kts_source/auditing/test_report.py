@@ -11,8 +11,7 @@ import pytest
 
 import kts_source
 from kts_source.auditing.kinds import KINDS, LEVELS, Severity
-from kts_source.auditing.prometheus import to_prometheus
-from kts_source.auditing.report import AuditReport, Finding, in_order
+from kts_source.auditing.report import AuditReport, Finding, in_order, to_prometheus
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.planning.estimate import S3_STORAGE
 from tests.docs.fences import ROOT

@@ -11,7 +11,7 @@ import pytest
 from kts_source.auditing.kinds import LEVELS
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS
-from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.golden_data import encryption_options
 from tests.kts_source.auditing.damaged_tier import (
     BASES,

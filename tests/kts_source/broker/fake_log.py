@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from segment_format.testing import BuiltLog
-    from segment_format.testing.producer_state import Transaction
+    from segment_format.testing.segment import Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kts_source.broker.fetched_batches import aborted_intervals, whole_batches
+from kts_source.broker.fetch_range import aborted_intervals, whole_batches
 from segment_format.record.batch_header import RecordBatchHeader
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_log import FakeLog, fake_log

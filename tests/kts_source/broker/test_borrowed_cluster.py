@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import kts_source
-from kts_source.broker import borrowed_cluster as module
-from kts_source.broker.borrowed_cluster import borrowed_cluster
+from kts_source.broker import cluster as module
+from kts_source.broker.cluster import borrowed_cluster
 from kts_source.broker.settings import BrokerSettings, Security
 from kts_source.secret import Secret
 from segment_format.testing import LogBuilder, SimpleRecord

@@ -15,8 +15,7 @@ from kts_source.broker import cluster as cluster_module
 from kts_source.broker import fetch_range
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.cluster import Cluster
-from kts_source.broker.fetch_range import RangeFetcher
-from kts_source.broker.fetched_batches import begins_at_or_after
+from kts_source.broker.fetch_range import RangeFetcher, begins_at_or_after
 from kts_source.errors import (
     BrokerError,
     BrokerUnavailableError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kts_source.broker.jaas import parse_jaas
+from kts_source.broker.kafka_options import parse_jaas
 from kts_source.errors import InvalidOptionError
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kts_source.broker.key_stores import (
+from kts_source.broker.tls import (
     KeyStoreError,
     key_entry,
     pem_certificates,

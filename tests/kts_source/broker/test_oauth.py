@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from kts_source.broker import oauth
+from kts_source.broker import sasl as oauth
 from kts_source.broker.sasl import sasl_client
 from kts_source.broker.settings import Security, TokenEndpoint
 from kts_source.errors import BrokerError, BrokerUnavailableError

@@ -19,7 +19,7 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from kts_source.broker import oauth
+from kts_source.broker import sasl as oauth
 from kts_source.broker.sasl import SaslClient, require_kafka, sasl_client
 from kts_source.broker.settings import (
     AwsCredentials,

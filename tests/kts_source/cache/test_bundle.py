@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.cache.bundle import Bundle
+from kts_source.cache.caches import Bundle
 from kts_source.cache.disk_cache import CacheLimits, DiskCache
 
 if TYPE_CHECKING:

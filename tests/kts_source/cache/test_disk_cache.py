@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kts_source.cache.disk_cache import CacheLimits, DiskCache, make_private_folder
-from kts_source.cache.file_lock import locked
+from kts_source.cache.disk_cache import CacheLimits, DiskCache, locked, make_private_folder
 from kts_source.store.cancel import Cancellation, CancelledFetchError
 
 UNBOUNDED = CacheLimits(None, None)

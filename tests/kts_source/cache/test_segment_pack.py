@@ -11,7 +11,7 @@ import pytest
 from benchmarks.simulated import TOPIC, SimulatedTier
 from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits, DiskCache
-from kts_source.cache.segment_pack import SegmentPack
+from kts_source.cache.packs import SegmentPack
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.options import parse_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.cache.disk_cache import CacheLimits, DiskCache
-from kts_source.cache.side_file_pack import MAX_PACK_BYTES, SideFilePack
+from kts_source.cache.packs import MAX_PACK_BYTES, SideFilePack
 from kts_source.layout.remote_segment import ObjectRef
 
 if TYPE_CHECKING:

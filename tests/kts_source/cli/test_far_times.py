@@ -10,7 +10,7 @@ import pytest
 
 import kts_source
 from kts_source.cli.app import main
-from kts_source.cli.tables import time_text
+from kts_source.cli.output import time_text
 from kts_source.errors import TieredKafkaError
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.planning.scanning import scan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.cli.app import main
-from kts_source.cli.key_file import read_keys
+from kts_source.cli.find_command import read_keys
 from kts_source.errors import InvalidOptionError
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import write_tier

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from kts_source.cli.app import kts, main
-from kts_source.export.executor import LocalExecutor
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.options import OPTIONS
 from tests.golden_data import KEYS, TIER, expected_table, partition_summaries
 
@@ -348,7 +348,7 @@ def test_no_command_needs_pyspark(tmp_path: Path) -> None:
 import sys
 sys.modules["pyspark"] = None
 from kts_source.cli.app import main
-from kts_source.export.executor import LocalExecutor
+from kts_source.export.task_writer import LocalExecutor
 sys.exit(max(main(command) for command in {commands!r}))
 """
     done = subprocess.run(

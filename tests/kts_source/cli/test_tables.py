@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kts_source.cli.tables import preview_bytes, print_table
+from kts_source.cli.output import preview_bytes, print_table
 from kts_source.texts import format_bytes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kts_source.cli.app import main
-from kts_source.cli.json_values import json_values
+from kts_source.cli.output import json_values
 from tests.kts_source.read.typed_tier import SCHEMA, avro, write
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from kts_source.errors import StoreUnavailableError
-from kts_source.export.executor import LocalExecutor
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.planning import planner
 from kts_source.read import run_task
 from kts_source.tier import Tier

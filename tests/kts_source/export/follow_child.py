@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import follow
+from kts_source.export.task_writer import LocalExecutor
 from tests.kts_source.export.exporting import Lake, source
 
 if TYPE_CHECKING:

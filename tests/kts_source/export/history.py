@@ -55,8 +55,8 @@ from tests.kts_source.planning.truth import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.export.executor import LocalExecutor
     from kts_source.export.report import BackfillReport
+    from kts_source.export.task_writer import LocalExecutor
     from tests.kts_source.planning.truth import PartitionTruth, Row
 
 

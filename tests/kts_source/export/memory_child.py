@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
+from kts_source.export.task_writer import LocalExecutor
 
 
 def main(tier: str, target: str, sort_by: str) -> None:

@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 import kts_source
 from kts_source.errors import SchemaChangedError
-from kts_source.export.evolution import conformed, lacks, united
+from kts_source.export.row_schema import conformed, lacks, united
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, row, write
 

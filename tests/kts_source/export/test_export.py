@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 
 from kts_source.errors import FingerprintError, InvalidOptionError, RangeGapError, RangeOverlapError
 from kts_source.export import task_writer
-from kts_source.export.executor import LocalExecutor
+from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import (
     TOPICS,
     assert_same_rows,

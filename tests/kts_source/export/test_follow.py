@@ -23,10 +23,10 @@ from kts_source.errors import (
     InvalidOptionError,
     StoreUnavailableError,
 )
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import RoundMetrics, follow
 from kts_source.export.report import Skipped, WrittenRange, empty_report, together
 from kts_source.export.run import clean
+from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
 from tests.kts_source.export.small_tier import SmallTier, at, held
@@ -34,10 +34,10 @@ from tests.kts_source.export.small_tier import SmallTier, at, held
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kts_source.export.executor import ExportExecutor
     from kts_source.export.files import TaskReport
     from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.report import BackfillReport
+    from kts_source.export.task_writer import ExportExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
 

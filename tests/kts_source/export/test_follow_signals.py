@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.follow import RoundMetrics, follow
+from kts_source.export.task_writer import LocalExecutor
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, held
 

@@ -97,7 +97,7 @@ def test_a_task_needs_no_pandas(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules["pandas"] = None
-from kts_source.export.executor import LocalExecutor
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.export.run import export
 from kts_source.export.settings import export_settings
 source = {{"path": {str(TIER)!r}, "keyPrefix": "tiered/", "subscribe": "wide"}}

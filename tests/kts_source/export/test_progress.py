@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.progress import LineProgress, RichProgress
 from kts_source.export.report import draw_report
 from kts_source.export.run import export
+from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import Lake, assert_holds, source
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import DataLossError
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey, RangeAdvance
 from kts_source.export.report import Skipped, written_ranges
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.read.task_metrics import LostRange, TaskMetrics
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, gaps, held, ranges

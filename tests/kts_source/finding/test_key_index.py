@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import kts_source
 from kts_source.cli.app import main
 from kts_source.errors import InvalidOptionError
-from kts_source.finding.key_filter import SALT_SIZE, KeyFilter, hashes_of
+from kts_source.finding.key_index import SALT_SIZE, KeyFilter, hashes_of
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.golden_data import TOPICS, expected_table, rows, tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, write_tier

@@ -11,7 +11,7 @@ from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 import kts_source
 from kts_source.cli.app import main
 from kts_source.errors import InvalidOptionError
-from kts_source.finding.partitioner import partitions_of
+from kts_source.finding.query import partitions_of
 from segment_format.key_set import KeySet
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 

@@ -10,7 +10,7 @@ import pytest
 
 import kts_source
 from kts_source.errors import DataLossError, InvalidOptionError
-from kts_source.finding.certify import certified
+from kts_source.finding.search import certified
 from kts_source.planning.planner import plan_scan
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.local_store import LocalStore

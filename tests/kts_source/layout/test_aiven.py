@@ -16,7 +16,7 @@ from kts_source.layout.layout import TopicFolder
 from kts_source.store.local_store import LocalStore
 from kts_source.store.object_store import ObjectInfo
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.object_key import parse_segment_file_name
+from segment_format.manifest.object_names import parse_segment_file_name
 from tests.golden_data import KEY_PREFIX, TIER, TOPICS
 
 if TYPE_CHECKING:

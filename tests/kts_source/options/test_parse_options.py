@@ -8,14 +8,16 @@ import pytest
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import OPTIONS, parse_options
-from kts_source.options.requested_bounds import (
+from kts_source.options.selection import (
+    Assign,
     EarliestBound,
     LatestBound,
     OffsetsBound,
+    Subscribe,
+    SubscribePattern,
     TimestampBound,
     TimestampsBound,
 )
-from kts_source.options.selection import Assign, Subscribe, SubscribePattern
 
 BASE = {"path": "/tier", "subscribe": "orders"}
 

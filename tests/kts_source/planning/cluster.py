@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from segment_format.testing import AivenTierWriter
-from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.planning.replica import FIRST_TIMESTAMP_MS, Entry, Replica, divergence
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import AccessDeniedError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
@@ -14,8 +14,10 @@ from segment_format.metadata.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from segment_format.metadata.partitioner import metadata_partition
-from segment_format.metadata.record_writer import write_metadata_record
+from segment_format.metadata.remote_log_segment_metadata import (
+    metadata_partition,
+    write_metadata_record,
+)
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import empty_log, fake_log

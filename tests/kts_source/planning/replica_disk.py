@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kts_source.store.joined_store import beside
-from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.planning.replica import build, divergence, extend
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from kts_source.layout.remote_segment import (
     SegmentObjects,
     StoredIndex,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kts_source.layout.remote_segment import RemoteSegment
-    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.records import DecodedBatch
 
 VECTORS = Path(__file__).parents[2] / "golden" / "vectors" / "kafka-txn-goldens.json"
 

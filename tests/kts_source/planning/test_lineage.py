@@ -18,7 +18,7 @@ from kts_source.planning.lineage import (
     partition_log,
     usable_range,
 )
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from tests.kts_source.planning.segments import lineage, segment
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kts_source.planning.lineage_evidence import difference
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run

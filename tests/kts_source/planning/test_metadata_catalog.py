@@ -18,7 +18,7 @@ from kts_source.errors import (
 )
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.custom_metadata import CustomMetadata, write_custom_metadata
-from segment_format.metadata.record_writer import write_metadata_record
+from segment_format.metadata.remote_log_segment_metadata import write_metadata_record
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.broker.fake_log import FakeLog
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault

@@ -34,7 +34,7 @@ from kts_source.secret import Secret
 from kts_source.store.local_store import LocalStore
 from kts_source.store.open_store import open_store
 from kts_source.tier import Tier, open_tier
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import TimeIndex
 from tests.golden_data import (
     KEYS,
     TIER,

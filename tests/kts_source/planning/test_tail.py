@@ -17,7 +17,7 @@ from kts_source.planning.describe import describe
 from kts_source.planning.planner import plan
 from kts_source.store.joined_store import is_beside
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
-from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -32,7 +32,7 @@ from tests.kts_source.planning.scanning import scan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 LEVELS = ("read_committed", "read_uncommitted")
 LOG = transactions(segments=5)

@@ -14,7 +14,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.errors import SegmentFormatError
-from segment_format.record.largest_timestamp import max_timestamps_from
+from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
 from tests.kts_source.planning.memory_store import MemoryStore

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from segment_format.testing import BuiltLog
-    from segment_format.testing.producer_state import Transaction
-    from segment_format.testing.rows import ExpectedRow
+    from segment_format.testing.log_builder import ExpectedRow
+    from segment_format.testing.segment import Transaction
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.history import World
     from tests.kts_source.planning.replica import Entry

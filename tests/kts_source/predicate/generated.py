@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from kts_source.predicate.like import parse_pattern
+from kts_source.predicate.evaluate import parse_pattern
 from kts_source.predicate.model import (
     And,
     Column,

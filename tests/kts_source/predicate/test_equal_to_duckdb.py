@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from kts_source.predicate.evaluate import evaluate, wanted_rows
-from kts_source.predicate.fields import find_field
+from kts_source.predicate.model import find_field
 from kts_source.predicate.parse import parse_predicate
 
 if TYPE_CHECKING:

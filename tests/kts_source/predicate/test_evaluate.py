@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kts_source.predicate.evaluate import evaluate, wanted_rows
-from kts_source.predicate.like import java_string
+from kts_source.predicate.evaluate import evaluate, java_string, wanted_rows
 from kts_source.predicate.parse import parse_predicate
 from tests.kts_source.predicate.generated import PREDICATES, ROWS, batch_of
 from tests.kts_source.predicate.oracle import truth

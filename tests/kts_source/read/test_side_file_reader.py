@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.cache.disk_cache import CacheLimits, DiskCache
-from kts_source.cache.side_file_pack import MAX_PACK_BYTES, SideFilePack
+from kts_source.cache.packs import MAX_PACK_BYTES, SideFilePack
 from kts_source.errors import ObjectNotFoundError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.local_tiered import LocalTieredLayout

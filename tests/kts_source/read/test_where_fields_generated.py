@@ -14,8 +14,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kts_source.options.value_fields import fields_of_formats
-from kts_source.options.value_formats import ColumnFormat
+from kts_source.options.value_formats import ColumnFormat, fields_of_formats
 from kts_source.predicate.model import Predicate, split_by_fields
 from kts_source.predicate.parse import parse_predicate
 from kts_source.read.typed_rows import TypedRows

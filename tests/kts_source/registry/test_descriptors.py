@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from kts_source.registry.descriptors import descriptor_set, messages_of
-from kts_source.registry.schema_registry import PROTOBUF, RegisteredSchema
+from kts_source.registry.schema_registry import (
+    PROTOBUF,
+    RegisteredSchema,
+    descriptor_set,
+    messages_of,
+)
 from segment_format.values.protobuf.schema import read_schema
 from tests.segment_format.values.protobuf.sample import sample_file
 

@@ -12,8 +12,7 @@ import pytest
 
 from kts_source.errors import RegistryError
 from kts_source.registry import client
-from kts_source.registry.by_id import ById
-from kts_source.registry.place import RegistryPlace
+from kts_source.registry.by_id import ById, RegistryPlace
 from kts_source.registry.schema_registry import RegisteredSchema, find_schema
 from tests.schema_registry import Registry
 

@@ -21,7 +21,7 @@ from tests.kts_source.reporting.test_page import HOSTILE, columns_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kts_source.reporting.run import TierReport
+    from kts_source.reporting.page import TierReport
 
 NOW_MS = 1_800_000_000_000
 

@@ -14,8 +14,7 @@ from kts_source.cli.app import main
 from kts_source.errors import InvalidOptionError
 from kts_source.planning.estimate import monthly_cost
 from kts_source.planning.lineage import COVERED
-from kts_source.reporting.facts import MAX_TEXTS
-from kts_source.reporting.growth import RETENTIONS
+from kts_source.reporting.facts import MAX_TEXTS, RETENTIONS
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import KEY_PREFIX, KEYS, TIER, TOPICS, tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier

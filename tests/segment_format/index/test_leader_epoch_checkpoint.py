@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segment_format.errors import CorruptIndexError, SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.testing import write_leader_epoch_checkpoint
 from tests.segment_format.outcomes import value_or_error
 

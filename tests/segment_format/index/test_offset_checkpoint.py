@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from segment_format.errors import CorruptIndexError
-from segment_format.index.offset_checkpoint import parse_offset_checkpoint
-from segment_format.index.partition_metadata import parse_partition_metadata
+from segment_format.index.checkpoints import parse_offset_checkpoint, parse_partition_metadata
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.log_dir_names import parse_log_file_name, parse_partition_directory
+from segment_format.manifest.object_names import parse_log_file_name, parse_partition_directory
 
 
 def test_partitions_have_their_offsets() -> None:

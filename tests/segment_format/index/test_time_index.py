@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segment_format.errors import CorruptIndexError, SegmentFormatError
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import TimeIndex
 from segment_format.testing import write_time_index
 from tests.segment_format.outcomes import value_or_error
 

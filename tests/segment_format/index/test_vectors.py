@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from segment_format.index.leader_epoch_checkpoint import EpochEntry, LeaderEpochCheckpoint
-from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import (
     ProducerStateEntry,
     parse_producer_snapshot,
     write_producer_snapshot,
 )
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import (
     AbortedTxn,
     parse_transaction_index,

@@ -17,8 +17,7 @@ from segment_format.errors import (
 )
 from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels.batch_scanner import BatchScanner
-from segment_format.record.batch_header import CRC_START, RecordBatchHeader
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import CRC_START, RecordBatchHeader, crc32c
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, strategies, write_batch
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from segment_format.kernels.batch_scanner import BatchTable
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 MANY = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

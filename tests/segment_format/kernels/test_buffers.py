@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.arrow import RecordDecoder
-from segment_format.kernels.buffers import ColumnBuffers
+from segment_format.kernels.columns import ColumnBuffers
 from segment_format.testing import SimpleRecord, write_batch
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, Row, actual, expected, rows_of
 

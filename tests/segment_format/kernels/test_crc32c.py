@@ -17,7 +17,7 @@ from segment_format.kernels.crc32c import (
     by_tables,
     crc32c,
 )
-from segment_format.kernels.memory import array_address
+from segment_format.kernels.primitives import array_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable

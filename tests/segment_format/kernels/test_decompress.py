@@ -15,9 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segment_format.kernels.contract import COPY_SLACK
-from segment_format.kernels.lz4_frame import decompress_lz4, lz4_bound
-from segment_format.kernels.memory import array_address
-from segment_format.kernels.snappy_stream import decompress_snappy, snappy_bound
+from segment_format.kernels.decompress import (
+    decompress_lz4,
+    decompress_snappy,
+    lz4_bound,
+    snappy_bound,
+)
+from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress
 from segment_format.testing import CODEC_NUMBERS, compress, strategies
 from tests.segment_format.kernels.test_memory_safety import GuardedPages

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import CrcMismatchError
 from segment_format.isolation import AbortedIntervals
-from segment_format.record.batch_header import TimestampType
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import TimestampType, crc32c
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, frame_batch, strategies, write_batch
@@ -33,7 +32,7 @@ from tests.segment_format.kernels.yardstick import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
     from tests.segment_format.kernels.yardstick import Row
 
 CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)

@@ -18,9 +18,9 @@ import pytest
 
 from segment_format.errors import SegmentFormatError
 from segment_format.kernels import contract as c
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import crc32c
 from segment_format.testing import SimpleRecord, write_batch
-from segment_format.testing.compression import compress
+from segment_format.testing.batches import compress
 from tests.fuzz.repair import batch_around
 from tests.golden_data import VECTORS
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, actual, expected
@@ -120,7 +120,7 @@ def test_the_guard_guards() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (31, 32, 33), (511, 512, 513), (1000, 7, 0)])
 def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
-    from segment_format.kernels.buffers import ColumnBuffers
+    from segment_format.kernels.columns import ColumnBuffers
     from segment_format.kernels.decode_window import decode_window
 
     records = [

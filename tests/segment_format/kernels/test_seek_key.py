@@ -27,7 +27,7 @@ from tests.segment_format.kernels.yardstick import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
     from tests.segment_format.kernels.yardstick import Row
 
 _CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large]

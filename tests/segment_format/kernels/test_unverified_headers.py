@@ -10,8 +10,7 @@ from segment_format.arrow import RecordDecoder
 from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
 from segment_format.key_set import KeySet
 from segment_format.record.framing import iter_entries
-from segment_format.record.record_times import iter_record_times
-from segment_format.record.records import iter_batches
+from segment_format.record.records import iter_batches, iter_record_times
 from segment_format.testing import SimpleRecord, frame_batch, write_batch
 from segment_format.testing.batches import write_record
 from segment_format.testing.legacy import write_message_set

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from segment_format.errors import DecompressionError
-from segment_format.kernels.memory import array_address
-from segment_format.kernels.zstd_frame import zstd_bound
-from segment_format.record.compression import decompress
-from segment_format.record.zstd_frames import scan_frames
+from segment_format.kernels.decompress import zstd_bound
+from segment_format.kernels.primitives import array_address
+from segment_format.record.compression import decompress, scan_frames
 from segment_format.testing import CODEC_NUMBERS, compress, strategies
 from tests.segment_format.kernels.test_decompress import UNHURRIED, texts
 from tests.segment_format.kernels.test_memory_safety import GuardedPages

@@ -11,8 +11,7 @@ import pyarrow as pa
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
 from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
 from segment_format.isolation import NO_ABORTED
-from segment_format.record.batch_header import CompressionType, RecordBatchHeader
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import CompressionType, RecordBatchHeader, crc32c
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
     from segment_format.isolation import AbortedIntervals
-    from segment_format.record.decoded import DecodedBatch, Record
+    from segment_format.record.records import DecodedBatch, Record
 
 ALL_COLUMNS = (
     *RECORD_COLUMNS,

@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
-from segment_format.manifest.chunk_index import Chunk, FixedChunkIndex, VariableChunkIndex
-from segment_format.manifest.chunk_sizes import encode_chunk_sizes
+from segment_format.manifest.chunk_index import (
+    Chunk,
+    FixedChunkIndex,
+    VariableChunkIndex,
+    encode_chunk_sizes,
+)
 
 Index = FixedChunkIndex | VariableChunkIndex
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
-from segment_format.manifest.chunk_sizes import (
+from segment_format.manifest.chunk_index import (
     MAX_PAYLOAD_BYTES,
     decode_chunk_sizes,
     encode_chunk_sizes,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from segment_format.errors import DecryptionError, InvalidManifestError
 from segment_format.manifest.encryption import (
+    PrivateKey,
     WrappedDataKey,
     decrypt,
     encrypt,
@@ -23,7 +24,6 @@ from segment_format.manifest.encryption import (
     unwrap_data_key,
     wrap_data_key,
 )
-from segment_format.manifest.private_key import PrivateKey
 from tests.golden_data import KEYS, VECTORS
 from tests.needs import needs
 from tests.segment_format.outcomes import value_or_error

@@ -9,19 +9,17 @@ from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.manifest.local_key import (
+from segment_format.manifest.object_names import (
     LOCAL_SUFFIXES,
+    SUFFIXES,
     LocalFileName,
+    ObjectKey,
     format_local_file_name,
     format_local_partition_directory,
-    parse_local_file_name,
-    parse_local_partition_directory,
-)
-from segment_format.manifest.object_key import (
-    SUFFIXES,
-    ObjectKey,
     format_object_key,
     format_topic_directory,
+    parse_local_file_name,
+    parse_local_partition_directory,
     parse_object_key,
     parse_segment_file_name,
     parse_topic_directory,

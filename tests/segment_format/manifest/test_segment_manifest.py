@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidManifestError, SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_index import FixedChunkIndex, VariableChunkIndex
 from segment_format.manifest.encryption import Encryption, WrappedDataKey

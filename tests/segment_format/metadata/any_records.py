@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
-from segment_format.metadata import fold_columns
-from segment_format.metadata.column_records import columns_of, metadata_records
-from segment_format.metadata.fold_columns import LiveSegments
-from segment_format.metadata.live_segments import known_segments, live_segments
+from segment_format.index.checkpoints import EpochEntry
+from segment_format.metadata import live_segments as fold_columns
+from segment_format.metadata.columns import columns_of, metadata_records
+from segment_format.metadata.live_segments import LiveSegments, known_segments, live_segments
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.metadata.live_segments import known_segments, live_segments
 from segment_format.metadata.model import (

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from segment_format.arrow import iter_arrow
 from segment_format.errors import InvalidMetadataError
 from segment_format.metadata import parse_columns
-from segment_format.metadata.column_records import metadata_records
+from segment_format.metadata.columns import metadata_records
 from segment_format.metadata.model import WireDetails
 from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.protocol import TaggedField, write_uvarint

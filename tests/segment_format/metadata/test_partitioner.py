@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.metadata.partitioner import (
+from segment_format.metadata.remote_log_segment_metadata import (
     DEFAULT_METADATA_PARTITIONS,
+    RemoteLogSegmentMetadata,
     metadata_partition,
     murmur2,
-)
-from segment_format.metadata.remote_log_segment_metadata import (
-    RemoteLogSegmentMetadata,
     parse_metadata_record,
 )
 from tests.golden_data import GOLDEN, VECTORS, summary

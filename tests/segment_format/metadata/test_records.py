@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import InvalidMetadataError
-from segment_format.index.leader_epoch_checkpoint import EpochEntry
+from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.metadata.model import NO_WIRE_DETAILS, WireDetails
 from segment_format.metadata.protocol import (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import google_crc32c
 import numpy as np
 
-from segment_format.record.checksum import crc32c
+from segment_format.record.batch_header import crc32c
 
 
 def test_the_library_is_the_c_one() -> None:

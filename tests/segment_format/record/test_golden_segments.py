@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
-from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import parse_transaction_index
 from segment_format.isolation import AbortedIntervals, last_stable_offset, open_transactions
 from segment_format.record.control_record import ControlRecordType, batch_control_type

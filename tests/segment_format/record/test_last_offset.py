@@ -10,7 +10,7 @@ from segment_format.errors import (
     TruncatedBatchError,
     UnsupportedMagicError,
 )
-from segment_format.record.last_offset import WINDOW_BYTES, last_offset
+from segment_format.record.recovery import WINDOW_BYTES, last_offset
 from segment_format.testing import LogBuilder, SimpleRecord, write_batch
 
 

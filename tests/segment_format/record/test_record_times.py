@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
-from segment_format.record.batch_header import CRC_START
-from segment_format.record.checksum import crc32c
-from segment_format.record.record_times import iter_record_times
-from segment_format.record.records import iter_batches
+from segment_format.record.batch_header import CRC_START, crc32c
+from segment_format.record.records import iter_batches, iter_record_times
 from segment_format.testing import strategies
 from segment_format.testing.batches import SimpleRecord, write_batch
 from tests.golden_data import TIER
@@ -20,7 +18,7 @@ from tests.golden_data import TIER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
     from segment_format.testing.segment import SegmentFiles
 
 ALL = -(2**63)

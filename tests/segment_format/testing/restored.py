@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from segment_format.manifest.encryption import unwrap_data_key
-from segment_format.manifest.private_key import load_private_key
+from segment_format.manifest.encryption import load_private_key, unwrap_data_key
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.manifest.transform import restore_chunk, restore_index
 from tests.golden_data import KEYS

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from segment_format.testing import IndexBuilder, ProducerEntry
-from segment_format.testing.producer_state import SEQUENCE_LIMIT, ProducerStates
-from segment_format.testing.segment import BatchFacts
+from segment_format.testing.segment import SEQUENCE_LIMIT, BatchFacts, ProducerStates
 from tests.golden_data import LOCAL_TIER
 
 if TYPE_CHECKING:

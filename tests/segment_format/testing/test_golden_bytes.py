@@ -33,8 +33,8 @@ from segment_format.testing import (
     write_time_index,
     write_transaction_index,
 )
-from segment_format.testing.chunks import write_chunk_sizes
-from segment_format.testing.varint import write_varint, write_varlong
+from segment_format.testing.batches import write_varint, write_varlong
+from segment_format.testing.tiers import write_chunk_sizes
 
 VECTORS = Path(__file__).parents[2] / "golden" / "vectors"
 KAFKA: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from segment_format.manifest.local_key import (
+from segment_format.manifest.object_names import (
     parse_local_file_name,
     parse_local_partition_directory,
 )
@@ -26,7 +26,7 @@ from tests.segment_format.testing.restored import restore
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.records import DecodedBatch
 
 
 def rewritten(batch: DecodedBatch) -> bytes:

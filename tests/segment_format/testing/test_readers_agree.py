@@ -9,10 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from segment_format.errors import SegmentFormatError
-from segment_format.index.leader_epoch_checkpoint import LeaderEpochCheckpoint
-from segment_format.index.offset_index import OffsetIndex
+from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
-from segment_format.index.time_index import TimeIndex
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import parse_transaction_index
 from segment_format.isolation import AbortedIntervals, last_stable_offset, open_transactions
 from segment_format.record.records import iter_batches
@@ -36,7 +35,7 @@ from segment_format.testing.strategies import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from segment_format.record.decoded import DecodedBatch
+    from segment_format.record.records import DecodedBatch
     from segment_format.testing import ExpectedRow
 
 # Whole logs take a while to draw on a busy machine.

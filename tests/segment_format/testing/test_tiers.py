@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segment_format.manifest.local_key import (
+from segment_format.manifest.object_names import (
     parse_local_file_name,
     parse_local_partition_directory,
+    parse_object_key,
 )
-from segment_format.manifest.object_key import parse_object_key
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.testing import (
     AivenTierWriter,

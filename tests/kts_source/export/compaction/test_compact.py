@@ -20,11 +20,12 @@ from kts_source.errors import (
     InvalidOptionError,
     UnsupportedTargetError,
 )
-from kts_source.export.compaction import buckets, compact
-from kts_source.export.compaction.compact import SpreadTask
-from kts_source.export.executor import LocalExecutor
+from kts_source.export import compaction as buckets
+from kts_source.export import compaction as compact
+from kts_source.export.compaction import SpreadTask
 from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey
+from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table, topic_summary
 from tests.kts_source.export import exporting
 from tests.kts_source.export.exporting import FORMATS, Lake

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError, TransformError
-from kts_source.export.executor import LocalExecutor
 from kts_source.export.run import clean, export
 from kts_source.export.settings import export_settings
+from kts_source.export.task_writer import LocalExecutor
 from kts_source.export.transforms.row_transform import (
     JsonColumns,
     Rejected,

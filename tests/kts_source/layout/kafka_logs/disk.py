@@ -11,7 +11,7 @@ from tests.kts_source.planning.scanning import scan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 TOPIC = "orders"
 TOPIC_ID = "LWgrMmVrT0a__7a4SasuPA"

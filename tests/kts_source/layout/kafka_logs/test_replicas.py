@@ -22,7 +22,7 @@ from tests.kts_source.layout.kafka_logs.disk import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 LOG = transactions()
 END = LOG.end_offset()

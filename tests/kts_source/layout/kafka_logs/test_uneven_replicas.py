@@ -14,7 +14,7 @@ from kts_source.planning.planner import plan
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import LogBuilder, SimpleRecord
-from segment_format.testing.side_files import write_leader_epoch_checkpoint
+from segment_format.testing.segment import write_leader_epoch_checkpoint
 from tests.kts_source.layout.kafka_logs.disk import (
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -28,7 +28,7 @@ from tests.kts_source.layout.kafka_logs.disk import (
 from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
-    from segment_format.testing.rows import BuiltLog
+    from segment_format.testing.log_builder import BuiltLog
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden44" / "uneven-disks"
 LEVELS = ("read_committed", "read_uncommitted")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from segment_format.values.avro import schema as s
-from segment_format.values.avro.defaults import default_bytes
+from segment_format.values.avro.program import default_bytes
 from segment_format.values.avro.schema import Schema, simple_name
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.apicurio import AS_JSON, OTHER_IDS, ApicurioAvroDecoder
-from segment_format.values.avro.json_text import JSON_TEXT
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.decoder import JSON_TEXT
+from segment_format.values.avro.schema import parse_avro
 from segment_format.values.heads import heads
 
 LARGE = (1 << 40) + 5

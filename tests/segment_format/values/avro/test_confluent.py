@@ -12,7 +12,7 @@ import pytest
 
 from segment_format.values.avro.confluent import ConfluentAvroDecoder
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Values
 from tests.segment_format.values.avro.test_decoder import same
 

@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
-from segment_format.values.avro.schema import AvroSchemaError, Schema
+from segment_format.values.avro.schema import AvroSchemaError, Schema, parse_avro
 from tests.segment_format.values.avro.generated import Json, Schemas, Values
 from tests.segment_format.values.avro.reference import BadAvroError, read
 from tests.segment_format.values.nulls_below import check_nulls_below

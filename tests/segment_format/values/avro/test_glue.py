@@ -11,7 +11,7 @@ import pytest
 
 from segment_format.values.avro import glue
 from segment_format.values.avro.glue import GlueAvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 
 if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema

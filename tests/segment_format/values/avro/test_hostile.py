@@ -13,7 +13,7 @@ import pytest
 from segment_format.values.avro import buffers
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.opcodes import MOST_EMPTY
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Json, Schemas, Values
 from tests.segment_format.values.avro.test_decoder import check
 

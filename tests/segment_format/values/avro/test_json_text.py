@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.confluent import ConfluentAvroDecoder
-from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.json_text import JSON_TEXT, json_objects
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.decoder import JSON_TEXT, AvroDecoder, json_objects
+from segment_format.values.avro.schema import parse_avro
 
 FIELDS = [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}]
 SCHEMA = parse_avro(json.dumps({"type": "record", "name": "R", "fields": FIELDS}))

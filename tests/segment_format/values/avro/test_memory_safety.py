@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.kernels.test_memory_safety import GuardedPages
 from tests.segment_format.values.avro.generated import Schemas, Values
 from tests.segment_format.values.avro.reference import BadAvroError, read

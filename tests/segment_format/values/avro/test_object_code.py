@@ -14,7 +14,7 @@ import pytest
 from segment_format.kernels import object_code
 from segment_format.values.avro import decoder
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Schemas, Values
 from tests.segment_format.values.avro.test_decoder import same, some_values
 
@@ -48,7 +48,7 @@ def test_a_process_that_did_not_compile_decodes_without_numba() -> None:
 import sys
 import pyarrow as pa
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.parse import parse_avro
+from segment_format.values.avro.schema import parse_avro
 decoder = AvroDecoder(parse_avro('{"type": "map", "values": "int"}'))
 found = decoder.decode(pa.array([b"\\x04\\x02a\\x02\\x02a\\x04\\x00"], pa.binary()))
 print(found.array.to_pylist(), {"numba"} & set(sys.modules))

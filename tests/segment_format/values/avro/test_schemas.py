@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.defaults import check_defaults
-from segment_format.values.avro.parse import MOST_LEVELS, MOST_PARTS, parse_avro
-from segment_format.values.avro.schema import AvroSchemaError
+from segment_format.values.avro.program import check_defaults
+from segment_format.values.avro.schema import MOST_LEVELS, MOST_PARTS, AvroSchemaError, parse_avro
 
 if TYPE_CHECKING:
     from tests.segment_format.values.avro.generated import Json

@@ -7,9 +7,8 @@ import random
 import pyarrow as pa
 import pytest
 
-from segment_format.values.json.confluent import ConfluentJsonDecoder
 from segment_format.values.json.ddl import parse_ddl
-from segment_format.values.json.decoder import JsonDecoder
+from segment_format.values.json.decoder import ConfluentJsonDecoder, JsonDecoder
 
 PLAIN = JsonDecoder(parse_ddl("a string, b array<bigint>"))
 DECODER = ConfluentJsonDecoder(PLAIN)

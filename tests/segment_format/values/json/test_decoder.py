@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from segment_format.values.json import batch
 from segment_format.values.json import contract as c
+from segment_format.values.json import decoder as batch
 from segment_format.values.json.decoder import JsonDecoder
 from tests.segment_format.kernels.test_memory_safety import GuardedPages
 from tests.segment_format.values.json import oracle

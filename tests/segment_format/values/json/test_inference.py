@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from segment_format.values.json.ddl import print_ddl
-from segment_format.values.json.inference import infer
+from segment_format.values.json.ddl import infer, print_ddl
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.json import contract as c
+from segment_format.values.json.contract import LEAST, MOST, powers
 from segment_format.values.json.decoder import JsonDecoder
-from segment_format.values.json.powers import LEAST, MOST, powers
 from tests.segment_format.values.json import oracle
 
 DOUBLES = JsonDecoder(pa.float64())

@@ -8,7 +8,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from segment_format.values.protobuf import memory
+from segment_format.values.protobuf import arrays as memory
 from tests.segment_format.values.protobuf.oracle import (
     Oracle,
     rows_of,

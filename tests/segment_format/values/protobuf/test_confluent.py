@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.values.protobuf import confluent
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
-from segment_format.values.protobuf.message_index import read_message_index
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder, read_message_index
 from tests.segment_format.values.protobuf.oracle import rows_of
 from tests.segment_format.values.protobuf.sample import binary, decoder_of, sample_value
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from segment_format.values.protobuf import arrays as memory
 from segment_format.values.protobuf import decoder as decoder_module
-from segment_format.values.protobuf import memory
 from segment_format.values.protobuf.contract import REASONS, TOO_LARGE
 from segment_format.values.protobuf.decoder import ProtobufDecoder
 from tests.segment_format.values.nulls_below import check_nulls_below

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from segment_format.values.protobuf import arrays as memory
 from segment_format.values.protobuf import decoder as decoder_module
-from segment_format.values.protobuf import memory
 from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
 from segment_format.values.protobuf.decoder import ProtobufDecoder
 from tests.segment_format.kernels.test_memory_safety import MARK, GuardedPages

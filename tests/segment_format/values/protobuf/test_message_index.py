@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
 
-from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
+from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder, read_message_index
 from segment_format.values.protobuf.decoder import ProtobufDecoder
-from segment_format.values.protobuf.message_index import read_message_index
 from tests.segment_format.values.protobuf.oracle import Proto, descriptor_set
 
 

@@ -10,8 +10,8 @@ from google.protobuf import descriptor_pb2, struct_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segment_format.values.protobuf.columns import Selection, selection_of
 from segment_format.values.protobuf.decoder import ProtobufDecoder
+from segment_format.values.protobuf.program import Selection, selection_of
 from tests.segment_format.values.protobuf.generated import Writer, random_file
 from tests.segment_format.values.protobuf.oracle import (
     Row,

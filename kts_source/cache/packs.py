@@ -1,0 +1,217 @@
+"""The small side files that plans of one partition looked at, as stored, as one value in the index
+cache.
+
+    a JSON list of [object key, version, first byte, one past the last], ended by LF
+    the bytes, one behind the other
+
+What is large or of no known version is not here (`Caches.side_file` keeps it, if at all), nor is
+more than `MAX_PACK_BYTES` in all: what the last plan looked at goes before what earlier ones did.
+
+The facts of all described segments of one partition as one value in the index cache, so that
+planning a topic of 100,000 segments a second time reads hundreds of files.
+
+A line for each segment, ended by LF, its three parts separated by tabs:
+
+    segment id
+    base offset, then suffix, size and version of every listed object of the segment
+    facts, as a JSON list (see `layout.segment_facts`), which names objects by their suffixes
+
+A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
+what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
+version are not kept. Data keys are kept as manifests hold them, encrypted.
+
+Planners that start at once with nothing kept each read the manifests; the last one writes the pack.
+A lock for each partition would save the others' requests (3,200 for 32 partitions of 100 segments,
+a tenth of a cent) and next to no time, and a planner that is stuck would hold up all others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Final
+
+from kts_source.layout.remote_segment import ObjectRef, segment_facts, segment_from_facts
+from segment_format.errors import SegmentFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kts_source.cache.caches import Bundle
+    from kts_source.cache.disk_cache import DiskCache
+    from kts_source.layout.layout import SegmentEntry
+    from kts_source.layout.remote_segment import RemoteSegment
+
+
+log = logging.getLogger(__name__)
+
+_DECODER: Final = json.JSONDecoder()
+
+
+class SegmentPack:
+    """What is known of the segments of one partition. Used by one thread at a time.
+
+    Args:
+        cache: Where packs are; `None` keeps nothing.
+        name: Of the pack.
+    """
+
+    def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
+        self._cache = cache
+        self._name = name
+        self._lines: dict[str, str] | None = None
+        self._changed = False
+
+    def find(self, entry: SegmentEntry) -> RemoteSegment | None:
+        """The segment as it was described before, if its objects are still the same."""
+        if self._cache is None:
+            return None
+        line = self._loaded(self._cache).get(entry.segment_id)
+        if line is None or not line.startswith(identity := _identity(entry)):
+            return None
+        try:
+            facts = _DECODER.raw_decode(line, len(identity))[0]
+            place = (entry.topic, entry.topic_id, entry.partition, entry.segment_id)
+            objects = dict(entry.objects)
+            return segment_from_facts(place, facts, lambda name: ObjectRef.of(objects[name]))
+        except (ValueError, TypeError, LookupError, SegmentFormatError):
+            log.warning("%s: a line that cannot be read; describing it anew", self._name)
+            return None
+
+    def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
+        """Keeps what was described just now."""
+        if self._cache is None or not _is_certain(entry):
+            return
+        if any(index.content is not None for index in segment.objects.indexes.values()):
+            return  # worked out from more than the objects of this segment
+        suffixes = {info.key: suffix for suffix, info in entry.objects}
+        facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
+        if facts is None:
+            return
+        text = json.dumps(facts, separators=(",", ":"))
+        self._loaded(self._cache)[entry.segment_id] = _identity(entry) + text
+        self._changed = True
+
+    def save(self, entries: Sequence[SegmentEntry]) -> None:
+        """Writes the pack if it grew, without segments that are no longer listed."""
+        if self._cache is None or self._lines is None or not self._changed:
+            return
+        self._changed = False
+        listed = (entry.segment_id for entry in entries)
+        lines = [f"{name}\t{self._lines[name]}\n" for name in listed if name in self._lines]
+        self._cache.put(self._name, "".join(lines).encode())
+
+    def _loaded(self, cache: DiskCache | Bundle) -> dict[str, str]:
+        if self._lines is None:
+            lines = (cache.get(self._name) or b"").decode().splitlines()
+            pairs = (line.split("\t", 1) for line in lines)
+            self._lines = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+        return self._lines
+
+
+def _identity(entry: SegmentEntry) -> str:
+    """The listed objects as text that ends in a tab."""
+    parts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
+    return f"{entry.base_offset}|{'|'.join(parts)}\t"
+
+
+def _is_certain(entry: SegmentEntry) -> bool:
+    """Whether every object has a version, and the texts keep the form of a line."""
+    versions = [info.version for _, info in entry.objects]
+    texts = [entry.segment_id, *(version for version in versions if version is not None)]
+    return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
+
+
+MAX_PACK_BYTES: Final = 1 << 20
+_Place = tuple[str, str]  # object key, version
+_Part = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, what is there
+
+
+class SideFilePack:
+    """Parts of objects that hold side files. Used by one thread at a time.
+
+    Args:
+        cache: Where it is kept between plans; `None` keeps nothing longer than the instance.
+        name: Of the value.
+    """
+
+    def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
+        self._cache = cache
+        self._name = name
+        self._earlier: dict[_Place, list[_Part]] | None = None
+        self._used: dict[_Place, list[_Part]] = {}
+        self._used_bytes = 0
+        self._changed = False
+
+    def find(self, source: ObjectRef, start: int, stop: int) -> bytes | None:
+        """Bytes [start, stop) of this version of an object, if they were read before."""
+        if source.version is None:
+            return None
+        place = source.key, source.version
+        known = _holding(self._used.get(place, []), start, stop)
+        if known is None:
+            if self._earlier is None:
+                self._earlier = self._loaded()
+            known = _holding(self._earlier.get(place, []), start, stop)
+            if known is None or not self._take(place, known):
+                return None
+        return bytes(known[2][start - known[0] : stop - known[0]])
+
+    def add(self, source: ObjectRef, start: int, data: bytes) -> None:
+        """Keeps bytes read just now, from byte `start` on, if there is room."""
+        if source.version is None:
+            return
+        self._changed |= self._take((source.key, source.version), (start, start + len(data), data))
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many more bytes can be kept."""
+        return self._used_bytes + size <= MAX_PACK_BYTES
+
+    def save(self) -> None:
+        """Writes the value if there is something new, with as much as there is room for of what
+        earlier plans looked at.
+        """
+        if self._cache is None or not self._changed:
+            return
+        self._changed = False
+        left = MAX_PACK_BYTES
+        parts: dict[tuple[str, str, int, int], bytes | memoryview] = {}
+        for kept in (self._used, self._earlier or {}):
+            for (key, version), found in kept.items():
+                for start, stop, data in found:
+                    if stop - start <= left and (key, version, start, stop) not in parts:
+                        parts[key, version, start, stop] = data
+                        left -= stop - start
+        header = json.dumps(list(parts), separators=(",", ":")).encode()
+        self._cache.put(self._name, b"".join([header, b"\n", *parts.values()]))
+
+    # -- inside
+
+    def _take(self, place: _Place, part: _Part) -> bool:
+        if not self.has_room(part[1] - part[0]):
+            return False
+        self._used_bytes += part[1] - part[0]
+        self._used.setdefault(place, []).append(part)
+        return True
+
+    def _loaded(self) -> dict[_Place, list[_Part]]:
+        data = self._cache.get(self._name) if self._cache is not None else None
+        if data is None:
+            return {}
+        found: dict[_Place, list[_Part]] = {}
+        try:
+            at = data.index(b"\n") + 1
+            for key, version, start, stop in json.loads(data[:at]):
+                end = at + stop - start
+                if not at <= end <= len(data) or start < 0:
+                    raise ValueError("not of this length")
+                found.setdefault((key, version), []).append((start, stop, memoryview(data)[at:end]))
+                at = end
+        except (ValueError, TypeError):
+            log.warning("%s: a value that cannot be read; reading side files anew", self._name)
+            return {}
+        return found
+
+
+def _holding(parts: list[_Part], start: int, stop: int) -> _Part | None:
+    return next((part for part in parts if part[0] <= start and stop <= part[1]), None)

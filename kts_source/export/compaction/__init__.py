@@ -1,1 +1,0 @@
-"""The latest record of every key, and what a compacted table holds already."""

@@ -1,0 +1,218 @@
+"""The time index (`.timeindex`): greatest timestamps so far and where they are.
+
+12 bytes an entry, big-endian:
+
+| position | size | field |
+|---:|---:|---|
+| 0 | 8 | i64 timestamp, milliseconds |
+| 8 | 4 | i32 offset − base offset of the segment |
+
+No file header. Entry `(T, o)`: the greatest timestamp up to here is `T`, and it is in the batch
+whose last offset is `o`. Timestamps increase strictly, offsets never decrease. The last entry holds
+the segment's maximum. Empty when no record has a timestamp.
+
+Source: `org.apache.kafka.storage.internals.log.TimeIndex`.
+
+The offset index (`.index`): a sparse map from offsets to positions, 8 bytes an entry.
+
+Big-endian:
+
+| position | size | field |
+|---:|---:|---|
+| 0 | 4 | i32 offset − base offset of the segment |
+| 4 | 4 | i32 position in the log |
+
+Without a file header. Both columns increase strictly. An entry names the **last** offset of an
+append and the position where that append begins: the position is a batch border, the offset is not
+the first one found there. The index of a small segment is empty, and the first entry never stands
+at position 0.
+
+Source: `org.apache.kafka.storage.internals.log.OffsetIndex`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from segment_format._array_value import ArrayValue
+from segment_format._cursor import whole_entries
+from segment_format.errors import CorruptIndexError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from segment_format._cursor import BytesLike
+
+
+OFFSET_ENTRY_SIZE: Final = 8
+"""Bytes of one entry."""
+
+
+class OffsetPosition(NamedTuple):
+    """An offset and the position in the log that the index pairs with it."""
+
+    offset: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OffsetIndex(ArrayValue):
+    """A parsed offset index.
+
+    Attributes:
+        base_offset: Base offset of the segment.
+        offsets: Absolute offsets, int64, strictly increasing.
+        positions: Positions in the log, int64, strictly increasing, same length.
+    """
+
+    base_offset: int
+    offsets: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    @classmethod
+    def from_bytes(cls, data: BytesLike, *, base_offset: int) -> OffsetIndex:
+        """The index in `data`; memory is twice the size of `data`.
+
+        Args:
+            data: The whole file.
+            base_offset: Base offset of the segment, which the file does not state.
+
+        Raises:
+            CorruptIndexError: The size is not a multiple of 8, a column is negative or does not
+                increase (zero-filled tails of files still in use show up here), or the offsets pass
+                2^63 − 1.
+        """
+        view = whole_entries(data, OFFSET_ENTRY_SIZE, "offset index")
+        entries = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
+        relative, positions = entries.T.copy()
+        _check_increasing(relative, "offset")
+        _check_increasing(positions, "position")
+        if len(relative) and not 0 <= base_offset <= 2**63 - 1 - int(relative[-1]):
+            raise CorruptIndexError(f"base offset {base_offset} is impossible", position=0)
+        return cls(base_offset, base_offset + relative, positions)
+
+    def to_bytes(self) -> bytes:
+        """The file that `from_bytes` reads back as this index."""
+        entries = np.empty((len(self.offsets), 2), dtype=">i4")
+        entries[:, 0] = self.offsets - self.base_offset
+        entries[:, 1] = self.positions
+        return entries.tobytes()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def lookup(self, offset: int) -> OffsetPosition:
+        """The last entry at or below `offset`, else `(base_offset, 0)`.
+
+        Scanning on from the position meets every batch whose last offset is at or above `offset`.
+        """
+        index = int(np.searchsorted(self.offsets, offset, side="right")) - 1
+        if index < 0:
+            return OffsetPosition(self.base_offset, 0)
+        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
+
+    def first_at_or_after_position(self, position: int) -> OffsetPosition | None:
+        """The first entry whose position is `position` or beyond (a batch border), if any."""
+        index = int(np.searchsorted(self.positions, position, side="left"))
+        if index == len(self.positions):
+            return None
+        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
+
+
+def _check_increasing(column: NDArray[np.int64], name: str) -> None:
+    if not len(column):
+        return
+    if column[0] < 0:
+        raise CorruptIndexError(f"negative {name} {int(column[0])} in an index", position=0)
+    bad = np.flatnonzero(np.diff(column) <= 0)
+    if len(bad):
+        at = int(bad[0]) + 1
+        raise CorruptIndexError(
+            f"{name} {int(column[at])} follows {int(column[at - 1])} in an index",
+            position=at * OFFSET_ENTRY_SIZE,
+        )
+
+
+TIME_ENTRY_SIZE: Final = 12
+"""Bytes of one entry."""
+_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
+
+class TimestampOffset(NamedTuple):
+    """A timestamp in milliseconds and the offset that the index pairs with it."""
+
+    timestamp: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeIndex(ArrayValue):
+    """A parsed time index.
+
+    Attributes:
+        base_offset: Base offset of the segment.
+        timestamps: Milliseconds, int64, strictly increasing.
+        offsets: Absolute offsets, int64, never decreasing, same length.
+    """
+
+    base_offset: int
+    timestamps: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def from_bytes(cls, data: BytesLike, *, base_offset: int) -> TimeIndex:
+        """The index in `data`; memory is less than twice the size of `data`.
+
+        Args:
+            data: The whole file.
+            base_offset: Base offset of the segment, which the file does not state.
+
+        Raises:
+            CorruptIndexError: The size is not a multiple of 12, timestamps do not increase, or
+                offsets are negative, decrease, or pass 2^63 − 1.
+        """
+        view = whole_entries(data, TIME_ENTRY_SIZE, "time index")
+        entries = np.frombuffer(view, dtype=_ENTRY)
+        timestamps = entries["timestamp"].astype(np.int64)
+        relative = entries["offset"].astype(np.int64)
+        # Compared, not subtracted: differences of 64-bit timestamps can overflow.
+        bad = np.flatnonzero((timestamps[1:] <= timestamps[:-1]) | (relative[1:] < relative[:-1]))
+        if len(bad):
+            at = int(bad[0]) + 1
+            raise CorruptIndexError(
+                f"time index entry ({int(timestamps[at])}, {int(relative[at])}) follows"
+                f" ({int(timestamps[at - 1])}, {int(relative[at - 1])})",
+                position=at * TIME_ENTRY_SIZE,
+            )
+        if len(relative) and not (
+            relative[0] >= 0 and 0 <= base_offset <= 2**63 - 1 - int(relative[-1])
+        ):
+            raise CorruptIndexError(
+                f"impossible offsets: base {base_offset}, first entry {int(relative[0])}",
+                position=0,
+            )
+        return cls(base_offset, timestamps, base_offset + relative)
+
+    def to_bytes(self) -> bytes:
+        """The file that `from_bytes` reads back as this index."""
+        entries = np.empty(len(self.offsets), dtype=_ENTRY)
+        entries["timestamp"] = self.timestamps
+        entries["offset"] = self.offsets - self.base_offset
+        return entries.tobytes()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def lookup(self, timestamp: int) -> TimestampOffset:
+        """The last entry at or below `timestamp`, else `(-1, base_offset)`.
+
+        Every record with a timestamp above the entry's, and at or above `timestamp`, has an offset
+        at or beyond the entry's batch: start scanning there.
+        """
+        index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
+        if index < 0:
+            return TimestampOffset(-1, self.base_offset)
+        return TimestampOffset(int(self.timestamps[index]), int(self.offsets[index]))

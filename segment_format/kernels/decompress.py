@@ -1,0 +1,402 @@
+"""The outline of a zstd frame as Kafka's Java producer writes it, walked inside the kernel.
+
+`segment_format.record.compression` has the layout and takes every other shape. The decompression
+itself is the library's.
+
+Copies inside the decompressors: in steps of 16 bytes, which write up to 15 bytes too many.
+
+LZ4 frames as Java producers write them, decompressed inside the kernel.
+
+`segment_format.record.compression` has the layout and takes every frame that is not of this shape:
+header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). What this
+decoder does not like it leaves to that one, error or not; what it accepts, the library accepts.
+
+A block is a sequence of: token (high half literal count, low half match length − 4, 15 = more
+bytes follow, each added, up to one below 255), literals, distance u16 little-endian. The last
+sequence ends after its literals.
+
+Source: the LZ4 block format; end conditions as in `LZ4_decompress_safe`.
+
+Snappy in snappy-java's framing, decompressed inside the kernel.
+
+`segment_format.record.compression` has the framing and takes what is not of this shape: one stream
+header, then blocks. What this decoder does not like it leaves to that one, error or not.
+
+A raw block: its uncompressed size as a varint, then elements by the low two bits of a tag: 0 a
+literal (size − 1 in the tag, or in 1 to 4 further bytes), 1 a copy of 4 to 11 bytes with an 11-bit
+distance, 2 and 3 copies of 1 to 64 bytes with a distance of 2 or 4 bytes, little-endian.
+
+Source: the snappy format description; `SnappyInputStream` for the framing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels.compiled import helper, inlined
+from segment_format.kernels.primitives import (
+    copy_16,
+    copy_long,
+    load_u8,
+    load_u16_native,
+    load_u32,
+    load_u32_native,
+    load_word,
+    store_u8,
+)
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Value
+
+
+_STEP = np.uint64(16)
+_ONE = np.uint64(1)
+_LONG = np.uint64(256)
+
+
+@inlined
+def copy_literals(target: Address, source: Address, size: Value, source_stop: Address) -> None:
+    """Copy `size` bytes (uint64) that do not overlap; no read at or behind `source_stop`.
+
+    The caller has checked that `size` bytes are there, and room for 16 more at the target.
+    """
+    if source_stop - source >= size + _STEP and size <= _LONG:
+        # Nearly always enough; a loop that mostly runs once would be guessed wrong.
+        copy_16(target, source)
+        if size > _STEP:
+            _copy_steps(target + _STEP, source + _STEP, target + size)
+    else:
+        copy_long(target, source, size)
+
+
+@inlined
+def copy_match(target: Address, distance: Value, size: Value) -> None:
+    """Repeat what stands `distance` bytes before `target`, `size` bytes of it, overlapping or not.
+
+    The caller has checked that `distance` (uint64, not 0) bytes were written, and room for 16 bytes
+    behind the copy.
+    """
+    if distance >= _STEP:
+        source = target - distance
+        copy_16(target, source)
+        if size > _STEP:
+            _copy_steps(target + _STEP, source + _STEP, target + size)
+    else:
+        _copy_pattern(target, distance, size)
+
+
+@inlined
+def _copy_steps(target: Address, source: Address, stop: Address) -> None:
+    while target < stop:
+        copy_16(target, source)
+        target += _STEP
+        source += _STEP
+
+
+@helper
+def _copy_pattern(target: Address, distance: Value, size: Value) -> None:
+    """A copy that reads what it writes: the pattern is doubled until a step no longer does."""
+    to = target
+    stop = target + size
+    gap = distance
+    while gap < _STEP and to < stop:
+        limit = min(stop, to + gap)
+        while to < limit:
+            store_u8(to, np.int64(load_u8(to - gap)))
+            to += _ONE
+        gap += gap
+    if to < stop:
+        _copy_steps(to, to - gap, stop)
+
+
+_TWO = np.uint64(2)
+_FOUR = np.uint64(4)
+_HEADER = np.uint64(0x824060184D2204)  # seven bytes, little-endian
+_HEADER_MASK = np.uint64(0xFFFFFFFFFFFFFF)
+_LZ4_HEADER_SIZE = np.uint64(7)
+_BLOCK = np.uint64(64 << 10)
+_STORED = np.uint64(1 << 31)
+_LZ4_MAX_RATIO = np.uint64(255)
+_FAILED = np.int64(-1)
+_LAST_INPUT = np.uint64(8)  # distance, a token and five literals
+_LAST_OUTPUT = np.uint64(12)
+_LAST_LITERALS = np.uint64(5)
+
+
+@helper
+def lz4_bound(source: Address, size: Value) -> Value:
+    """Most bytes that the frame at `source` can expand to; −1 for frames of another shape."""
+    stop = source + size
+    if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
+        return _FAILED
+    at = source + _LZ4_HEADER_SIZE
+    bound = np.uint64(0)
+    while stop - at >= _FOUR:
+        word = load_u32_native(at)
+        at += _FOUR
+        if word == np.uint64(0):
+            return np.int64(bound)
+        block = word & ~_STORED
+        if block == np.uint64(0) or block > stop - at:
+            return _FAILED
+        if word & _STORED:
+            if block > _BLOCK:
+                return _FAILED
+            bound += block
+        else:
+            bound += min(_BLOCK, block * _LZ4_MAX_RATIO)
+        at += block
+    return _FAILED
+
+
+@helper
+def decompress_lz4(source: Address, target: Address) -> Value:
+    """Decompress a frame that `lz4_bound` has walked; the size, or −1 for what it leaves to others.
+
+    There is room for the bound and 32 more bytes at `target`.
+    """
+    at = source + _LZ4_HEADER_SIZE
+    to = target
+    while True:
+        word = load_u32_native(at)
+        at += _FOUR
+        if word == np.uint64(0):
+            return np.int64(to - target)
+        block = word & ~_STORED
+        if word & _STORED:
+            copy_literals(to, at, block, at + block)
+            to += block
+        else:
+            room = min(_BLOCK, block * _LZ4_MAX_RATIO)
+            size = _decompress_lz4_block(at, at + block, to, to + room)
+            if size < 0:
+                return _FAILED
+            to += np.uint64(size)
+        at += block
+
+
+@inlined
+def _more(at: Address, stop: Address, length: Value) -> Value:
+    """A length that goes on in further bytes: `(length, next address)`, address 0 at the end."""
+    while at < stop:
+        byte = load_u8(at)
+        at += _ONE
+        length += byte
+        if byte != np.uint64(255):
+            return length, at
+    return length, np.uint64(0)
+
+
+@helper
+def _decompress_lz4_block(
+    at: Address, stop: Address, target: Address, target_stop: Address
+) -> Value:
+    to = target
+    while at < stop:
+        token = load_u8(at)
+        at += _ONE
+        literals = token >> _FOUR
+        if literals == np.uint64(15):
+            literals, at = _more(at, stop, literals)
+            if at == np.uint64(0):
+                return _FAILED
+        if literals > stop - at or literals > target_stop - to:
+            return _FAILED
+        copy_literals(to, at, literals, stop)
+        at += literals
+        to += literals
+        if at == stop:
+            return np.int64(to - target)
+        if stop - at < _LAST_INPUT or target_stop - to < _LAST_OUTPUT:
+            return _FAILED
+        distance = load_u16_native(at)
+        at += _TWO
+        length = token & np.uint64(15)
+        if length == np.uint64(15):
+            length, at = _more(at, stop, length)
+            if at == np.uint64(0):
+                return _FAILED
+        length += _FOUR
+        if distance == np.uint64(0) or distance > to - target:
+            return _FAILED
+        if length > target_stop - to or target_stop - to - length < _LAST_LITERALS:
+            return _FAILED
+        copy_match(to, distance, length)
+        to += length
+    return _FAILED
+
+
+_SNAPPY_MAGIC = np.uint64(0x005950_50414E5382)  # little-endian
+_SNAPPY_HEADER_SIZE = np.uint64(16)
+_SNAPPY_MAX_RATIO = np.uint64(22)
+
+
+@helper
+def snappy_bound(source: Address, size: Value) -> Value:
+    """The bytes that a stream says it expands to; −1 for streams of another shape."""
+    stop = source + size
+    if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
+        return _FAILED
+    at = source + _SNAPPY_HEADER_SIZE
+    total = np.uint64(0)
+    while stop - at >= _FOUR:
+        block = load_u32(at)
+        at += _FOUR
+        if block == np.uint64(0) or block > stop - at:
+            return _FAILED
+        expanded, _ = _block_size(at, at + block)
+        if expanded > _SNAPPY_MAX_RATIO * block:
+            return _FAILED
+        total += expanded
+        at += block
+    return np.int64(total)
+
+
+@helper
+def _block_size(at: Address, stop: Address) -> Value:
+    """`(uncompressed size, next address)`; a size that no block has if there is none."""
+    size = np.uint64(0)
+    shift = np.uint64(0)
+    while at < stop and shift < np.uint64(35):
+        byte = load_u8(at)
+        at += _ONE
+        size |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            return size, at
+        shift += np.uint64(7)
+    return np.uint64(1 << 62), stop
+
+
+@helper
+def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
+    """Decompress a stream that `snappy_bound` has walked; the size, or −1 as there.
+
+    There is room for the bound and 32 more bytes at `target`.
+    """
+    stop = source + size
+    at = source + _SNAPPY_HEADER_SIZE
+    to = target
+    while stop - at >= _FOUR:
+        block = load_u32(at)
+        at += _FOUR
+        expanded, elements = _block_size(at, at + block)
+        if not _decompress_snappy_block(elements, at + block, to, to + expanded):
+            return _FAILED
+        to += expanded
+        at += block
+    return np.int64(to - target)
+
+
+@helper
+def _last_copy(tag: Value, at: Address, stop: Address) -> Value:
+    """`(length, distance, next address)` of a copy near the end; distance 0 if it is cut."""
+    kind = tag & np.uint64(3)
+    if kind == _ONE and stop - at >= _ONE:
+        length = ((tag >> _TWO) & np.uint64(7)) + _FOUR
+        distance = (tag >> np.uint64(5)) << np.uint64(8) | load_u8(at)
+        return length, distance, at + _ONE
+    if kind == _TWO and stop - at >= _TWO:
+        return (tag >> _TWO) + _ONE, load_u16_native(at), at + _TWO
+    return _ONE, np.uint64(0), stop
+
+
+@helper
+def _decompress_snappy_block(
+    at: Address, stop: Address, target: Address, target_stop: Address
+) -> Value:
+    """Whether the elements fill `[target, target_stop)` exactly."""
+    to = target
+    while at < stop:
+        tag = load_u8(at)
+        at += _ONE
+        kind = tag & np.uint64(3)
+        if kind == np.uint64(0):
+            length = (tag >> _TWO) + _ONE
+            if length > np.uint64(60):
+                extra = length - np.uint64(60)
+                if stop - at < extra:
+                    return False
+                length = np.uint64(0)
+                for index in range(np.int64(extra)):
+                    length |= load_u8(at + np.uint64(index)) << np.uint64(8 * index)
+                length += _ONE
+                at += extra
+            if length > stop - at or length > target_stop - to:
+                return False
+            copy_literals(to, at, length, stop)
+            at += length
+            to += length
+        else:
+            if stop - at < _FOUR:
+                length, distance, at = _last_copy(tag, at, stop)
+            else:
+                # Which kind of copy comes next cannot be guessed, so there is no branch on it.
+                short = kind & _ONE & ~(kind >> _ONE)
+                mask = np.uint64(0) - short
+                wide = np.uint64(0) - (kind & (kind >> _ONE))
+                word = load_u32_native(at)
+                high = tag >> _TWO
+                length = ((high & np.uint64(7)) + _FOUR) & mask | (high + _ONE) & ~mask
+                near = (tag >> np.uint64(5)) << np.uint64(8) | word & np.uint64(0xFF)
+                far = word & (np.uint64(0xFFFF) | wide)
+                distance = near & mask | far & ~mask
+                at += _TWO - short + (_TWO & wide)
+            if distance == np.uint64(0) or distance > to - target or length > target_stop - to:
+                return False
+            copy_match(to, distance, length)
+            to += length
+    return to == target_stop
+
+
+_ZSTD_MAGIC = np.uint64(0xFD2FB528)
+_CHECKSUM_FLAG = np.uint64(4)
+_CHECKSUM_SIZE = np.uint64(4)
+_LEAST_SIZE = np.uint64(9)
+_DESCRIPTORS = np.uint64(6)
+_BLOCK_HEADER = np.uint64(3)
+_MAX_BLOCK = np.uint64(128 << 10)
+_MAX_WINDOW = np.uint64(1 << 27)
+_LAST = np.uint64(1)
+_RUN_LENGTH = np.uint64(1)
+_COMPRESSED = np.uint64(2)
+_RESERVED = np.uint64(3)
+_THREE = np.uint64(3)
+
+
+@inlined
+def _window_size(descriptor: Value) -> Value:
+    base = _ONE << (np.uint64(10) + (descriptor >> _THREE))
+    return base + (base >> _THREE) * (descriptor & np.uint64(7))
+
+
+@helper
+def zstd_bound(source: Address, size: Value) -> Value:
+    """Most bytes that one whole frame without content size and dictionary can expand to.
+
+    −1 for anything else, malformed or not.
+    """
+    if size < _LEAST_SIZE or load_u32_native(source) != _ZSTD_MAGIC:
+        return _FAILED
+    flags = load_u8(source + _FOUR)
+    window = _window_size(load_u8(source + _FOUR + _ONE))
+    if flags & ~_CHECKSUM_FLAG or window > _MAX_WINDOW:
+        return _FAILED
+    block_limit = min(window, _MAX_BLOCK)
+    stop = source + size
+    at = source + _DESCRIPTORS
+    bound = np.uint64(0)
+    while at <= stop and stop - at >= _BLOCK_HEADER:
+        header = load_u16_native(at) | load_u8(at + _TWO) << np.uint64(16)
+        block = header >> _THREE
+        kind = header >> _ONE & _THREE
+        if kind == _RESERVED:
+            return _FAILED
+        bound += block_limit if kind == _COMPRESSED else block
+        at += _BLOCK_HEADER + (_ONE if kind == _RUN_LENGTH else block)
+        if header & _LAST:
+            if flags:
+                at += _CHECKSUM_SIZE
+            return np.int64(bound) if at == stop else _FAILED
+    return _FAILED

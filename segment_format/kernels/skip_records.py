@@ -1,0 +1,364 @@
+"""Steps over the records of a batch up to one whose key is looked for.
+
+Keys are compared where they stand. Nothing behind the key is looked at: a record is stepped over by
+its length, as in `segment_format.kernels.skip_records`. `segment_format.key_set` has the hash.
+
+The records of one batch where neither bodies nor sequence numbers are wanted.
+
+The same rules as `segment_format.kernels.decode_records` up to the offset delta; the rest of a
+record is stepped over by its length. The next record's place depends on this one's length alone,
+so everything else here is off the chain that the processor has to wait for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from segment_format.kernels import contract as c
+from segment_format.kernels.compiled import helper, inlined
+from segment_format.kernels.decode_records import (
+    MAX_MILLIS,
+    MIN_BODY,
+    MIN_MILLIS,
+    PREFETCH_DISTANCE,
+    WORD_SIZE,
+    fill_per_batch,
+    read_start,
+)
+from segment_format.kernels.primitives import (
+    load_i64_native,
+    load_u8,
+    load_u32_native,
+    load_word,
+    prefetch,
+    read_varint,
+    read_varlong,
+    store_i64,
+)
+from segment_format.key_set import LONG, MULTIPLIER
+
+if TYPE_CHECKING:
+    from segment_format.kernels.compiled import Address, Frame, Value
+
+
+_NOWHERE = np.uint64(0)
+_ONE = np.uint64(1)
+_WORD = np.uint64(WORD_SIZE)
+
+
+@inlined
+def _step_offsets(
+    at: Address,
+    records_stop: Address,
+    row: Value,
+    left: Value,
+    max_rows: Value,
+    offsets: Address,
+    base_offset: Value,
+    start_offset: Value,
+    stop_offset: Value,
+    ahead: Value,
+) -> Value:
+    """Offsets alone, as long as records are of the usual kind: `(at, row, left, least)` after them.
+
+    `least` is one past the last offset. The record that it stops before is left to the loop that
+    handles all kinds.
+    """
+    least = start_offset
+    if records_stop - at < _WORD:  # nothing, perhaps at address 0: no address lies 8 bytes before
+        return at, row, left, least
+    last_word = records_stop - _WORD
+    last_left = left - min(left, max_rows - row)
+    while left > last_left and at <= last_word:
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
+        size, body, _, offset_delta = read_start(at)
+        if body == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - body):
+            break
+        offset = base_offset + offset_delta
+        if offset < least or offset >= stop_offset:
+            break
+        store_i64(offsets + np.uint64(8 * row), offset)
+        least = offset + 1
+        row += 1
+        left -= 1
+        at = body + np.uint64(size)
+    return at, row, left, least
+
+
+@helper
+def step_records(source: Address, frame: Frame) -> Value:
+    """As `decode_records`, for frames that want none of `NEEDS_BODY`."""
+    wanted = frame[c.WANTED]
+    want_offset = wanted & c.WANT_OFFSET != 0
+    want_timestamp = wanted & c.WANT_TIMESTAMP != 0
+    base_offset = frame[c.BASE_OFFSET]
+    last_offset = frame[c.LAST_OFFSET]
+    least_offset = frame[c.LEAST_OFFSET]
+    start_offset = max(frame[c.START_OFFSET], least_offset)
+    stop_offset = min(frame[c.STOP_OFFSET], last_offset + 1)
+    base_timestamp = frame[c.BASE_TIMESTAMP]
+    max_timestamp = frame[c.MAX_TIMESTAMP]
+    append_time = frame[c.TIMESTAMP_TYPE] == 1
+    max_rows = frame[c.MAX_ROWS]
+    offsets = np.uint64(frame[c.OFFSETS])
+    timestamps = np.uint64(frame[c.TIMESTAMPS])
+    first_row = frame[c.ROWS]
+    row = first_row
+    left = frame[c.RECORDS_LEFT]
+    skipped = np.int64(0)
+    at = source + np.uint64(frame[c.RECORD_POSITION])
+    records_stop = source + np.uint64(frame[c.RECORDS_STOP])
+    status = np.int64(c.CONTINUE)
+    ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
+
+    while left > 0:
+        if want_offset and not want_timestamp:
+            before = left
+            at, row, left, start_offset = _step_offsets(
+                at, records_stop, row, left, max_rows, offsets, base_offset, start_offset,
+                stop_offset, ahead,
+            )  # fmt: skip
+            if left < before:
+                least_offset = start_offset
+            if left == 0:
+                break
+        # The next batch comes in while this one is decoded: its CRC would wait for memory.
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
+        if row == max_rows:
+            status = np.int64(c.FULL)
+            break
+        size, position = read_varint(at, records_stop)
+        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
+            status = np.int64(c.ERROR_RECORD_LENGTH)
+            break
+        stop = position + np.uint64(size)
+        timestamp, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset_delta, position = read_varint(position, stop)
+        if position == _NOWHERE:
+            status = np.int64(c.ERROR_RECORD)
+            break
+        offset = base_offset + offset_delta
+        if offset < least_offset or offset > last_offset:
+            frame[c.ERROR_FOUND] = offset
+            frame[c.ERROR_EXPECTED] = least_offset
+            status = np.int64(c.ERROR_RECORD_OFFSET)
+            break
+        if offset < start_offset or offset >= stop_offset:
+            skipped += 1
+        else:
+            if want_timestamp:
+                timestamp = max_timestamp if append_time else base_timestamp + timestamp
+                if timestamp > MAX_MILLIS or timestamp < MIN_MILLIS:
+                    status = np.int64(c.ERROR_TIMESTAMP)
+                    break
+                store_i64(timestamps + np.uint64(8 * row), timestamp * 1000)
+            if want_offset:
+                store_i64(offsets + np.uint64(8 * row), offset)
+            row += 1
+        least_offset = offset + 1
+        start_offset = max(start_offset, least_offset)
+        left -= 1
+        at = stop
+
+    frame[c.RECORDS_LEFT] = left
+    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
+    frame[c.ROWS] = row
+    frame[c.RECORDS] += row - first_row
+    frame[c.RECORDS_SKIPPED_OFFSET] += skipped
+    if row > first_row and wanted & c.WANT_PER_BATCH:
+        fill_per_batch(frame, first_row, row)
+    if status == c.CONTINUE and at != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+        status = np.int64(c.ERROR_BATCH_REST)
+    if status < 0:
+        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
+        frame[c.ERROR_OFFSET] = base_offset
+    return status
+
+
+_THREE = np.uint64(3)
+_SEVEN = np.uint64(7)
+_EIGHT = np.uint64(8)
+_M = np.uint64(MULTIPLIER)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_LONG = LONG
+
+
+@inlined
+def _same_bytes(left: Address, right: Address, size: Value) -> Value:
+    """Whether two runs of bytes are equal; their ends first, since keys often begin alike."""
+    if size >= 8:
+        behind = np.uint64(size) - _EIGHT
+        if load_word(left + behind) != load_word(right + behind):
+            return False
+        at = np.uint64(0)
+        while at < behind:
+            if load_word(left + at) != load_word(right + at):
+                return False
+            at += _EIGHT
+        return True
+    at = np.uint64(0)
+    while at < np.uint64(size):
+        if load_u8(left + at) != load_u8(right + at):
+            return False
+        at += _ONE
+    return True
+
+
+@inlined
+def _mixed(hashed: Value, word: Value) -> Value:
+    found = (hashed ^ word) * _M
+    return found ^ (found >> np.uint64(32))
+
+
+@inlined
+def _hash(at: Address, size: Value, seed: Value) -> Value:
+    """See `segment_format.key_set`."""
+    length = np.uint64(size)
+    found = np.uint64(seed) ^ (length * _M)
+    if size >= 8:
+        last = at + length - _EIGHT
+        while at < last:
+            found = _mixed(found, load_word(at))
+            at += _EIGHT
+        found = _mixed(found, load_word(last))
+    elif size >= 4:
+        low = load_u32_native(at)
+        high = load_u32_native(at + length - np.uint64(4))
+        found = _mixed(found, low | (high << np.uint64(32)))
+    elif size > 0:
+        middle = load_u8(at + (length >> _ONE))
+        last_byte = load_u8(at + length - _ONE)
+        word = load_u8(at) | (middle << _EIGHT) | (last_byte << np.uint64(16))
+        found = _mixed(found, word)
+    return (found ^ (found >> np.uint64(29))) * _M
+
+
+@helper
+def _in_set(at: Address, size: Value, frame: Frame) -> Value:
+    """Whether the set has the key of `size` bytes at an address."""
+    hashed = _hash(at, size, frame[c.SOUGHT_SEED])
+    shift = np.uint64(frame[c.SOUGHT_SHIFT])
+    place = hashed >> (shift - _THREE)
+    byte = load_u8(np.uint64(frame[c.SOUGHT_BITS]) + (place >> _THREE))
+    if not (byte >> (place & _SEVEN)) & _ONE:
+        return False
+    bucket = hashed >> shift
+    borders = np.uint64(frame[c.SOUGHT_BORDERS]) + bucket * np.uint64(4)
+    number = load_u32_native(borders)
+    behind = load_u32_native(borders + np.uint64(4))
+    while number < behind:
+        tag = load_u32_native(np.uint64(frame[c.SOUGHT_TAGS]) + number * np.uint64(4))
+        if tag == hashed & _LOW_32:
+            starts = np.uint64(frame[c.SOUGHT_STARTS]) + number * _EIGHT
+            start = load_i64_native(starts)
+            key_size = load_i64_native(starts + _EIGHT) - start
+            if key_size == size and _same_bytes(at, np.uint64(frame[c.SOUGHT_DATA] + start), size):
+                return True
+        number += _ONE
+    return False
+
+
+@helper
+def seek_key(source: Address, frame: Frame) -> Value:
+    """Go on to the next record of the batch under way that is wanted; returns a status.
+
+    FOUND: it stands at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: there is none, and
+    nothing follows the last record.
+
+    Args:
+        source: Address of the array that the records stand in.
+        frame: See `segment_format.kernels.contract`.
+    """
+    start_offset = frame[c.START_OFFSET]
+    stop_offset = frame[c.STOP_OFFSET]
+    base_offset = frame[c.BASE_OFFSET]
+    last_offset = frame[c.LAST_OFFSET]
+    least_offset = frame[c.LEAST_OFFSET]
+    has_null = frame[c.SOUGHT_NULL] != 0
+    lengths = np.uint64(frame[c.SOUGHT_LENGTHS])
+    only_one = frame[c.SOUGHT_COUNT] == 1
+    only_at = np.uint64(frame[c.SOUGHT_DATA])
+    only_size = frame[c.SOUGHT_FIRST_SIZE]
+    left = frame[c.RECORDS_LEFT]
+    outside = np.int64(0)
+    others = np.int64(0)
+    at = source + np.uint64(frame[c.RECORD_POSITION])
+    records_stop = source + np.uint64(frame[c.RECORDS_STOP])
+    status = np.int64(c.CONTINUE)
+    ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
+
+    while left > 0:
+        # The next batch comes in while this one is looked through: its CRC would wait for memory.
+        prefetch(at + ahead)
+        prefetch(at + ahead + np.uint64(64))
+        size = np.int64(0)
+        position = _NOWHERE
+        behind = _NOWHERE
+        offset_delta = np.int64(0)
+        if records_stop - at >= _WORD:
+            size, position, behind, offset_delta = read_start(at)
+        if position == _NOWHERE:
+            size, position = read_varint(at, records_stop)
+        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
+            status = np.int64(c.ERROR_RECORD_LENGTH)
+            break
+        stop = position + np.uint64(size)
+        if behind == _NOWHERE:
+            _, behind = read_varlong(position + _ONE, stop)  # the first byte: attributes
+            if behind == _NOWHERE:
+                status = np.int64(c.ERROR_RECORD)
+                break
+            offset_delta, behind = read_varint(behind, stop)
+            if behind == _NOWHERE:
+                status = np.int64(c.ERROR_RECORD)
+                break
+        key_size, key_at = read_varint(behind, stop)
+        if key_at == _NOWHERE or key_size > np.int64(stop - key_at):
+            status = np.int64(c.ERROR_KEY)
+            break
+        offset = base_offset + offset_delta
+        if offset < least_offset or offset > last_offset:
+            frame[c.ERROR_FOUND] = offset
+            frame[c.ERROR_EXPECTED] = least_offset
+            status = np.int64(c.ERROR_RECORD_OFFSET)
+            break
+        if offset < start_offset or offset >= stop_offset:
+            outside += 1
+        elif key_size < 0:
+            if has_null:
+                status = np.int64(c.FOUND)
+        elif (lengths >> np.uint64(min(key_size, _LONG))) & _ONE:
+            if only_one:
+                if key_size == only_size and _same_bytes(key_at, only_at, key_size):
+                    status = np.int64(c.FOUND)
+            elif _in_set(key_at, key_size, frame):
+                status = np.int64(c.FOUND)
+        if status == c.FOUND:
+            frame[c.SOUGHT_STOP] = np.int64(stop - source)
+            break
+        least_offset = offset + 1
+        others += 1
+        left -= 1
+        at = stop
+
+    frame[c.RECORDS_LEFT] = left
+    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
+    frame[c.RECORDS_SKIPPED_OFFSET] += outside
+    frame[c.RECORDS_SKIPPED_KEY] += others - outside
+    if status == c.CONTINUE and at != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+        status = np.int64(c.ERROR_BATCH_REST)
+    if status < 0:
+        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
+        frame[c.ERROR_OFFSET] = base_offset
+    return status
