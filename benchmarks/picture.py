@@ -21,7 +21,7 @@ from kts_source.cache.caches import Caches, CacheSettings
 from kts_source.cache.disk_cache import CacheLimits
 from kts_source.options import parse_options
 from kts_source.planning.describe import described_plan
-from kts_source.planning.gc_pause import paused_collector
+from kts_source.planning.planner import paused_collector
 from kts_source.reporting.facts import tier_facts
 from kts_source.reporting.page import page
 from kts_source.tier import Tier

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kts_source.finding.certificate import Certificate
     from kts_source.finding.search import Search, find
     from kts_source.planning.describe import describe
-    from kts_source.planning.explain import explain
     from kts_source.planning.planner import plan
+    from kts_source.planning.scan_plan import explain
     from kts_source.reporting.page import TierReport, report
     from kts_source.spark.audit import audit
     from kts_source.spark.available_now import run_available_now
@@ -52,7 +52,7 @@ _HOMES: Final = {
     "audit": "kts_source.spark.audit",
     "backfill": "kts_source.spark.backfill",
     "describe": "kts_source.planning.describe",
-    "explain": "kts_source.planning.explain",
+    "explain": "kts_source.planning.scan_plan",
     "find": "kts_source.finding.search",
     "index_keys": "kts_source.finding.build_index",
     "plan": "kts_source.planning.planner",

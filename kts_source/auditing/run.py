@@ -25,9 +25,13 @@ from kts_source.auditing.state import NO_STATE, AuditState, PartitionState, appe
 from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
-from kts_source.planning.discover import discover_topic, incarnations
-from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
+from kts_source.planning.planner import paused_collector
+from kts_source.planning.segment_catalog import (
+    PLANNING_THREADS,
+    SegmentCatalog,
+    discover_topic,
+    incarnations,
+)
 from kts_source.processes import in_processes
 from kts_source.tier import Tier, open_uncached_tier
 

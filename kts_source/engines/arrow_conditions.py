@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.engines.field_conditions import field_comparison
-from kts_source.planning.narrowing import conjunction
+from kts_source.planning.slicing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from polars.io.plugins import register_io_source
 
 from kts_source.columns import PARTITION
 from kts_source.engines.field_conditions import field_comparison
-from kts_source.planning.narrowing import conjunction
+from kts_source.planning.slicing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 from kts_source.read.handover import in_threads
 

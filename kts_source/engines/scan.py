@@ -14,7 +14,7 @@ from kts_source.notebook import facts_table
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.scan_options import checked_columns
 from kts_source.planning.infer_types import with_types
-from kts_source.planning.narrowing import conjunction, narrowed
+from kts_source.planning.slicing import conjunction, narrowed
 from kts_source.predicate.implied_ranges import TRUE
 
 if TYPE_CHECKING:

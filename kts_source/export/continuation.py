@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import BoundsOf, TimestampLookup
     from kts_source.planning.lineage import PartitionLog
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan
 
 log = logging.getLogger(__name__)
 

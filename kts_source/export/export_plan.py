@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from kts_source.export.ranges import CommittedRanges, OffsetRange
     from kts_source.export.tables.export_table import TableState
     from kts_source.options import ScanOptions
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import ScanTask
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kts_source.export.tables.export_table import BaseFile
     from kts_source.export.tables.row_counts import Owner, RowCount, TableContents
     from kts_source.options import ScanOptions
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan
 
 _SCHEMA: Final = pa.schema([(TOPIC, pa.string()), (PARTITION, pa.int64()), (OFFSET, pa.int64())])
 _ROWS: Final = 1 << 16

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from kts_source.finding.key_index import IndexedSegment, PartitionIndex
     from kts_source.options import ScanOptions
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.read.task import SegmentSlice
 
 _WHOLE_SEGMENTS = 1 << 62
@@ -83,7 +83,7 @@ def index_keys(
     target = IndexFolder.of(folder, secret, options)
     with closing(open_tier(options)) as tier:
         refused: list[TieredKafkaError] = []
-        plan = plan_scan(options, tier, apart=refused.append)
+        plan = plan_scan(options, tier, on_partition_error=refused.append)
         parts = [part for task in plan.tasks for part in task.slices]
         if not target.secret.reveal() and any(
             part.objects.encryption is not None for part in parts

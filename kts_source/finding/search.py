@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from kts_source.finding.query import Conditions
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
 
 
@@ -96,7 +97,7 @@ class SearchPlan:
             uri = tier.store.uri(options.key_prefix)
             refused: list[TieredKafkaError] = []
             try:
-                plan = plan_scan(options, tier, apart=refused.append)
+                plan = plan_scan(options, tier, on_partition_error=refused.append)
             except InvalidOptionError:
                 raise
             except TieredKafkaError as error:
@@ -105,7 +106,7 @@ class SearchPlan:
                 faults += map(_said, refused)
                 lenient = replace(options, fail_on_data_loss=False)
                 refused = []
-                plan = plan_scan(lenient, tier, apart=refused.append)
+                plan = plan_scan(lenient, tier, on_partition_error=refused.append)
                 faults += (f"a partition was not searched: {_said(error)}" for error in refused)
         faults += _without_segments(options, plan)
         counts: Mapping[str, int] = {}

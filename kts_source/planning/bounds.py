@@ -1,8 +1,14 @@
-"""From what the user asked for to offsets of one partition.
+"""Resolves the offsets that a scan reads of a partition, and checks that the log holds them.
 
-`earliest` is the log start, `latest` the tier's end. Offsets outside what the tier holds are an
-error that says why, or are clamped with a warning. A timestamp stands for the first offset whose
-record is dated at or after it, as a broker's ListOffsets answers.
+`earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error that
+says why, or are clamped with a warning. A timestamp resolves to the first offset dated at or after
+it, as a broker's ListOffsets answers.
+
+Producers set timestamps in any order, so timestamps are never bisected: a segment, a stretch of the
+index or a batch is skipped only if its largest timestamp is lower. The result may be the offset of
+a transaction marker or of an aborted record, as on a broker. The time index has no checksum: an
+entry is used only if the records around its offset confirm it.
+Source: `RemoteLogManager.findOffsetByTimestamp`.
 """
 
 from __future__ import annotations
@@ -11,7 +17,10 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
 
 from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
 from kts_source.options.selection import (
@@ -25,13 +34,18 @@ from kts_source.options.selection import (
 )
 from kts_source.planning.lineage import PartitionLog
 from kts_source.texts import printable, some
+from segment_format.index.sparse_indexes import TimestampOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.isolation import Decisions
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.lineage import SegmentRange
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.side_files import SideFiles
 
 log = logging.getLogger(__name__)
 
@@ -40,32 +54,32 @@ TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
 below that offset that may hold an earlier one.
 """
 BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
-"""A partition's log and timestamp look-up to the offsets [start, stop) that are read of it."""
+"""A partition's log and its timestamp lookup to the offsets [start, stop) to read."""
 
 
 class Progress(Protocol):
-    """What a reader has of the topics already; a plan goes on behind it."""
+    """What a reader has of the topics already; a plan continues after it."""
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
-        """What finds the offsets of a partition that are still to be read; `None` where the reader
-        has none of it, and the options alone decide.
+        """Returns a function that finds the unread offsets of a partition; `None` if the reader has
+        nothing of it, so that the options alone decide.
         """
         ...
 
     def first_missing(self, part: PartitionPlan) -> int:
-        """The first offset of a planned partition that is still to be read; its end for none."""
+        """Returns the first unread offset of a planned partition; its end if all is read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The partition whose bounds are resolved and checked.
+    """The partition that is checked, and whether a failed check is an error.
 
     Attributes:
         orphans: Objects that belong to no whole segment.
-        fail_on_data_loss: Whether what is missing is an error; a warning otherwise.
-        holder: What holds the offsets.
-        beyond: What offsets above its end are.
+        fail_on_data_loss: Whether missing offsets are an error; a warning otherwise.
+        holder: What holds the log, for messages.
+        beyond: What offsets above its end are, for messages.
     """
 
     topic: str
@@ -79,16 +93,16 @@ class Place:
         return f"{self.topic}-{self.partition}"
 
     def in_parts(self, start: int, stop: int) -> str:
-        """What there is of segments that begin in [start, stop), for a text; empty if nothing."""
-        found = [
+        """Names orphans that begin in [start, stop), for a message; empty without any."""
+        names = [
             str(orphan)
             for orphan in self.orphans
             if orphan.base_offset is not None and start <= orphan.base_offset < stop
         ]
-        return f"; only parts of segments are there: {some(found)}" if found else ""
+        return f"; only parts of segments are there: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
-        """Raises an error about the partition, or warns where loss is allowed."""
+        """Raises an error about the partition, or warns if loss is allowed."""
         if self.fail_on_data_loss:
             raise error(f"{self}: {text}")
         log.warning("%s: %s", self, printable(text))
@@ -97,13 +111,12 @@ class Place:
 def requested_bounds(
     options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> tuple[int, int]:
-    """The offsets [start, stop) that the options ask for, before transactions are looked at.
+    """Resolves the offsets [start, stop) that the options ask for, before transactions are decided.
 
     Raises:
-        OffsetOutOfRangeError: A bound lies outside what the tier holds, or no offset has the
-            timestamp of the start.
-        DataLossError: The first offset that has the timestamp may be one of those missing.
-        InvalidOptionError: The range ends before it begins, as in Spark's Kafka source.
+        OffsetOutOfRangeError: A bound is outside the log, or no record has the start's timestamp.
+        DataLossError: The first record with the timestamp may be among missing offsets.
+        InvalidOptionError: The start is above the end.
     """
     start = resolve_start(options, place, partition, lookup)
     stop = _resolve_stop(options.ending, place, partition, lookup)
@@ -117,12 +130,7 @@ def requested_bounds(
 def resolve_start(
     options: ScanOptions, place: Place, partition: PartitionLog, lookup: TimestampLookup
 ) -> int:
-    """The first offset that the options ask for.
-
-    Raises:
-        OffsetOutOfRangeError: See `requested_bounds`.
-        DataLossError: Likewise.
-    """
+    """Resolves the first offset that the options ask for; see `requested_bounds`."""
     wanted = wanted_of(options.starting, place)
     if wanted is None or wanted == EARLIEST_OFFSET:
         return partition.log_start
@@ -158,8 +166,8 @@ def _resolve_stop(
     return partition.stop if offset is None else offset
 
 
-def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
-    """Topic to partition of a bound that names partitions; `None` for one that holds for all."""
+def _named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
+    """Returns the offsets or timestamps of a bound in JSON; `None` for other bounds."""
     if isinstance(bound, EarliestBound | LatestBound | TimestampBound):
         return None
     return bound.offsets if isinstance(bound, OffsetsBound) else bound.timestamps_ms
@@ -168,37 +176,40 @@ def named_partitions(bound: Bound) -> Mapping[str, Mapping[int, int]] | None:
 def check_named(
     options: ScanOptions, held: AbstractSet[tuple[str, int]], topics: AbstractSet[str]
 ) -> None:
-    """As in Spark, a bound in JSON must name exactly the partitions that are read, `held`; of
-    `topics`, also partitions that hold nothing may be named.
+    """Checks that bounds in JSON name exactly the partitions that are read, as in Spark.
+
+    Args:
+        options: The bounds.
+        held: The partitions that are read.
+        topics: Topics of which partitions without data may be named, too.
 
     Raises:
-        InvalidOptionError: It names others, or not all.
+        InvalidOptionError: They name others, or not all.
     """
     for option, bound in (("starting", options.starting), ("ending", options.ending)):
-        named = named_partitions(bound)
+        named = _named_partitions(bound)
         if named is None:
             continue
         pairs = {(topic, number) for topic, numbers in named.items() for number in numbers}
         extra = {pair for pair in pairs - held if pair[0] not in topics}
-        for problem, what in ((held - pairs, "does not name"), (extra, "names")):
+        for problem, verb in ((held - pairs, "does not name"), (extra, "names")):
             if problem:
                 names = ", ".join(f"{topic}-{number}" for topic, number in sorted(problem))
                 raise InvalidOptionError(
                     f"the {option} offsets must name the partitions that are read (−2 earliest,"
-                    f" −1 latest): the option {what} {names}"
+                    f" −1 latest): the option {verb} {names}"
                 )
 
 
 def wanted_of(bound: Bound, place: Place) -> int | None:
-    """The number that a bound has for a partition; `None` where it names an end of the log."""
+    """Returns a bound's offset or timestamp for a partition; `None` for an end of the log."""
     if isinstance(bound, TimestampBound):
         return bound.timestamp_ms
-    named = named_partitions(bound)
+    named = _named_partitions(bound)
     return None if named is None else named[place.topic][place.partition]
 
 
 def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) -> int:
-    """An offset that the user named, if the tier holds it or loss is allowed."""
     if partition.log_start <= offset <= partition.stop:
         return offset
     reason = place.beyond if offset > partition.stop else "below the log start"
@@ -212,12 +223,8 @@ def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) ->
 
 
 def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: str) -> None:
-    """Refuses an ending offset above the first undecided transaction.
-
-    Ends that name no offset (`latest`, −1, timestamps) are where they can be: never refused.
-
-    Raises:
-        OffsetOutOfRangeError: The user named the offset and allowed no loss.
+    """Raises `OffsetOutOfRangeError` if the user named an ending offset above the first undecided
+    transaction and allowed no loss. Other ends (`latest`, −1, timestamps) move down silently.
     """
     wanted = wanted_of(bound, place) if isinstance(bound, OffsetsBound) else None
     if decided >= stop or wanted in (None, LATEST_OFFSET) or not place.fail_on_data_loss:
@@ -229,8 +236,8 @@ def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: s
 
 
 def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
-    """Raises `DataLossError` for a damaged segment whose leader epoch may be newer than all that
-    checkpoints tell of, or warns where loss is allowed.
+    """Raises `DataLossError`, or warns, about a damaged segment whose leader epoch may be newer
+    than all checkpoints.
     """
     place.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
@@ -241,9 +248,7 @@ def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
 
 
 def refuse_contradiction(place: Place, evidence: str) -> None:
-    """Raises `DataLossError`, or warns where loss is allowed, if the tier contradicts the lineage
-    that drops some of its segments.
-    """
+    """Raises `DataLossError`, or warns, if the tier contradicts the lineage that drops segments."""
     place.raise_or_warn(
         f"{evidence}. Segments would be left out on this evidence. Restore the damaged side file"
         " from a replica or a version of the bucket, or set failOnDataLoss=false to read the log by"
@@ -252,9 +257,8 @@ def refuse_contradiction(place: Place, evidence: str) -> None:
 
 
 def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) -> None:
-    """Raises `DataLossError` when transactions may have ended in a hole, or warns where loss is
-    allowed: whether their records are visible is lost with it. The same where nothing tells what
-    was open behind a hole.
+    """Raises `DataLossError`, or warns, if the outcome of transactions may be lost in a hole, or
+    transactions may have been open after it.
     """
     gap = decisions.unknown_behind
     if gap is not None:
@@ -280,25 +284,110 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
 def check_no_holes(
     place: Place, partition: PartitionLog, start: int, stop: int, note: str = ""
 ) -> None:
-    """Raises `DataLossError` when a hole lies in [start, stop), or warns where loss is allowed.
+    """Raises `DataLossError`, or warns, if offsets of [start, stop) are missing.
 
-    Gaps that need not be holes count: nothing in the tier shows that there was no record. `note`
-    says why the holes matter.
+    Unverifiable gaps count: nothing proves that they held no record. `note` ends the message.
     """
     if start >= stop:
         return
     missing = [hole for hole in partition.missing if hole.start < stop and hole.stop > start]
     if not missing:
         return
-    parts = []
+    texts = []
     for hole in missing:
-        parts.append(
+        texts.append(
             f"[{max(hole.start, start)}, {min(hole.stop, stop)}) {hole.between}"
             f"{place.in_parts(hole.start, hole.stop)}"
         )
         if hole in partition.unverifiable:
-            parts[-1] += " (none are missing if compaction removed the last records before them)"
+            texts[-1] += " (none are missing if compaction removed the last records before them)"
     place.raise_or_warn(
-        f"no segment in {place.holder} holds offsets {'; '.join(parts)}{note}"
+        f"no segment in {place.holder} holds offsets {'; '.join(texts)}{note}"
         "; failOnDataLoss=false skips them"
     )
+
+
+def first_offset_at_or_after(
+    partition: PartitionLog, timestamp_ms: int, side_files: SideFiles
+) -> int | None:
+    """Returns the first offset in segments that is dated at or after a time, or `None`."""
+    for span in partition.ranges:
+        if span.segment.is_dated_before(timestamp_ms):
+            continue
+        offset = _first_offset_in(span, timestamp_ms, side_files)
+        if offset is not None:
+            return offset
+    return None
+
+
+def _first_offset_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:
+    skip = confirmed_skip(span.segment, timestamp_ms, side_files)
+    times = (
+        side_files.record_times(span.segment, 0, dated_from_ms=timestamp_ms)
+        if skip is None
+        else skip.rest
+    )
+    for offset, record_ms in times:
+        if offset >= span.stop:
+            return None
+        if offset >= span.start and record_ms >= timestamp_ms:
+            return offset
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The records of a segment that are dated before a timestamp.
+
+    Attributes:
+        last_offset: Every record up to this offset is dated earlier.
+        rest: Offset and timestamp of the records after it, without batches dated earlier.
+    """
+
+    last_offset: int
+    rest: Iterator[tuple[int, int]]
+
+
+def confirmed_skip(segment: RemoteSegment, timestamp_ms: int, side_files: SideFiles) -> Skip | None:
+    """Finds the last time-index entry dated before a timestamp and compares it with the log.
+
+    Returns:
+        `None` if no record can be skipped: the indexes are empty or unusable, no entry is dated
+        earlier, or the records contradict the entry.
+    """
+    times, offsets = side_files.time_index(segment), side_files.offset_index(segment)
+    if times is None or offsets is None:
+        return None
+    number = int(np.searchsorted(times.timestamps, timestamp_ms, side="left")) - 1
+    if number < 0 or times.timestamps[number] <= 0:
+        # Some clients leave the header field unset that brokers index: 0 and below prove nothing.
+        return None
+    entry = TimestampOffset(int(times.timestamps[number]), int(times.offsets[number]))
+    position = offsets.lookup(entry.offset).position
+    records = side_files.record_times(segment, position, dated_from_ms=entry.timestamp)
+    rest = _records_after(entry, records)
+    if rest is None:
+        log.warning(
+            "%s-%s: the time index says that the largest timestamp up to offset %s is %s ms, which"
+            " the records do not confirm; reading segment %s from its start",
+            *(segment.topic, segment.partition, entry.offset, entry.timestamp),
+            printable(segment.objects.log.key),
+        )
+        return None
+    return Skip(entry.offset, rest)
+
+
+def _records_after(
+    entry: TimestampOffset, records: Iterator[tuple[int, int]]
+) -> Iterator[tuple[int, int]] | None:
+    """Returns the records after a time-index entry; `None` if earlier ones contradict the entry.
+    `records` begin shortly before the entry's offset.
+    """
+    is_confirmed = False
+    for offset, record_ms in records:
+        if offset > entry.offset:
+            return chain([(offset, record_ms)], records) if is_confirmed else None
+        if record_ms > entry.timestamp:
+            return None
+        is_confirmed |= record_ms == entry.timestamp
+    return iter(()) if is_confirmed else None

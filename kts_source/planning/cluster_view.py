@@ -1,8 +1,8 @@
-"""What the brokers say of the selected partitions, asked in the order that makes it exact.
+"""Asks brokers about the selected partitions, in an order that makes the answers consistent.
 
-The end comes first, then the log start, and the tier is listed after both: so whatever lies between
-them and is not in the listing is still served by brokers, which delete their copy of a segment only
-after it was uploaded.
+The end comes first, then the log start, and the tier is listed after both. So brokers still serve
+every offset between them that is not in the listing: they delete their copy of a segment only after
+its upload.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.options.selection import Assign, SubscribePattern
+from kts_source.planning.segment_catalog import wanted_topic_id
 from kts_source.texts import some
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_BYTES: Final = 64 << 10
 _NO_TOPIC_ID: Final = "A" * 22
-"""Of topics of a cluster whose `inter.broker.protocol.version` is below 2.8: all zeros."""
+"""All zeros: the id of topics if `inter.broker.protocol.version` is below 2.8."""
 _EPOCHS_AT_ONCE: Final = 100
 
 
@@ -56,13 +57,13 @@ class BrokerLog:
 
     Attributes:
         topic_id: The incarnation.
-        leader_epoch: Of the last record below the end; the leader's own may have none yet.
+        leader_epoch: Epoch of the last record below the end. The leader's own may be newer.
         log_start: First offset that a consumer may see.
         end: One past the last: the last stable offset for `read_committed`, else the high
             watermark.
         high_watermark: One past the last offset that consumers may see.
         last_stable_offset: The same for `read_committed`.
-        local_start: First offset on the leader's own disk; `None` where it does not tell.
+        local_start: First offset on the leader's own disk; `None` if the leader does not report it.
     """
 
     topic: str
@@ -77,19 +78,19 @@ class BrokerLog:
 
 
 class ClusterView:
-    """Asks the brokers of a cluster for a plan. From any thread.
+    """Asks the brokers of a cluster for a plan. Called from any thread.
 
     Args:
         settings: How brokers are reached.
         options: What is read.
-        counts: Topic id to the number of partitions that the topic has at least.
-        batch: Partitions to ask for instead of the selected ones, with their topic ids. Topics that
-            the cluster has no longer, or under another id, are left out.
+        counts: Topic id to a minimum of its number of partitions.
+        batch: Partitions with their topic ids, to ask for instead of the selected ones. Topics that
+            the cluster no longer has under that id are left out.
 
     Attributes:
-        topics: Those selected, by name.
+        topics: Selected topics by name.
         logs: Their partitions, by topic and number, in order.
-        partition_counts: Topic id to the number of partitions that the topic is known to have.
+        partition_counts: Topic id to the known number of partitions.
 
     Raises:
         TopicNotFoundError: The cluster does not have a topic or a partition.
@@ -127,52 +128,47 @@ class ClusterView:
             raise
 
     def renew(self, unread: Collection[TopicPartition] = ()) -> bool:
-        """Asks for the ends, and for all else where something is new: a topic, a partition, an
-        end.
+        """Asks for the ends, and for everything else if a topic, a partition or an end is new.
 
         Args:
-            unread: Partitions of which something is still to be read: a log start of theirs that
-                has moved is new, too, and may have passed it.
+            unread: Partitions with unread records: a log start that has moved is new, too.
 
         Returns:
-            Whether something is.
-
-        Raises:
-            TieredKafkaError: As when it is made.
+            Whether anything is new.
         """
         read_committed = self._options.read_committed
         if self._batch is None:
             topics = self._selected(self._options)
-            places = _places(self._options, topics)
+            keys = _selected_keys(self._options, topics)
         else:
-            topics, places = self._of_batch(self._batch)
-        ends = self._cluster.offsets(places, LATEST, read_committed=read_committed)
+            topics, keys = self._of_batch(self._batch)
+        ends = self._cluster.offsets(keys, LATEST, read_committed=read_committed)
         if ends == self._ends and topics == self.topics and not self._have_moved(unread):
             return False
-        starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
-        # What follows is for people.
-        watermarks = self._cluster.offsets(places, LATEST, read_committed=False)
+        starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
+        # For people only.
+        watermarks = self._cluster.offsets(keys, LATEST, read_committed=False)
         stable = ends
         if not read_committed:
-            stable = self._cluster.offsets(places, LATEST, read_committed=True)
-        local = self._local_starts(places)
-        # Nothing below the end of an empty log tells an epoch.
-        ends_of_records = {at: end if end > starts[at] else 0 for at, end in ends.items()}
+            stable = self._cluster.offsets(keys, LATEST, read_committed=True)
+        local = self._local_starts(keys)
+        # An empty log has no record with an epoch.
+        ends_of_records = {key: end if end > starts[key] else 0 for key, end in ends.items()}
         epochs = self._cluster.last_epochs(ends_of_records)
         self.logs = {
-            place: BrokerLog(
-                topic=place[0],
-                topic_id=topics[place[0]].topic_id,
-                partition=place[1],
-                leader_epoch=epochs[place],
-                log_start=starts[place],
+            key: BrokerLog(
+                topic=key[0],
+                topic_id=topics[key[0]].topic_id,
+                partition=key[1],
+                leader_epoch=epochs[key],
+                log_start=starts[key],
                 # DeleteRecords may pass the last stable offset.
-                end=max(ends[place], starts[place]),
-                high_watermark=watermarks[place],
-                last_stable_offset=stable[place],
-                local_start=local.get(place),
+                end=max(ends[key], starts[key]),
+                high_watermark=watermarks[key],
+                last_stable_offset=stable[key],
+                local_start=local.get(key),
             )
-            for place in places
+            for key in keys
         }
         self.topics, self._ends = topics, ends
         return True
@@ -180,14 +176,14 @@ class ClusterView:
     def _of_batch(
         self, batch: Mapping[TopicPartition, str]
     ) -> tuple[dict[str, ClusterTopic], list[TopicPartition]]:
-        """Exactly the partitions of a batch: others may have no leader, and must not block it."""
+        """Returns the partitions of a batch only: others may have no leader, and must not block."""
         described = self._topics({topic for topic, _ in batch})
-        places = [
+        keys = [
             (topic, number)
             for (topic, number), topic_id in sorted(batch.items())
             if topic in described and described[topic].topic_id == topic_id
         ]
-        return {topic: described[topic] for topic, _ in places}, places
+        return {topic: described[topic] for topic, _ in keys}, keys
 
     def _expect(self, topic_id: str, partitions: int) -> None:
         if topic_id != _NO_TOPIC_ID:
@@ -195,9 +191,7 @@ class ClusterView:
             self.partition_counts[topic_id] = max(partitions, known)
 
     def _topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
-        """Topics by name, with all partitions that are known to exist; `None` = those that the
-        pattern selects.
-        """
+        """Returns topics by name, with all known partitions; `None` = those of the pattern."""
         selects = self._options.selection.wanted if names is None else None
         described = self._cluster.topics(names, counts=self.partition_counts, selects=selects)
         for topic in described.values():
@@ -205,11 +199,11 @@ class ClusterView:
         return described
 
     def require_partitions(self, topic: str, partitions: int) -> None:
-        """Asks again for a topic of which the tier has more partitions than brokers described.
+        """Asks again about a topic of which the tier has more partitions than brokers described.
 
         Raises:
-            LeaderChangedError: Brokers describe them now, so a plan must begin anew.
-            BrokerUnavailableError: They still do not.
+            LeaderChangedError: Brokers describe them now, so planning must begin again.
+            BrokerUnavailableError: Brokers still do not.
         """
         if self._batch is not None:  # its partitions are described
             return
@@ -222,32 +216,25 @@ class ClusterView:
             topic=topic,
         )
 
-    def _have_moved(self, places: Collection[TopicPartition]) -> bool:
-        """Whether one of these logs starts elsewhere than when all was asked for last."""
-        if not places:
+    def _have_moved(self, keys: Collection[TopicPartition]) -> bool:
+        """Returns whether a log start has moved."""
+        if not keys:
             return False
-        starts = self._cluster.offsets(places, EARLIEST, read_committed=False)
-        return any(start != self.logs[place].log_start for place, start in starts.items())
+        starts = self._cluster.offsets(keys, EARLIEST, read_committed=False)
+        return any(start != self.logs[key].log_start for key, start in starts.items())
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes all connections."""
         for cluster in (self._cluster, self._probing, self._sampling):
             cluster.close()
 
     def configs(self, names: Sequence[str]) -> dict[str, TopicConfigs]:
-        """Some configurations of the selected topics.
-
-        Raises:
-            BrokerError: Brokers do not answer.
-        """
+        """Returns some configurations of the selected topics."""
         return topic_configs(self._cluster, self.topics, names)
 
     def check_topics(self) -> None:
-        """Raises where a topic was created again: leaders are asked by its name, so answers may be
-        about the new one.
-
-        Raises:
-            LeaderChangedError: One was, or is gone.
+        """Raises `LeaderChangedError` if a topic was deleted or created again. Leaders are asked by
+        name, so answers may be about the new topic.
         """
         now = self._topics(self.topics)
         for name, topic in self.topics.items():
@@ -257,47 +244,44 @@ class ClusterView:
                 )
 
     def owned(self, log: BrokerLog, epochs: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Which of some epochs are on the leader's branch, and which offsets [start, stop) each
-        owns there.
+        """Returns which of some epochs are on the leader's branch, with the offsets [start, stop)
+        that they own there.
 
-        Every epoch is asked for by itself: the answer about the newest says nothing about older
+        Every epoch is asked for separately: the answer about the newest does not cover older
         segments of a dead branch (`LeaderEpochFileCache.endOffsetFor`).
         """
         wanted = sorted(set(epochs))
-        asked = sorted({one for epoch in wanted for one in (epoch - 1, epoch) if one >= 0})
-        place = log.topic, log.partition
-        ends = dict(zip(asked, self._cluster.epoch_ends({place: asked})[place], strict=True))
-        found = {}
+        asked = sorted({each for epoch in wanted for each in (epoch - 1, epoch) if each >= 0})
+        key = log.topic, log.partition
+        ends = dict(zip(asked, self._cluster.epoch_ends({key: asked})[key], strict=True))
+        owned = {}
         for epoch in wanted:
             end = ends[epoch]
             if end.epoch == epoch:
                 before = ends[epoch - 1].end_offset if epoch else 0
-                found[epoch] = (max(before, 0), end.end_offset)
-        return found
+                owned[epoch] = (max(before, 0), end.end_offset)
+        return owned
 
     def owner(self, log: BrokerLog, offset: int) -> int | None:
-        """The epoch that owns an offset on the leader's branch, however old; `None` where the log
-        tells no epoch there.
+        """Returns the epoch that owns an offset on the leader's branch; `None` if the log has none.
 
-        An answer about an epoch is of the newest epoch up to it, so ends ascend with the epoch that
-        is asked for (`LeaderEpochFileCache.endOffsetFor`). Asks once for each halving.
+        The answer about an epoch is the end of the newest epoch up to it, so ends ascend
+        (`LeaderEpochFileCache.endOffsetFor`), and a binary search finds the epoch.
         """
-        place = log.topic, log.partition
+        key = log.topic, log.partition
         low, high = 0, log.leader_epoch
         while low < high:
             middle = (low + high) // 2
-            (end,) = self._cluster.epoch_ends({place: [middle]})[place]
+            (end,) = self._cluster.epoch_ends({key: [middle]})[key]
             low, high = (low, middle) if offset < end.end_offset else (middle + 1, high)
         start, stop = self.owned(log, [low]).get(low, (0, 0))
         return low if start <= offset < stop else None
 
     def lineage(self, log: BrokerLog, offset: int) -> tuple[EpochEntry, ...]:
-        """Returns the leader epochs of the leader's log, ascending, with their first offsets: at
-        least those that own offsets from `offset` on.
-
-        Epochs without a record, and those below the log start, are not among them.
+        """Returns the epochs of the leader's log that own offsets from `offset` on, and perhaps
+        earlier ones, ascending. Epochs without a record and those below the log start are left out.
         """
-        at = max(offset, log.log_start)
+        position = max(offset, log.log_start)
         first: dict[int, int] = {}
         high = log.leader_epoch
         while high >= 0:
@@ -305,47 +289,44 @@ class ClusterView:
             for epoch, (start, stop) in self.owned(log, range(low, high + 1)).items():
                 if max(start, log.log_start) < stop:
                     first[epoch] = start
-            if any(start <= at for start in first.values()):
+            if any(start <= position for start in first.values()):
                 break
             high = low - 1
         return tuple(EpochEntry(epoch, start) for epoch, start in sorted(first.items()))
 
     def first_offset_dated(self, log: BrokerLog, timestamp_ms: int) -> int | None:
-        """The first offset dated at or after a time, as the leader answers; `None` = there is none
-        below the end.
-        """
-        place = log.topic, log.partition
-        found = self._cluster.offsets(
-            [place], timestamp_ms, read_committed=self._options.read_committed
+        """Asks the leader for the first offset dated at or after a time; `None` without any."""
+        key = log.topic, log.partition
+        offsets = self._cluster.offsets(
+            [key], timestamp_ms, read_committed=self._options.read_committed
         )
-        offset = found[place]
+        offset = offsets[key]
         return offset if 0 <= offset < log.end else None
 
     def decided_from(self, log: BrokerLog) -> int:
-        """The first offset from which on brokers tell all aborted transactions (`told_from`)."""
+        """Returns the first offset from which on brokers report all aborted transactions."""
         if not self._options.read_committed:
             return log.log_start
         return max(told_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
-    def _local_starts(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Of the partitions whose leader can tell."""
-        able = [one for one in places if knows_local_start(self._cluster, one)]
-        return self._cluster.offsets(able, EARLIEST_LOCAL, read_committed=False)
+    def _local_starts(self, keys: list[TopicPartition]) -> dict[TopicPartition, int]:
+        supported = [key for key in keys if knows_local_start(self._cluster, key)]
+        return self._cluster.offsets(supported, EARLIEST_LOCAL, read_committed=False)
 
     def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
-        """Producer id and first offset of the aborted transactions whose marker stands at or behind
-        an offset and that begin below it, as far as the leader knows; perhaps others.
+        """Returns producer id and first offset of the aborted transactions that begin below an
+        offset and end at or after it, and perhaps of others.
 
-        At the end of what is stable an answer has no records, and then no transactions either: one
-        record further back it has both.
+        At the last stable offset an answer has no records, and then no transactions. So the record
+        before it is asked for.
 
         Raises:
             DataLossError: The brokers' own tier lacks the offset.
             BrokerUnavailableError: There is no record to ask about.
         """
         at = min(offset, log.end - 1)
-        found = self._first_answer(self._probing, log, at, read_committed=True)
-        if found is None:
+        answer = self._first_answer(self._probing, log, at, read_committed=True)
+        if answer is None:
             raise BrokerUnavailableError(
                 f"brokers have no record between offset {at} and the last stable offset {log.end},"
                 " so they do not report which transactions were aborted before it: plan again"
@@ -354,42 +335,36 @@ class ClusterView:
                 partition=log.partition,
                 offset=at,
             )
-        return found.listed
+        return answer.listed
 
     def first_timestamp_ms(self, log: BrokerLog, offset: int) -> int | None:
-        """When the first batch at or behind an offset began; `None` where there is none."""
-        offset = max(offset, log.log_start)  # which may have passed it since
+        """Returns the timestamp of the first batch at or after an offset; `None` without any."""
+        offset = max(offset, log.log_start)  # which may have moved
         if offset >= log.end:
             return None
-        try:
-            found = self._first_answer(self._probing, log, offset)
-        except DataLossError:  # the task that reads the offset reports it
+        answer = self._sample(self._probing, log, offset)
+        if answer is None or read_prefix(answer.data).magic != MAGIC_2:
             return None
-        if found is None:
-            return None
-        data = found.data
-        entry = read_prefix(data)
-        return None if entry.magic != MAGIC_2 else RecordBatchHeader.from_bytes(data).base_timestamp
+        return RecordBatchHeader.from_bytes(answer.data).base_timestamp
 
     def bytes_per_offset(self, log: BrokerLog, start: int) -> float | None:
-        """About how many bytes an offset takes, by the first batches of a range; `None` where the
-        range begins with none.
-        """
+        """Estimates the bytes per offset from the first batches of a range; `None` without any."""
+        answer = self._sample(self._sampling, log, start)
+        if answer is None:
+            return None
+        return len(answer.data) / max(answer.next_offset - answer.start_offset, 1)
+
+    def _sample(self, cluster: Cluster, log: BrokerLog, offset: int) -> FetchedBatches | None:
         try:
-            found = self._first_answer(self._sampling, log, start)
+            return self._first_answer(cluster, log, offset)
         except DataLossError:  # the task that reads the offset reports it
             return None
-        if found is None:
-            return None
-        offsets = found.next_offset - found.start_offset
-        return len(found.data) / max(offsets, 1)
 
     def _first_answer(
         self, cluster: Cluster, log: BrokerLog, at: int, *, read_committed: bool = False
     ) -> FetchedBatches | None:
-        """The first batches from an offset on; `None` if the log has none below its end."""
-        # Without a need for transactions, all is asked for: nothing comes from above the last
-        # stable offset otherwise.
+        """Returns the first batches from an offset on; `None` if the log has none below its end."""
+        # With read_committed, brokers send nothing above the last stable offset.
         wanted = BrokerRange(
             topic=log.topic,
             topic_id=log.topic_id,
@@ -408,7 +383,7 @@ class ClusterView:
             except DataLossError as error:
                 if fetcher.met_hole:
                     raise
-                # Deleted, or lost in an election, since the leader was asked for its bounds.
+                # Deleted, or lost in an election, after the leader was asked for its bounds.
                 raise LeaderChangedError(
                     error.message, topic=log.topic, partition=log.partition, offset=at
                 ) from error
@@ -418,33 +393,33 @@ class ClusterView:
         if isinstance(selection, SubscribePattern):
             everything = self._topics(None)
             names = selection.wanted(everything)
-            found = {name: everything[name] for name in names}
-            if not found:
+            topics = {name: everything[name] for name in names}
+            if not topics:
                 raise TopicNotFoundError(
                     f"no topic of the cluster matches {selection.pattern!r}; it has"
                     f" {some(sorted(everything)) or 'none'}"
                 )
         else:
             names = selection.wanted(())
-            found = self._topics(names)
+            topics = self._topics(names)
         for name in names:
-            if name not in found:
+            if name not in topics:
                 raise TopicNotFoundError(
                     "the cluster has no such topic, or does not show it to this user; to read what"
                     " the tier holds of a topic that is gone, leave kafka.bootstrap.servers out",
                     topic=name,
                 )
-            wanted = options.topic_ids.get(name, options.topic_ids.get(""))
-            if wanted not in (None, found[name].topic_id):
+            wanted = wanted_topic_id(options, name)
+            if wanted not in (None, topics[name].topic_id):
                 raise InvalidOptionError(
                     f"option 'topicId': the cluster has topic {name!r} under id"
-                    f" {found[name].topic_id}, not {wanted}; to read an earlier one from the tier,"
+                    f" {topics[name].topic_id}, not {wanted}; to read an earlier one from the tier,"
                     " leave kafka.bootstrap.servers out"
                 )
-        return dict(sorted(found.items()))
+        return dict(sorted(topics.items()))
 
 
-def _places(options: ScanOptions, topics: dict[str, ClusterTopic]) -> list[TopicPartition]:
+def _selected_keys(options: ScanOptions, topics: dict[str, ClusterTopic]) -> list[TopicPartition]:
     if not isinstance(options.selection, Assign):
         return [(topic.topic, number) for topic in topics.values() for number in topic.leaders]
     wanted = options.selection.partitions

@@ -1,32 +1,41 @@
-"""The tier watermark: up to which offset a reader that has only the tier may serve a partition."""
+"""Describes a tier: up to which offset a reader without brokers can read each partition."""
 
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from kts_source.errors import CorruptSegmentError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.extras import require
 from kts_source.notebook import rows_table
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
-from kts_source.options.selection import EarliestBound, LatestBound
+from kts_source.options.selection import Assign, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.segment_catalog import ListedPartition, SegmentCatalog, discover
 from kts_source.planning.side_files import SideFiles
+from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
+from kts_source.store.joined_store import is_beside
 from kts_source.texts import format_bytes
 from kts_source.tier import Tier, open_tier
+from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_THREADS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +47,31 @@ class PartitionWatermark:
         tier_end: One past the last tiered offset: the end for `read_uncommitted`.
         tier_end_timestamp_ms: Largest timestamp of the last segment, markers included; −1 unknown.
         last_stable_offset: The end for `read_committed`, exclusive.
-        last_stable_timestamp_ms: Some batch below it, in the last segment that has any, is dated so
-            and none is known to be dated later: the segment's largest timestamp, or inside of a
-            segment what its time index tells, which leaves out the last few batches. No record is
-            read for it; `None` where neither tells.
+        last_stable_timestamp_ms: Largest known timestamp in the last segment below it: the
+            segment's largest, or inside a segment the time index's, which lacks the last few
+            batches. No record is read for it; `None` if unknown.
         reason: Why `read_committed` ends there.
-        segments: Segments that serve the offsets.
-        stored_bytes: Their log objects together.
+        segments: Number of segments that serve the offsets.
+        stored_bytes: Size of their log objects.
         original_bytes: The same before compression and encryption.
         holes: Missing offsets as [start, stop) pairs.
         unverifiable: Gaps that may or may not have held records, likewise.
         skipped: Segments that are not read, with the reason.
         orphans: Objects that belong to no segment.
-        high_watermark: The cluster's end of the log, or the highest that its disks recorded; this
-            and what follows is `None` where neither was asked.
-        cluster_stable_offset: The cluster's last stable offset.
-        local_start: First offset on the leader's own disk, or on the one that is read; `None` also
-            where the leader does not tell.
-        broker_offsets: Offsets that only brokers serve: holes of the tier, and what lies behind it.
-        broker_bytes: About how many bytes that is.
-        oldest_untiered_ms: When the first batch behind the tier began; `None` where there is none.
+        high_watermark: End of the log in the cluster, or the highest recorded on its disks; this
+            and all following are `None` without brokers and disks.
+        cluster_stable_offset: Last stable offset of the cluster.
+        local_start: First offset on the leader's own disk, or on the disk that is read; `None` also
+            if the leader does not report it.
+        broker_offsets: Offsets that only brokers serve: holes of the tier, and the tail.
+        broker_bytes: Their estimated bytes.
+        oldest_untiered_ms: Time of the first batch after the tier; `None` if there is none.
         disk_offsets: Offsets that only disks serve (option `tailPath`).
-        disk_bytes: How many bytes of their segments are read for it.
-        catalog_records: Records read of the partition of `__remote_log_metadata` that tells of this
-            one; this and what follows is `None` where the tier was listed.
+        disk_bytes: Bytes of their segments that are read.
+        catalog_records: Records read of the partition of `__remote_log_metadata` that describes
+            this one; this and all following are `None` if the tier was listed.
         copies_in_progress: Segments that brokers have begun to copy and not finished.
-        deletions_in_progress: Segments that they have begun to delete and not finished.
+        deletions_in_progress: Segments that brokers have begun to delete and not finished.
     """
 
     topic: str
@@ -95,6 +103,19 @@ class PartitionWatermark:
     deletions_in_progress: int | None = None
 
 
+_TYPES: Final = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "int | None": pa.int64(),
+    "tuple[str, ...]": pa.list_(pa.string()),
+    "tuple[tuple[int, int], ...]": pa.list_(pa.list_(pa.int64(), 2)),
+}
+_SCHEMA: Final = pa.schema(
+    (field.name, pa.int32() if field.name == "partition" else _TYPES[str(field.type)])
+    for field in fields(PartitionWatermark)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class TierDescription:
     """Watermarks of the selected partitions, in order of topic and partition."""
@@ -102,29 +123,29 @@ class TierDescription:
     partitions: tuple[PartitionWatermark, ...]
 
     def to_arrow(self) -> pa.Table:
-        """One row a partition; holes and the like as lists."""
-        rows = [asdict(part) for part in self.partitions]
+        """Returns a table with a row per partition; holes and the like are lists."""
+        rows = [asdict(mark) for mark in self.partitions]
         return pa.Table.from_pylist(rows, _SCHEMA)
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row a partition."""
+        """Returns a table for notebooks with a row per partition."""
         header = ("partition", "log start", "tier end", "last stable", "segments", "bytes", "")
         rows = [
             (
-                f"{part.topic}-{part.partition}",
-                part.log_start,
-                part.tier_end,
-                part.last_stable_offset,
-                part.segments,
-                format_bytes(part.stored_bytes),
-                f"{len(part.holes)} holes" if part.holes else part.reason,
+                f"{mark.topic}-{mark.partition}",
+                mark.log_start,
+                mark.tier_end,
+                mark.last_stable_offset,
+                mark.segments,
+                format_bytes(mark.stored_bytes),
+                f"{len(mark.holes)} holes" if mark.holes else mark.reason,
             )
-            for part in self.partitions
+            for mark in self.partitions
         ]
         return rows_table("Tier", header, rows)
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is optional
-        """The same as a pandas DataFrame.
+        """Returns the same as a pandas DataFrame.
 
         Raises:
             InvalidOptionError: pandas is not installed.
@@ -133,46 +154,12 @@ class TierDescription:
         return self.to_arrow().to_pandas()
 
 
-_PAIRS = pa.list_(pa.list_(pa.int64(), 2))
-_SCHEMA = pa.schema(
-    {
-        "topic": pa.string(),
-        "topic_id": pa.string(),
-        "partition": pa.int32(),
-        "log_start": pa.int64(),
-        "tier_end": pa.int64(),
-        "tier_end_timestamp_ms": pa.int64(),
-        "last_stable_offset": pa.int64(),
-        "last_stable_timestamp_ms": pa.int64(),
-        "reason": pa.string(),
-        "segments": pa.int64(),
-        "stored_bytes": pa.int64(),
-        "original_bytes": pa.int64(),
-        "holes": _PAIRS,
-        "unverifiable": _PAIRS,
-        "skipped": pa.list_(pa.string()),
-        "orphans": pa.list_(pa.string()),
-        "high_watermark": pa.int64(),
-        "cluster_stable_offset": pa.int64(),
-        "local_start": pa.int64(),
-        "broker_offsets": pa.int64(),
-        "broker_bytes": pa.int64(),
-        "oldest_untiered_ms": pa.int64(),
-        "disk_offsets": pa.int64(),
-        "disk_bytes": pa.int64(),
-        "catalog_records": pa.int64(),
-        "copies_in_progress": pa.int64(),
-        "deletions_in_progress": pa.int64(),
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class DescribedPlan:
     """A description, and the plan of a full read that it follows from.
 
     Attributes:
-        description: What `describe` gives.
+        description: The result of `describe`.
         plan: Every partition from its log start to its last stable offset.
         uri: Root of the tier, free of credentials.
     """
@@ -185,17 +172,17 @@ class DescribedPlan:
 def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
-    """The watermarks of the selected partitions. With brokers among the options, also what the
-    cluster holds beyond the tier.
+    """Returns the watermarks of the selected partitions. With brokers among the options, also what
+    the cluster holds beyond the tier.
 
     Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
     Args:
         options: As for the data source.
-        store: The tier; opened from the options when not given.
+        store: The tier; opened from the options by default.
 
     Raises:
-        TieredKafkaError: As planning does, holes aside.
+        TieredKafkaError: As planning does, except for holes.
     """
     tier = None if store is None else Tier(store)
     return described_plan(options, tier, tasks=False).description
@@ -204,10 +191,11 @@ def describe(
 def described_plan(
     options: Mapping[str, str] | ScanOptions, tier: Tier | None = None, *, tasks: bool = True
 ) -> DescribedPlan:
-    """As `describe`, with the plan; of the tier alone it has `tasks` only if they are wanted.
+    """Describes a tier and returns the plan, too. With `tasks=False`, a plan of the tier alone has
+    none.
 
     Raises:
-        TieredKafkaError: As planning does, holes aside.
+        TieredKafkaError: As planning does, except for holes.
     """
     parsed = options if isinstance(options, ScanOptions) else parse_options(options)
     whole = replace(
@@ -223,17 +211,54 @@ def described_plan(
         plan = plan_scan(whole, opened, tasks=tasks, is_read=False)
         reader = SegmentSource(opened, whole.key_ring.loaded())
         side_files = SideFiles(reader, max_batch_bytes=whole.max_batch_bytes)
-        found = [_watermark(part, side_files) for part in plan.partitions]
+        disk_bytes: dict[tuple[str, int], int] = {}
+        for piece in (piece for task in plan.tasks for piece in task.slices):
+            if is_beside(piece.objects.log.key):
+                key = piece.topic, piece.partition
+                disk_bytes[key] = disk_bytes.get(key, 0) + piece.nominal_bytes
+        marks = [
+            _watermark(part, side_files, disk_bytes.get((part.topic, part.partition), 0))
+            for part in plan.partitions
+        ]
         uri = opened.store.uri(whole.key_prefix)
-        if whole.tail_paths:
-            from kts_source.planning.describe_disks import with_disks
-
-            found = with_disks(found, plan, side_files)
     if whole.brokers is not None:
-        from kts_source.planning.describe_brokers import with_brokers
+        marks = with_brokers(marks, plan, whole)
+    return DescribedPlan(TierDescription(tuple(marks)), plan, uri)
 
-        found = with_brokers(found, plan, whole)
-    return DescribedPlan(TierDescription(tuple(found)), plan, uri)
+
+def _watermark(part: PartitionPlan, side_files: SideFiles, disk_bytes: int) -> PartitionWatermark:
+    surviving, disks = part.surviving, part.disks
+    tiered = [span.segment for span in surviving.ranges]
+    if disks is not None:
+        tiered = [segment for segment in tiered if not is_beside(segment.objects.log.key)]
+    mark = PartitionWatermark(
+        topic=part.topic,
+        topic_id=part.topic_id,
+        partition=part.partition,
+        log_start=surviving.log_start,
+        tier_end=surviving.stop if disks is None else part.tier_end,
+        tier_end_timestamp_ms=tiered[-1].max_timestamp_ms if tiered else -1,
+        last_stable_offset=part.stop,
+        last_stable_timestamp_ms=_stable_timestamp(part, side_files),
+        reason=part.end_reason,
+        segments=len(tiered),
+        stored_bytes=sum(segment.objects.log.size for segment in tiered),
+        original_bytes=sum(segment.objects.size_in_bytes for segment in tiered),
+        holes=tuple((hole.start, hole.stop) for hole in surviving.holes),
+        unverifiable=tuple((gap.start, gap.stop) for gap in surviving.unverifiable),
+        skipped=tuple(f"{s.segment.segment_id}: {s.reason}" for s in surviving.skipped),
+        orphans=tuple(f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans),
+    )
+    if disks is None:
+        return mark
+    return replace(
+        mark,
+        high_watermark=disks.high_watermark,
+        local_start=disks.local_start,
+        disk_offsets=sum(span.stop - span.start for span in part.disk_ranges),
+        disk_bytes=disk_bytes,
+        oldest_untiered_ms=_oldest_on_disk(part, side_files),
+    )
 
 
 def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
@@ -245,7 +270,7 @@ def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
         return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else None
     try:
         times = side_files.time_index(segment)
-    except CorruptSegmentError as error:  # of a key that only this segment needs, perhaps
+    except CorruptSegmentError as error:  # perhaps the key is missing
         log.warning("no timestamp of the last stable offset: %s", error)
         return None
     if times is None:
@@ -255,24 +280,140 @@ def _stable_timestamp(part: PartitionPlan, side_files: SideFiles) -> int | None:
     return int(earlier[-1]) if len(earlier) and earlier[-1] >= 0 else None
 
 
-def _watermark(part: PartitionPlan, side_files: SideFiles) -> PartitionWatermark:
-    log = part.surviving
-    used = [span.segment for span in log.ranges]
-    return PartitionWatermark(
-        topic=part.topic,
-        topic_id=part.topic_id,
-        partition=part.partition,
-        log_start=log.log_start,
-        tier_end=log.stop,
-        tier_end_timestamp_ms=used[-1].max_timestamp_ms if used else -1,
-        last_stable_offset=part.stop,
-        last_stable_timestamp_ms=_stable_timestamp(part, side_files),
-        reason=part.end_reason,
-        segments=len(used),
-        stored_bytes=sum(segment.objects.log.size for segment in used),
-        original_bytes=sum(segment.objects.size_in_bytes for segment in used),
-        holes=tuple((hole.start, hole.stop) for hole in log.holes),
-        unverifiable=tuple((gap.start, gap.stop) for gap in log.unverifiable),
-        skipped=tuple(f"{s.segment.segment_id}: {s.reason}" for s in log.skipped),
-        orphans=tuple(f"{', '.join(o.keys)}: {o.reason}" for o in part.orphans),
+def _oldest_on_disk(part: PartitionPlan, side_files: SideFiles) -> int | None:
+    """Returns the timestamp of the first record after the tier; `None` if there is none."""
+    for span in part.disk_ranges:
+        if span.start < part.tier_end:
+            continue
+        index = side_files.offset_index(span.segment)
+        position = 0 if index is None else index.lookup(span.start).position
+        times = side_files.record_times(span.segment, position, dated_from_ms=-1)
+        for offset, record_ms in times:
+            if span.start <= offset < span.stop:
+                return record_ms
+    return None
+
+
+def with_brokers(
+    marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
+) -> list[PartitionWatermark]:
+    """Returns watermarks of a plan of tier and brokers with what the cluster has beyond the tier.
+
+    Raises:
+        BrokerError: Brokers refuse, or do not answer.
+    """
+    from kts_source.planning.cluster_view import ClusterView  # most plans are of the tier alone
+
+    assert options.brokers is not None
+    sizes: dict[tuple[str, int], int] = {}
+    for piece in (piece for task in plan.tasks for piece in task.ranges):
+        key = piece.topic, piece.partition
+        sizes[key] = sizes.get(key, 0) + piece.nominal_bytes
+    extended = []
+    with closing(ClusterView(options.brokers, options)) as view:
+        for mark, part in zip(marks, plan.partitions, strict=True):
+            brokers, catalog = part.brokers, part.catalog
+            assert brokers is not None
+            key = part.topic, part.partition
+            extended.append(
+                replace(
+                    mark,
+                    tier_end=part.tier_end,
+                    holes=tuple(span for span in brokers.ranges if span[0] < part.tier_end),
+                    high_watermark=brokers.high_watermark,
+                    cluster_stable_offset=brokers.last_stable_offset,
+                    local_start=brokers.local_start,
+                    broker_offsets=sum(stop - start for start, stop in brokers.ranges),
+                    broker_bytes=sizes.get(key, 0),
+                    oldest_untiered_ms=view.first_timestamp_ms(view.logs[key], part.tier_end),
+                    catalog_records=None if catalog is None else catalog.records,
+                    copies_in_progress=None if catalog is None else catalog.copying,
+                    deletions_in_progress=None if catalog is None else catalog.deleting,
+                )
+            )
+    return extended
+
+
+@dataclass(frozen=True, slots=True)
+class LockedPartition:
+    """What manifests alone show of a partition whose private key is missing.
+
+    Attributes:
+        keys_needed: Ids of missing keys that some of its segments need.
+        segments: Number of whole segments.
+        stored_bytes: Size of their log objects.
+        original_bytes: The same before compression and encryption.
+        orphans: Objects that belong to no segment.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    keys_needed: tuple[str, ...]
+    segments: int
+    stored_bytes: int
+    original_bytes: int
+    orphans: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """Why it is locked, for people."""
+        return f"key {', '.join(self.keys_needed)} needed"
+
+
+def unless_locked(make: Callable[[], _Result]) -> _Result | None:
+    """Returns the result of a call; `None` if the call fails because a private key is missing."""
+    try:
+        return make()
+    except TieredKafkaError as error:
+        cause: BaseException | None = error
+        while not isinstance(cause, UnknownKeyError):
+            if cause is None:
+                raise
+            cause = cause.__cause__
+    return None
+
+
+def partitions_with_keys(
+    options: ScanOptions, tier: Tier | None = None
+) -> list[tuple[ListedPartition, tuple[str, ...]]]:
+    """Returns every partition with the ids of missing keys that some of its segments need."""
+    held = set(options.key_ring.key_ids)
+    with (
+        closing(open_tier(options)) if tier is None else nullcontext(tier) as opened,
+        ThreadPoolExecutor(_THREADS) as pool,
+        ThreadPoolExecutor(_THREADS) as describing,
+    ):
+        catalog = SegmentCatalog(opened, layout_of(options), describing, fail_on_data_loss=False)
+        topics = discover(options, catalog, pool)
+        listed = [each for topic in topics for each in topic.partitions]
+        return [(each, _missing_keys(each, held)) for each in listed]
+
+
+def _missing_keys(listed: ListedPartition, held: set[str]) -> tuple[str, ...]:
+    encryptions = (segment.objects.encryption for segment in listed.all())
+    needed = {encryption.data_key.key_id for encryption in encryptions if encryption is not None}
+    return tuple(sorted(key_id for key_id in needed if key_id.lower() not in held))
+
+
+def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOptions:
+    """Returns the options of a read of these partitions."""
+    numbers: dict[str, tuple[int, ...]] = {}
+    for listed in partitions:
+        numbers[listed.topic] = (*numbers.get(listed.topic, ()), listed.partition)
+    return replace(options, selection=Assign(numbers))
+
+
+def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
+    """Returns what manifests show of a partition."""
+    segments = listed.all()
+    return LockedPartition(
+        listed.topic,
+        listed.topic_id,
+        listed.partition,
+        keys,
+        len(segments),
+        sum(segment.objects.log.size for segment in segments),
+        sum(segment.objects.size_in_bytes for segment in segments),
+        tuple(f"{', '.join(orphan.keys)}: {orphan.reason}" for orphan in listed.orphans),
     )

@@ -1,7 +1,8 @@
-"""What a plan will ask of the store, known before it runs: requests, bytes, and what they cost.
+"""Estimates what a plan will ask of the store before it runs: requests, bytes and cost.
 
-The figures follow from the plan alone: whole chunks between the cuts, grouped into requests as the
-reader groups them, and one index read for a slice whose cuts have to be looked up.
+The figures follow from the plan alone: whole chunks between the cuts, grouped into requests as
+`read.segment_source.request_groups` does, and one index read for each slice whose cuts have to be
+looked up.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kts_source.planning.request_count import counted_requests
+import numpy as np
+
+from kts_source.read.segment_source import (
+    ENOUGH_REQUEST_BYTES,
+    FIRST_REQUEST_BYTES,
+    MAX_REQUEST_BYTES,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from kts_source.read.task import ScanTask
+    import numpy.typing as npt
+
+    from kts_source.read.task import ScanTask, SegmentSlice
 
 GIB: Final = 1 << 30
+_CHUNKS_AT_ONCE: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +51,7 @@ S3_PRICES: Final[Mapping[str, Price]] = {
     "ONEZONE_IA": Price(1.00, 0.01),
     "GLACIER_IR": Price(10.00, 0.03),
 }
-"""List prices of one large region, read within it. Give a table of your own where they differ."""
+"""List prices of one large region, read within it. Pass a table of your own where they differ."""
 
 S3_STORAGE: Final[Mapping[str, float]] = {
     "STANDARD": 0.023,
@@ -52,13 +62,12 @@ S3_STORAGE: Final[Mapping[str, float]] = {
     "GLACIER": 0.0036,
     "DEEP_ARCHIVE": 0.00099,
 }
-"""US dollars for a GiB and month, list prices of the same region. A class that is not in it costs
-as `STANDARD`."""
+"""US dollars per GiB and month, at list prices of that region. Other classes cost as `STANDARD`."""
 
 DEFAULT_CLASS: Final = "STANDARD"
 
 ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE", "Archive"})
-"""Storage classes whose objects cannot be read before they are restored."""
+"""Storage classes whose objects must be restored before they can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +85,10 @@ class Estimate:
     by_class: Mapping[str, tuple[int, int]]
 
     def cost(self, prices: Mapping[str, Price] = S3_PRICES) -> float:
-        """US dollars for the requests, the retrieval and the egress.
+        """Returns US dollars for the requests, the retrieval and the egress.
 
         Args:
-            prices: Storage class to price; a class that is not in it costs as `STANDARD`.
+            prices: Storage class to price; other classes cost as `STANDARD`.
         """
         total = 0.0
         for name, (requests, size) in self.by_class.items():
@@ -90,7 +99,7 @@ class Estimate:
 
 
 def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
-    """US dollars for storing so many bytes of each storage class for a month, at list prices."""
+    """Returns US dollars for storing bytes of each storage class for a month, at list prices."""
     return sum(
         size / GIB * S3_STORAGE.get(name, S3_STORAGE[DEFAULT_CLASS])
         for name, size in bytes_by_class.items()
@@ -98,14 +107,88 @@ def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
 
 
 def estimate(tasks: Iterable[ScanTask]) -> Estimate:
-    """What these tasks will ask of the store."""
+    """Estimates what tasks will ask of the store."""
     by_class: dict[str, tuple[int, int]] = {}
-    slices = ((part, n == 0) for task in tasks for n, part in enumerate(task.slices))
-    for part, requests, size in counted_requests(slices):
-        name = part.objects.log.storage_class or DEFAULT_CLASS
+    slices = ((piece, n == 0) for task in tasks for n, piece in enumerate(task.slices))
+    for piece, requests, size in counted_requests(slices):
+        name = piece.objects.log.storage_class or DEFAULT_CLASS
         before = by_class.get(name, (0, 0))
-        lookups = 0 if part.is_whole else 1
-        size += 0 if part.is_whole else part.offset_index.size
+        lookups = 0 if piece.is_whole else 1
+        size += 0 if piece.is_whole else piece.offset_index.size
         by_class[name] = (before[0] + requests + lookups, before[1] + size)
     requests = sum(requests for requests, _ in by_class.values())
     return Estimate(requests, sum(size for _, size in by_class.values()), by_class)
+
+
+def counted_requests(
+    slices: Iterable[tuple[SegmentSlice, bool]],
+) -> Iterator[tuple[SegmentSlice, int, int]]:
+    """Yields each slice with its number of requests for chunks and their bytes.
+
+    Args:
+        slices: Each with whether it is the first of its task, whose first request is small.
+    """
+    batch: list[tuple[SegmentSlice, bool]] = []
+    batch_stops: list[npt.NDArray[np.int64]] = []
+    starts: list[int] = []
+    chunks = 0
+    for piece, is_first in slices:
+        stops, start = _chunk_stops(piece)
+        batch.append((piece, is_first))
+        batch_stops.append(stops)
+        starts.append(start)
+        chunks += len(stops)
+        if chunks >= _CHUNKS_AT_ONCE:
+            yield from _count_batch(batch, batch_stops, starts)
+            batch, batch_stops, starts, chunks = [], [], [], 0
+    if batch:
+        yield from _count_batch(batch, batch_stops, starts)
+
+
+def _chunk_stops(piece: SegmentSlice) -> tuple[npt.NDArray[np.int64], int]:
+    """Returns where the chunks of a slice end in its object, and where the first one begins."""
+    index = piece.objects.chunk_index
+    size = index.original_chunk_size
+    first = piece.cut_start // size
+    last = -(-min(piece.cut_stop, index.original_file_size) // size)
+    if piece.cut_start >= piece.cut_stop or first >= last:
+        return np.zeros(0, np.int64), 0
+    stops = index.transformed_stops()
+    return stops[first:last], int(stops[first - 1]) if first else 0
+
+
+def _count_batch(
+    batch: list[tuple[SegmentSlice, bool]],
+    batch_stops: list[npt.NDArray[np.int64]],
+    begun: list[int],
+) -> Iterator[tuple[SegmentSlice, int, int]]:
+    """Counts the requests of many slices in parallel.
+
+    A request begins at a chunk and ends before the first chunk that is too far away. All slices
+    advance from request to request together, with one lookup of many chunks per step.
+    """
+    counts = np.array([len(stops) for stops in batch_stops])
+    ends = np.cumsum(counts)
+    sizes = [
+        int(stops[-1]) - start if len(stops) else 0
+        for stops, start in zip(batch_stops, begun, strict=True)
+    ]
+    # Chunks of all slices in one array: positions ascend, and no request leaves its slice.
+    shifts = np.cumsum([0, *sizes[:-1]]) - begun
+    stops = np.concatenate(batch_stops) + np.repeat(shifts, counts)
+    starts = np.concatenate([[0], stops[:-1]])
+    requests = np.zeros(len(batch), np.int64)
+    active = np.flatnonzero(counts)
+    chunk = (ends - counts)[active]
+    is_small = np.array([is_first for _, is_first in batch])[active]
+    limits = np.where(is_small, FIRST_REQUEST_BYTES, MAX_REQUEST_BYTES)
+    while len(active):
+        requests[active] += 1
+        enough = np.searchsorted(starts, starts[chunk] + ENOUGH_REQUEST_BYTES, "left")
+        too_much = np.searchsorted(stops, starts[chunk] + limits, "right")
+        chunk = np.maximum(np.minimum(enough, too_much), chunk + 1)
+        is_left = chunk < ends[active]
+        active, chunk = active[is_left], chunk[is_left]
+        limits = np.full(len(active), MAX_REQUEST_BYTES)
+    for (piece, _), count, size in zip(batch, requests.tolist(), sizes, strict=True):
+        yield piece, count, size

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from kts_source.texts import some
 from segment_format.errors import CorruptIndexError
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransaction
@@ -26,23 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
-    from kts_source.planning.scan_plan import PartitionPlan
-    from kts_source.planning.side_files import SideFiles
+    from kts_source.planning.side_files import Replay, SideFiles
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What batch headers tell.
-
-    Attributes:
-        aborted: Transactions whose abort marker was met.
-        open_after: Producer id to the first offset of its transaction still open.
-    """
-
-    aborted: tuple[AbortedTxn, ...]
-    open_after: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,27 +278,6 @@ def _lost_in_gaps(
             if producer_id not in decided
         ]
     return lost
-
-
-def report_isolation(partitions: Sequence[tuple[PartitionPlan, int]]) -> None:
-    """Logs what is left out, if anything is: a warning where rows may still be committed. With each
-    plan comes how many aborted transactions have data in its range.
-    """
-    parts = []
-    aborted = [f"{part.topic_partition}: {count}" for part, count in partitions if count]
-    if aborted:
-        total = sum(count for _, count in partitions)
-        parts.append(f"{total} aborted transactions are left out ({some(aborted)})")
-    undecided = [
-        f"{part.topic_partition} ends at offset {part.stop}: {part.end_reason}"
-        for part, _ in partitions
-        if part.stop < part.wanted_stop
-    ]
-    if undecided:
-        parts.append(f"what is not decided is left out ({some(undecided)})")
-    if parts:
-        level = logging.WARNING if undecided else logging.INFO
-        log.log(level, "read_committed: %s", "; ".join(parts))
 
 
 def _name(span: SegmentRange) -> str:

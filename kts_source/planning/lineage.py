@@ -1,12 +1,18 @@
-"""Which segment serves which offset: the surviving log of one partition, each offset once.
+"""Chooses the source that serves each offset of a partition, so that every offset is read once.
 
-Segments overlap after leader changes and retried uploads, and belong to dead branches after
-unclean elections. The leader-epoch checkpoint of the newest segment is the lineage: it says which
-epoch owns which offsets, and its first entry carries the log start that retention and
-DeleteRecords moved (`LeaderEpochFileCache.truncateFromStart`). Within one epoch there is one
-leader, so two segments that fit the lineage hold the same batches where they overlap; of those
-that hold an offset the one that begins last serves it. Source:
-KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
+Segments overlap after leader changes and repeated uploads, and some belong to branches of the log
+that an unclean leader election abandoned. The leader-epoch checkpoint of the newest segment is the
+lineage: it records which epoch owns which offsets. Its first entry carries the log start, which
+retention and DeleteRecords move (`LeaderEpochFileCache.truncateFromStart`). One epoch has one
+leader, so two segments of the lineage hold the same batches where they overlap, and the segment
+that begins last serves the offset.
+
+`partition_log` builds the log of a tier alone. `union_log` builds the log of a tier with brokers or
+their disks: a segment is used only if all of it above the log start is on the surviving branch,
+because the producer snapshot and the transaction index of a segment that a branch cuts describe
+another history. The other source serves everything else: the tail, copies in progress, holes.
+
+Source: KIP-405, `RemoteLogMetadataCache`, `RemoteLogManager.isRemoteSegmentWithinLeaderEpochs`.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from segment_format.index.checkpoints import EpochEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
 
@@ -27,6 +33,8 @@ MAX_OFFSET: Final = (1 << 63) - 1
 BELOW_LOG_START: Final = "below the log start"
 COVERED: Final = "its offsets are read from another segment"
 DEAD_BRANCH: Final = "not of the surviving lineage"
+NOT_OF_THE_LEADER: Final = "not all of it is on the leader's branch"
+NOT_USABLE: Final = "its side files are not usable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +47,16 @@ class SegmentRange:
 
 
 @dataclass(frozen=True, slots=True)
+class OffsetSpan:
+    """Offsets [start, stop)."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedSegment:
-    """A segment of which all, or the offsets that the reason names, is not read, and why."""
+    """A segment that is not read, or not at the offsets that the reason names."""
 
     segment: RemoteSegment
     reason: str
@@ -48,11 +64,11 @@ class SkippedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets [start, stop) that no segment covers, and the segments on both sides.
+    """Offsets [start, stop) that no segment holds.
 
     Attributes:
-        before: `None` when the hole begins at the log start.
-        after: Where the log ends in the hole, the first of the lost segments.
+        before: The segment below; `None` if the hole begins at the log start.
+        after: The segment above. If the log ends in the hole, the first of the lost segments.
     """
 
     start: int
@@ -62,23 +78,23 @@ class Hole:
 
     @property
     def between(self) -> str:
-        """Its neighbours, for a text."""
+        """Both neighbors, for an error message."""
         before = self.before.objects.log.key if self.before else "the log start"
         return f"between {before} and {self.after.objects.log.key}"
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """The surviving log of one partition, as far as it is tiered.
+    """The surviving log of one partition.
 
     Attributes:
-        lineage: The checkpoint entries of the newest segment, ascending.
+        lineage: The leader epochs with their first offsets, ascending.
         log_start: First offset a consumer may see.
-        stop: One past the last tiered offset.
-        ranges: In offset order, without overlap.
-        holes: In offset order; none lies below `log_start`.
-        unverifiable: Likewise, but behind segments whose end the tier does not tell exactly: there
-            may have been nothing.
+        stop: One past the last offset.
+        ranges: What segments serve, in offset order without overlap.
+        holes: In offset order; all are above `log_start`.
+        skipped: Segments that are not read.
+        unverifiable: Gaps after segments whose exact end is unknown: there may have been no record.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -91,25 +107,23 @@ class PartitionLog:
 
     @property
     def missing(self) -> tuple[Hole, ...]:
-        """All offsets that no segment holds, in order: a gap that may be none is a hole until the
-        user says otherwise.
-        """
+        """All offsets that no segment holds, in order, unverifiable gaps included."""
         return tuple(sorted((*self.holes, *self.unverifiable), key=lambda hole: hole.start))
 
 
 def last_epoch(segment: RemoteSegment) -> int:
-    """The newest leader epoch in a segment; −1 where it tells none."""
+    """Returns the newest leader epoch in a segment; −1 if the segment records none."""
     return segment.leader_epochs[-1].epoch if segment.leader_epochs else -1
 
 
 def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
-    """The epoch that owns an offset; −1 below the first entry."""
+    """Returns the epoch that owns an offset; −1 below the first entry."""
     number = bisect_right(entries, offset, key=lambda entry: entry.start_offset)
     return entries[number - 1].epoch if number else -1
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
-    """The segment whose checkpoint is the lineage: a higher epoch wins over a higher offset."""
+    """Returns the segment whose checkpoint is the lineage. A higher epoch wins over an offset."""
     return max(
         segments,
         key=lambda segment: (
@@ -124,20 +138,24 @@ def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
 def with_unknown_epoch(
     damaged: Iterable[RemoteSegment], newest: int, first_whole: int | None
 ) -> list[RemoteSegment]:
-    """Damaged segments of a newer epoch than all that tell of the lineage, or that do not tell
-    their own: who knows which segments live.
+    """Returns damaged segments that leave open which segments survive: their epoch is newer than
+    the lineage, or unknown.
 
     Args:
         damaged: See `partition_log`.
-        newest: The last epoch of the segment whose checkpoint is the lineage; −1 where none is.
-        first_whole: First offset of the first whole segment; `None` where none is, or where there
-            is no lineage.
+        newest: Last epoch of the segment whose checkpoint is the lineage; −1 if there is none.
+        first_whole: First offset of the first whole segment; `None` if there is no such segment, or
+            no lineage.
     """
     return [
-        one
-        for one in damaged
-        if last_epoch(one) > newest
-        or (first_whole is not None and one.stop_offset > first_whole and not one.leader_epochs)
+        segment
+        for segment in damaged
+        if last_epoch(segment) > newest
+        or (
+            first_whole is not None
+            and segment.stop_offset > first_whole
+            and not segment.leader_epochs
+        )
     ]
 
 
@@ -146,14 +164,13 @@ def partition_log(
     lineage: Sequence[EpochEntry],
     damaged: Sequence[RemoteSegment] = (),
 ) -> PartitionLog:
-    """Chooses, of one partition and one topic id, the segment for every offset.
+    """Builds the log of one partition and topic id from the segments of a tier.
 
     Args:
-        segments: Candidates in any order; at least one where none is damaged.
+        segments: Candidates in any order; at least one unless some are damaged.
         lineage: Entries of the newest segment's leader-epoch checkpoint, ascending.
-        damaged: Segments that were whole once and lack objects. They serve nothing, but what they
-            tell of the log holds: their epochs count, and what they alone held is a hole. Those
-            below all others are being deleted.
+        damaged: Segments that lost objects. They serve nothing, but their epochs count, and offsets
+            that only they held are a hole. Those below all others are being deleted.
     """
     checkpoint_start = lineage[0].start_offset if lineage else 0
     lineage = with_epochs(lineage, damaged)
@@ -163,25 +180,25 @@ def partition_log(
     lost = [span for span in spans if span is not None and span.stop > checkpoint_start]
     if candidates:
         stop = max(span.stop for span in candidates)
-        # Stragglers below the log start count: the tier did reach back that far, so what is missing
-        # between the log start and the first segment above it is a hole.
-        stragglers = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
-        first_tiered = min([*(span.start for span in candidates), *stragglers])
+        # Segments below the log start count: the tier reached back that far, so offsets missing
+        # between the log start and the first segment above it are a hole.
+        expired = (s.start_offset for s in segments if s.stop_offset <= checkpoint_start)
+        first_tiered = min([*(span.start for span in candidates), *expired])
         log_start = min(max(first_tiered, checkpoint_start), stop)
     else:
         first_lost = min((span.start for span in lost), default=checkpoint_start)
         log_start = stop = max(first_lost, checkpoint_start)
     ranges, missing = cover(candidates, log_start, stop)
-    # Behind these there may be more offsets of the same segment, without a record in them.
-    loose = {
+    # After these ends the same segment may have had more offsets without records.
+    inexact_ends = {
         span.stop
         for span in ranges
         if span.stop == span.segment.stop_offset and not span.segment.end_is_exact
     }
-    for hole in missing:  # a lost segment proves that there were offsets
+    for hole in missing:  # a lost segment proves that the offsets existed
         if any(span.start < hole.stop and span.stop > hole.start for span in lost):
-            loose.discard(hole.start)
-    holes = [hole for hole in missing if hole.start not in loose]
+            inexact_ends.discard(hole.start)
+    holes = [hole for hole in missing if hole.start not in inexact_ends]
     if above := [span for span in lost if span.stop > stop]:
         before = ranges[-1].segment if ranges else None
         after = min(above, key=_precedence).segment
@@ -199,33 +216,114 @@ def partition_log(
         ranges,
         tuple(holes),
         (*_below_log_start(ranges, log_start), *skipped),
-        tuple(hole for hole in missing if hole.start in loose),
+        tuple(hole for hole in missing if hole.start in inexact_ends),
     )
+
+
+def union_log(
+    segments: Iterable[RemoteSegment],
+    log_start: int,
+    end: int,
+    owned: Mapping[int, tuple[int, int]],
+    not_usable: frozenset[str] = frozenset(),
+) -> PartitionLog:
+    """Builds the log of a partition that another source serves where the tier does not.
+
+    Args:
+        segments: The tier's segments of this topic id, in any order.
+        log_start: First offset a consumer may see.
+        end: One past the last offset.
+        owned: Epochs of the surviving branch with their offsets [start, stop); at least those that
+            segments name.
+        not_usable: Ids of segments that the other source must serve.
+    """
+    candidates, skipped = [], []
+    for segment in segments:
+        if segment.stop_offset <= log_start:
+            skipped.append(SkippedSegment(segment, BELOW_LOG_START))
+        elif segment.segment_id in not_usable:
+            skipped.append(SkippedSegment(segment, NOT_USABLE))
+        elif not _is_on_branch(segment, log_start, owned):
+            skipped.append(SkippedSegment(segment, NOT_OF_THE_LEADER))
+        elif segment.start_offset < end:
+            start = max(segment.start_offset, log_start)
+            candidates.append(SegmentRange(segment, start, segment.stop_offset))
+    ranges: tuple[SegmentRange, ...] = ()
+    if candidates:
+        first = min(span.start for span in candidates)
+        chosen, _ = cover(candidates, first, max(span.stop for span in candidates))
+        ranges = tuple(
+            SegmentRange(span.segment, span.start, min(span.stop, end))
+            for span in chosen
+            if span.start < end
+        )
+    used = {span.segment.segment_id for span in ranges}
+    skipped += [
+        SkippedSegment(span.segment, COVERED)
+        for span in candidates
+        if span.segment.segment_id not in used
+    ]
+    lineage = tuple(EpochEntry(epoch, span[0]) for epoch, span in sorted(owned.items()))
+    return PartitionLog(lineage, log_start, end, ranges, (), tuple(skipped))
+
+
+def _is_on_branch(
+    segment: RemoteSegment, log_start: int, owned: Mapping[int, tuple[int, int]]
+) -> bool:
+    position = max(segment.start_offset, log_start)
+    for epoch, low, high in epoch_ranges(segment):
+        if high <= position:
+            continue
+        branch = owned.get(epoch)
+        if low > position or branch is None:
+            return False
+        if max(low, position) < branch[0] or high > branch[1]:
+            return False
+        position = high
+    return position >= segment.stop_offset
+
+
+def between(
+    ranges: Iterable[SegmentRange | OffsetSpan], start: int, stop: int
+) -> Iterator[OffsetSpan]:
+    """Yields the offsets of [start, stop) that no range holds."""
+    position = start
+    for span in ranges:
+        if span.stop <= position:
+            continue
+        if span.start >= stop:
+            break
+        if span.start > position:
+            yield OffsetSpan(position, span.start)
+        position = span.stop
+    if position < stop:
+        yield OffsetSpan(position, stop)
 
 
 def with_epochs(
     lineage: Sequence[EpochEntry], damaged: Iterable[RemoteSegment]
 ) -> Sequence[EpochEntry]:
-    """The lineage as it went on in epochs that only damaged segments tell of: a leader's log ends
-    where the next one's begins.
+    """Returns the lineage extended by epochs that only damaged segments record. A leader's log ends
+    where the next one begins.
     """
     newest = lineage[-1].epoch if lineage else -1
-    told: dict[int, int] = {}
+    first_offsets: dict[int, int] = {}
     for segment in damaged:
         for epoch, start, _ in epoch_ranges(segment):
             if epoch > newest:
-                told[epoch] = min(start, told.get(epoch, start))
-    for entry in [EpochEntry(epoch, start) for epoch, start in sorted(told.items())]:
-        lineage = [*(one for one in lineage if one.start_offset < entry.start_offset), entry]
+                first_offsets[epoch] = min(start, first_offsets.get(epoch, start))
+    for epoch, start in sorted(first_offsets.items()):
+        kept = [entry for entry in lineage if entry.start_offset < start]
+        lineage = [*kept, EpochEntry(epoch, start)]
     return lineage
 
 
 def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> list[EpochEntry]:
-    """A lineage that was cut off at a log start, with what it had told before.
+    """Returns a lineage that was cut off at a log start together with its earlier entries.
 
     Args:
         older: Entries of an earlier checkpoint of the same log.
-        newer: Entries of a later one, at least one. Its first may begin at the log start only.
+        newer: Entries of a later one, at least one. The first may begin at the log start only.
     """
     first = newer[0]
     before = [entry for entry in older if entry.start_offset < first.start_offset]
@@ -238,11 +336,11 @@ def joined_lineage(older: Sequence[EpochEntry], newer: Sequence[EpochEntry]) -> 
 
 
 def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> SegmentRange | None:
-    """The offsets of `segment` that belong to the lineage, from its first such offset to its first
-    divergence.
+    """Returns the offsets of a segment that belong to the lineage: from the first such offset to
+    the first that differs.
 
-    Epochs older than the lineage's first lie below the log start, where the checkpoint no longer
-    tells them apart; they are given the benefit of the doubt and cut off by the log start.
+    Epochs below the lineage's first are below the log start, where the checkpoint no longer records
+    them. They count as part of the lineage; the log start cuts them off.
     """
     if not lineage or not segment.leader_epochs:
         return SegmentRange(segment, segment.start_offset, segment.stop_offset)
@@ -269,24 +367,29 @@ def usable_range(segment: RemoteSegment, lineage: Sequence[EpochEntry]) -> Segme
     return SegmentRange(segment, start, stop)
 
 
-def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
-    """The epochs that own offsets [start, stop) of the segment. Where one is said to begin below
-    the segment, it says nothing about offsets that the segment does not hold.
-    """
-    stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
-    for entry, stop in zip(segment.leader_epochs, stops, strict=False):
-        low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
-        if low < high:
-            yield entry.epoch, low, high
+def owned_offsets(lineage: Sequence[EpochEntry]) -> dict[int, tuple[int, int]]:
+    """Returns the offsets [start, stop) that each epoch of a lineage owns."""
+    stops = [*(entry.start_offset for entry in lineage[1:]), MAX_OFFSET]
+    return {
+        entry.epoch: (entry.start_offset, stop) for entry, stop in zip(lineage, stops, strict=False)
+    }
 
 
 def _owned(epoch: int, lineage: Sequence[EpochEntry]) -> tuple[int, int] | None:
-    """Offsets [start, stop) that `epoch` owns in the lineage."""
     for number, entry in enumerate(lineage):
         if entry.epoch == epoch:
             after = lineage[number + 1].start_offset if number + 1 < len(lineage) else MAX_OFFSET
             return entry.start_offset, after
     return None
+
+
+def epoch_ranges(segment: RemoteSegment) -> Iterator[tuple[int, int, int]]:
+    """Yields the epochs of a segment and the offsets [start, stop) that each owns in it."""
+    stops = [*(entry.start_offset for entry in segment.leader_epochs[1:]), segment.stop_offset]
+    for entry, stop in zip(segment.leader_epochs, stops, strict=False):
+        low, high = max(entry.start_offset, segment.start_offset), min(stop, segment.stop_offset)
+        if low < high:
+            yield entry.epoch, low, high
 
 
 def cover(
@@ -295,11 +398,10 @@ def cover(
     """Chooses the candidate for every offset of [log_start, stop): of those that hold it, the one
     that begins last, as a broker's floor lookup does.
 
-    So which segment serves an offset depends only on segments that begin at or below it, down to
-    the first that holds it: a plan of a few offsets needs to know no others.
+    So the segment that serves an offset depends only on segments that begin at or below it, down to
+    the first that holds it. A plan of a few offsets needs no others.
     """
-    # Stacks: the next range to begin is at the end, and the last one that began. Of retried uploads
-    # the least segment id is read, and named beside holes.
+    # Both lists are stacks. Of repeated uploads the least segment id is read and named in holes.
     by_id = sorted(candidates, key=lambda span: span.segment.segment_id, reverse=True)
     waiting = sorted({_precedence(span): span for span in by_id}.values(), key=_precedence)
     waiting.reverse()
@@ -320,11 +422,8 @@ def cover(
             continue
         best = holding[-1]
         end = min(best.stop, following) if following < stop else best.stop
-        ranges.append(
-            best
-            if (best.start, best.stop) == (position, end)
-            else SegmentRange(best.segment, position, end)
-        )
+        is_whole = (best.start, best.stop) == (position, end)
+        ranges.append(best if is_whole else SegmentRange(best.segment, position, end))
         position = end
     return tuple(ranges), tuple(holes)
 
@@ -334,15 +433,16 @@ def _precedence(span: SegmentRange) -> tuple[int, int, int]:
 
 
 def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator[SkippedSegment]:
-    """What the first segment holds below its first leader epoch, which a broker does not serve from
-    the tier: DeleteRecords moved the log start, or it is of message formats 0 and 1, that have no
-    epochs.
+    """Yields the first segment if it has offsets below its first leader epoch.
+
+    A broker does not serve those from the tier: DeleteRecords moved the log start, or they are of
+    message formats 0 and 1, which have no epochs.
     """
     segment = ranges[0].segment if ranges else None
     if segment is not None and segment.start_offset < log_start == ranges[0].start:
         yield SkippedSegment(
             segment,
-            f"offsets [{segment.start_offset}, {log_start}) lie below the first leader epoch:"
+            f"offsets [{segment.start_offset}, {log_start}) are below the first leader epoch:"
             " deleted, or written in a message format without leader epochs",
         )
 
@@ -350,7 +450,7 @@ def _below_log_start(ranges: Sequence[SegmentRange], log_start: int) -> Iterator
 def _reason(
     segment: RemoteSegment, usable: SegmentRange | None, log_start: int, checkpoint_start: int
 ) -> str:
-    # Where the tier begins above the checkpoint's start, only a segment of the lineage is too old.
+    # If the tier begins above the checkpoint's start, only segments of the lineage are too old.
     if segment.stop_offset <= (checkpoint_start if usable is None else log_start):
         return BELOW_LOG_START
     return DEAD_BRANCH if usable is None else COVERED

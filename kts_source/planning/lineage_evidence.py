@@ -1,15 +1,14 @@
-"""Whether the checkpoint that decides which segments belong to the log agrees with the rest of the
+"""Compares the leader-epoch checkpoint that decides which segments are read with the rest of the
 tier.
 
-A leader-epoch checkpoint has no checksum, and one changed digit can turn live segments into a dead
-branch. So before segments are dropped, the checkpoint of the newest segment is compared with what
-other segments say: their own epochs, the checkpoints that were copied with them, and the epochs in
-their batch headers.
+The checkpoint has no checksum, and one changed digit can turn live segments into a dead branch. So
+before segments are dropped, the checkpoint of the newest segment is compared with the epochs of
+other segments, the checkpoints that were copied with them, and the epochs in batch headers.
 
 Two logs that share a leader epoch share everything before its start, because that leader had one
-log. So the epoch before it and its start offset must be the same in both. Histories that differ
-after a shared epoch are normal: that is an unclean leader election. So are checkpoints that begin
-later: retention and DeleteRecords remove entries and raise the first start offset.
+log. So the previous epoch and its start offset must be the same in both. Histories that differ
+after a shared epoch are normal after an unclean leader election. Checkpoints that begin later are
+normal, too: retention and DeleteRecords remove entries and raise the first start offset.
 Source: KIP-101, `LeaderEpochFileCache.truncateFromStartAsyncFlush`.
 """
 
@@ -22,11 +21,11 @@ from kts_source.errors import TieredKafkaError
 from kts_source.planning.lineage import (
     DEAD_BRANCH,
     MAX_OFFSET,
+    NOT_OF_THE_LEADER,
     epoch_at,
     epoch_ranges,
     last_epoch,
 )
-from kts_source.planning.union_log import NOT_OF_THE_LEADER
 from kts_source.texts import printable
 from segment_format.errors import SegmentFormatError
 
@@ -47,11 +46,11 @@ def contradiction(
     newest: RemoteSegment,
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
-    said_by: str = "",
+    lineage_name: str = "",
 ) -> str | None:
-    """Looks for evidence against a lineage because of which segments are not read.
+    """Looks for evidence against a lineage that drops segments.
 
-    Nothing is read if no segment is dropped, so healthy logs cost nothing.
+    Reads nothing if no segment is dropped, so healthy logs cost nothing.
 
     Args:
         surviving: The log by that lineage.
@@ -59,19 +58,19 @@ def contradiction(
         newest: The newest segment with a checkpoint.
         segments: All whole segments of the partition.
         side_files: Reads their checkpoints and batch headers.
-        said_by: Where the lineage is from; the newest segment unless given.
+        lineage_name: Origin of the lineage, for the message; by default the newest segment.
 
     Returns:
-        What contradicts the lineage, for an error; `None` if nothing does.
+        The contradiction, for an error message; `None` if there is none.
     """
     dropped = dropped_segments(surviving, lineage)
     if not dropped:
         return None
-    is_newest = not said_by
-    said_by = said_by or f"the leader-epoch checkpoint of {_name(newest)}"
+    is_newest = not lineage_name
+    lineage_name = lineage_name or f"the leader-epoch checkpoint of {_name(newest)}"
     for segment in segments:
         if text := difference(lineage, segment.leader_epochs):
-            return f"{said_by} contradicts the epochs of {_name(segment)}: {text}"
+            return f"{lineage_name} contradicts the epochs of {_name(segment)}: {text}"
     for segment in _witnesses(segments, newest if is_newest else None):
         try:
             entries = side_files.leader_epochs(segment).entries
@@ -79,9 +78,9 @@ def contradiction(
             log.warning("%s", printable(str(error)))
             continue
         if text := difference(lineage, entries):
-            return f"{said_by} contradicts that of {_name(segment)}: {text}"
+            return f"{lineage_name} contradicts that of {_name(segment)}: {text}"
     if unsupported := _unsupported(surviving, lineage, dropped):
-        return f"{said_by} {unsupported}"
+        return f"{lineage_name} {unsupported}"
     for segment in (newest, *dropped):
         if text := _header_difference(segment, lineage, side_files):
             return text
@@ -91,11 +90,12 @@ def contradiction(
 def _unsupported(
     surviving: PartitionLog, lineage: Sequence[EpochEntry], dropped: Iterable[RemoteSegment]
 ) -> str | None:
-    """Returns what a lineage says of offsets below the first range if only dropped segments hold
-    them and end exactly where that range begins, as its predecessors do.
+    """Returns a claim of the lineage about offsets below the first range that no segment supports.
 
-    Brokers copy a log in order and delete its oldest segments first, so nothing of a lineage is
-    left there after retention. A dead branch may remain, but it was cut into segments elsewhere.
+    It is a contradiction if only dropped segments hold the offsets and end exactly where the first
+    range begins, as its predecessors do. Brokers copy a log in order and delete the oldest segments
+    first, so retention leaves nothing of a lineage there. A dead branch may remain, but its
+    segments have other boundaries.
     """
     start = lineage[0].start_offset if lineage else 0
     for segment in dropped:
@@ -112,7 +112,7 @@ def _unsupported(
         if first is None or stop == segment.stop_offset == first.segment.start_offset:
             return text
         log.warning(
-            "%s-%s: the newest leader-epoch checkpoint %s; they are not read",
+            "%s-%s: the newest leader-epoch checkpoint %s; these offsets are not read",
             *(segment.topic, segment.partition, text),
         )
     return None
@@ -127,24 +127,24 @@ def difference(
         lineage: The former.
         other: The latter.
         starts: Whether first offsets count. A follower that copied a compacted log saw an epoch
-            begin at the first record that was left of it.
+            begin at the first record left of it.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
-    for at, entry in enumerate(other):
+    for other_number, entry in enumerate(other):
         number = number_of.get(entry.epoch)
         if number is None:
             continue
         start = lineage[number].start_offset
-        if at and number:
-            before, other_before = lineage[number - 1].epoch, other[at - 1].epoch
+        if other_number and number:
+            before, other_before = lineage[number - 1].epoch, other[other_number - 1].epoch
             if before != other_before:
                 return (
                     f"epoch {entry.epoch} follows epoch {before} in the former and epoch"
                     f" {other_before} in the latter"
                 )
-        # A first entry may begin later than its epoch did.
+        # The first entry of a checkpoint may begin later than its epoch did.
         is_early = entry.start_offset < start if number else False
-        is_late = entry.start_offset > start if at else False
+        is_late = entry.start_offset > start if other_number else False
         if starts and (is_early or is_late):
             return (
                 f"epoch {entry.epoch} begins at offset {start} in the former and at"
@@ -154,7 +154,7 @@ def difference(
 
 
 def dropped_segments(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> list[RemoteSegment]:
-    """Segments of which the lineage rules out offsets that are not below the log start."""
+    """Returns segments with offsets above the log start that the lineage excludes."""
     return list(_dropped(surviving, lineage))
 
 
@@ -177,7 +177,7 @@ def _dropped(surviving: PartitionLog, lineage: Sequence[EpochEntry]) -> Iterator
 def _witnesses(
     segments: Sequence[RemoteSegment], newest: RemoteSegment | None
 ) -> Iterable[RemoteSegment]:
-    """The last segment of each epoch: its checkpoint is the longest that a leader copied."""
+    """Returns the last segment of each epoch, which has the longest checkpoint of that leader."""
     by_epoch: dict[int, RemoteSegment] = {}
     for segment in segments:
         known = by_epoch.get(last_epoch(segment))
@@ -193,20 +193,20 @@ def _header_difference(
     if not segment.leader_epochs:
         return None
     # The leader of another branch may have had a higher log start when it copied the segment.
-    is_of_branch = all(
+    is_on_branch = all(
         epoch_at(lineage, low) == epoch == epoch_at(lineage, high - 1)
         for epoch, low, high in epoch_ranges(segment)
     )
-    log_start = lineage[0].start_offset if lineage and is_of_branch else MAX_OFFSET
+    log_start = lineage[0].start_offset if lineage and is_on_branch else MAX_OFFSET
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            # Below its first epoch a segment has what was deleted, or batches without epochs.
+            # Below its first epoch a segment holds deleted records, or batches without epochs.
             if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
-                said = f"say {own}" if own >= 0 else "begin later"
+                recorded = f"say {own}" if own >= 0 else "begin later"
                 return (
                     f"the batch at offset {offset} of {_name(segment)} is of leader epoch {epoch},"
-                    f" but the segment's epochs {said}"
+                    f" but the segment's epochs {recorded}"
                 )
     except (SegmentFormatError, TieredKafkaError) as error:  # reported by a read of its rows
         log.warning("%s", printable(str(error)))
@@ -219,7 +219,7 @@ def unconfirmed_start(
     segments: Sequence[RemoteSegment],
     side_files: SideFiles,
 ) -> tuple[int, int] | None:
-    """Finds offsets in the tier that are below the log start on the word of one checkpoint.
+    """Finds offsets in the tier that are below the log start according to one checkpoint only.
 
     This is normal after DeleteRecords until another segment is copied. A damaged checkpoint looks
     the same.

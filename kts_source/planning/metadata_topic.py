@@ -1,21 +1,21 @@
-"""What `__remote_log_metadata` tells of some partitions: the segments that brokers say there are.
+"""Reads the topic `__remote_log_metadata`, and names the segments of a tier by it.
 
-Brokers write down there when the copy of a segment begins and ends, and the same of its deletion.
-Each partition of the topic is read from its log start to the high watermark that it had at first,
-so what comes out is a state that brokers were in. Only the partitions that hold the wanted ones are
-read.
-
-A topic that has lost entries names fewer segments than there are, or some that are gone. Neither is
-an error here: what no segment holds is read from brokers, and objects are looked up.
+Brokers record there when the copy of a segment begins and ends, and the same for its deletion. Each
+partition of the topic is read from its log start to the high watermark that it had at first, so the
+result is a state that brokers were in. Only partitions that hold the wanted ones are read. A topic
+that has lost entries names fewer segments than exist, or deleted ones. Neither is an error: brokers
+serve what no segment holds, and every object is looked up.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,8 +23,27 @@ import numpy as np
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.cluster import EARLIEST, LATEST, Cluster
 from kts_source.broker.fetch_range import RangeFetcher
-from kts_source.errors import BrokerAccessError, CorruptSegmentError, TopicNotFoundError
-from segment_format.errors import SegmentFormatError
+from kts_source.errors import (
+    AccessDeniedError,
+    BrokerAccessError,
+    CorruptSegmentError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    TopicNotFoundError,
+)
+from kts_source.layout.layout import (
+    NamingLayout,
+    Orphan,
+    PartitionListing,
+    SegmentEntry,
+    SegmentName,
+    TopicFolder,
+)
+from kts_source.layout.listing import segment_or_orphan
+from kts_source.planning.lineage import MAX_OFFSET
+from kts_source.planning.partition_plan import CatalogPart
+from kts_source.texts import some
+from segment_format.errors import InvalidManifestError, SegmentFormatError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.metadata.columns import metadata_records
 from segment_format.metadata.live_segments import LiveSegments
@@ -34,17 +53,23 @@ from segment_format.metadata.remote_log_segment_metadata import metadata_partiti
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from concurrent.futures import Executor
 
     import pyarrow as pa
 
     from kts_source.broker.cluster import TopicPartition
     from kts_source.broker.settings import BrokerSettings
     from kts_source.errors import DataLossError
+    from kts_source.layout.layout import Layout
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.store.object_store import ObjectInfo, ObjectStore
     from segment_format.metadata.columns import MetadataColumns
 
+log = logging.getLogger(__name__)
+
 REMOTE_LOG_METADATA: Final = "__remote_log_metadata"
-_HALF: Final = 64
-_MAX_OFFSET: Final = (1 << 63) - 1
+_HALF_BITS: Final = 64
 _INSTEAD: Final = "or leave option catalog=metadata-topic out, so that the tier is listed"
 
 
@@ -53,11 +78,11 @@ class MetadataRead:
     """What was read of one partition of the topic.
 
     Attributes:
-        number: Which.
-        start: First offset there was, inclusive.
+        number: The partition.
+        start: First offset read, inclusive.
         stop: The high watermark: one past the last offset read.
-        records: How many, those of other topics included.
-        missing: What is known to lack, in words.
+        records: Number of records, those about other topics included.
+        missing: Known gaps, for messages.
     """
 
     number: int
@@ -72,7 +97,7 @@ class NamedSegments:
     """The segments of one partition that the topic names, in order of start offset.
 
     Attributes:
-        read: Where they were read.
+        read: The partition of the topic that names them.
         live: Those that may be read (COPY_SEGMENT_FINISHED).
         copying: Copies in progress, or given up (COPY_SEGMENT_STARTED).
         deleting: Deletions in progress (DELETE_SEGMENT_STARTED).
@@ -86,12 +111,12 @@ class NamedSegments:
 
 @dataclass(frozen=True, slots=True)
 class MetadataState:
-    """What the topic told.
+    """What the topic records.
 
     Attributes:
-        count: How many partitions the topic has.
-        reads: What was read of those that hold the wanted partitions, in order.
-        partitions: By topic and number, all that were wanted.
+        count: Number of partitions of the topic.
+        reads: The partitions that were read, in order.
+        partitions: Segments of all wanted partitions, by topic and number.
     """
 
     count: int
@@ -102,17 +127,17 @@ class MetadataState:
 def read_metadata_topic(
     settings: BrokerSettings, wanted: Mapping[TopicPartition, str], *, max_batch_bytes: int
 ) -> MetadataState:
-    """Reads what the topic tells of some partitions.
+    """Reads what the topic records of some partitions.
 
     Args:
         settings: How brokers are reached.
-        wanted: Partition to the topic id of its incarnation; what is told of others is left out.
+        wanted: Partition to the topic id of its incarnation.
         max_batch_bytes: Bound on one batch.
 
     Raises:
-        BrokerAccessError: The user may not read the topic; tells which ACLs that takes.
+        BrokerAccessError: The user may not read the topic.
         TopicNotFoundError: The cluster has no such topic.
-        CorruptSegmentError: A record that no broker writes.
+        CorruptSegmentError: A record is invalid.
         BrokerError: Brokers refuse, or do not answer.
     """
     with closing(Cluster(settings)) as cluster:
@@ -139,95 +164,98 @@ def _read(
         )
     count = len(topic.leaders)
     holders = {
-        place: metadata_partition(uuid_from_text(topic_id), place[1], count)
-        for place, topic_id in wanted.items()
+        key: metadata_partition(uuid_from_text(topic_id), key[1], count)
+        for key, topic_id in wanted.items()
     }
     held: dict[int, dict[tuple[str, int], TopicPartition]] = defaultdict(dict)
-    for place, number in holders.items():
-        held[number][wanted[place], place[1]] = place
-    places = [(REMOTE_LOG_METADATA, number) for number in sorted(held)]
-    # The end comes first: what is written from now on is of a later state.
-    ends = cluster.offsets(places, LATEST, read_committed=False)
-    starts = cluster.offsets(places, EARLIEST, read_committed=False)
+    for key, number in holders.items():
+        held[number][wanted[key], key[1]] = key
+    sources = [(REMOTE_LOG_METADATA, number) for number in sorted(held)]
+    # The ends come first: records written from now on are of a later state.
+    ends = cluster.offsets(sources, LATEST, read_committed=False)
+    starts = cluster.offsets(sources, EARLIEST, read_committed=False)
     epochs = cluster.last_epochs(ends)
     partitions: dict[TopicPartition, NamedSegments] = {}
     reads = []
-    for place in places:
-        at = BrokerRange(
+    for source in sources:
+        offsets = BrokerRange(
             topic=REMOTE_LOG_METADATA,
             topic_id=topic.topic_id,
-            partition=place[1],
-            leader_epoch=epochs[place],
-            start_offset=starts[place],
-            stop_offset=max(ends[place], starts[place]),
+            partition=source[1],
+            leader_epoch=epochs[source],
+            start_offset=starts[source],
+            stop_offset=max(ends[source], starts[source]),
             read_committed=False,
             nominal_bytes=0,
         )
-        named = _named(cluster, at, held[place[1]], max_batch_bytes)
+        named = _named_segments(cluster, offsets, held[source[1]], max_batch_bytes)
         partitions |= named
         reads.append(next(iter(named.values())).read)
-    return MetadataState(count, tuple(reads), {place: partitions[place] for place in wanted})
+    return MetadataState(count, tuple(reads), {key: partitions[key] for key in wanted})
 
 
-def _named(
+def _named_segments(
     cluster: Cluster,
-    at: BrokerRange,
+    offsets: BrokerRange,
     wanted: Mapping[tuple[str, int], TopicPartition],
     max_batch_bytes: int,
 ) -> dict[TopicPartition, NamedSegments]:
-    """What one partition of the topic tells; `wanted` by topic id and number."""
+    """Reads one partition of the topic; `wanted` by topic id and number."""
     missing: list[str] = []
-    if at.start_offset > 0:
-        missing.append(f"it begins at offset {at.start_offset}")
+    if offsets.start_offset > 0:
+        missing.append(f"it begins at offset {offsets.start_offset}")
 
     def note_loss(start: int, stop: int, error: DataLossError) -> None:
         missing.append(f"offsets [{start}, {stop}) went while it was read: {error.message}")
 
-    fetcher = RangeFetcher(cluster, at, max_batch_bytes=max_batch_bytes, on_loss=note_loss)
+    fetcher = RangeFetcher(cluster, offsets, max_batch_bytes=max_batch_bytes, on_loss=note_loss)
     halves = np.array(
-        sorted({uuid_from_text(topic_id).int >> _HALF for topic_id, _ in wanted}), np.uint64
+        sorted({uuid_from_text(topic_id).int >> _HALF_BITS for topic_id, _ in wanted}), np.uint64
     )
     segments = LiveSegments()
     records = 0
-    for rows in _rows(fetcher, at, max_batch_bytes):
+    for rows in _rows(fetcher, offsets, max_batch_bytes):
         records += len(rows)
-        events = _parsed(rows, at)
+        events = _parsed(rows, offsets)
         mine = np.flatnonzero(np.isin(events.topic_id[:, 0], halves))
         segments.add(events if len(mine) == len(events) else events.rows(mine))
-    found = list(metadata_records(segments.segments()))
+    live = list(metadata_records(segments.segments()))
     dropped = segments.dropped
     if dropped.unknown_segment:
         missing.append(f"{dropped.unknown_segment} updates are of segments that it does not name")
     if dropped.forbidden_transition:
         missing.append(f"{dropped.forbidden_transition} events are out of order")
-    read = MetadataRead(at.partition, at.start_offset, at.stop_offset, records, tuple(missing))
-    named = {place: NamedSegments(read) for place in wanted.values()}
-    for segment in found:
+    read = MetadataRead(
+        offsets.partition, offsets.start_offset, offsets.stop_offset, records, tuple(missing)
+    )
+    named = {key: NamedSegments(read) for key in wanted.values()}
+    for segment in live:
         assert isinstance(segment, RemoteLogSegmentMetadata)
-        of = segment.segment_id.topic_id_partition
-        user_partition = wanted.get((uuid_to_text(of.topic_id), of.partition))
-        if user_partition is None:
+        owner = segment.segment_id.topic_id_partition
+        key = wanted.get((uuid_to_text(owner.topic_id), owner.partition))
+        if key is None:
             continue
-        mine_of = named[user_partition]
         match segment.state:
             case RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-                mine_of.live.append(segment)
+                named[key].live.append(segment)
             case RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                mine_of.copying.append(segment)
+                named[key].copying.append(segment)
             case _:
-                mine_of.deleting.append(segment)
+                named[key].deleting.append(segment)
     return named
 
 
-def _rows(fetcher: RangeFetcher, at: BrokerRange, max_batch_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Offsets and values of the records, without tombstones."""
-    from segment_format.arrow import RecordDecoder  # brings in the kernels
+def _rows(
+    fetcher: RangeFetcher, offsets: BrokerRange, max_batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yields offsets and values of the records."""
+    from segment_format.arrow import RecordDecoder  # imports the kernels
 
     decoder = RecordDecoder(
         columns=("offset", "value"),
-        start_offset=at.start_offset,
-        stop_offset=at.stop_offset,
-        offset_bounds=(0, _MAX_OFFSET),
+        start_offset=offsets.start_offset,
+        stop_offset=offsets.stop_offset,
+        offset_bounds=(0, MAX_OFFSET),
         max_batch_bytes=max_batch_bytes,
     )
     try:
@@ -237,23 +265,301 @@ def _rows(fetcher: RangeFetcher, at: BrokerRange, max_batch_bytes: int) -> Itera
         yield from decoder.finish()
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a broker sent what is not valid: {error.message}",
-            topic=at.topic,
-            partition=at.partition,
+            f"a broker sent invalid records: {error.message}",
+            topic=offsets.topic,
+            partition=offsets.partition,
             offset=error.offset,
         ) from error
 
 
-def _parsed(rows: pa.RecordBatch, at: BrokerRange) -> MetadataColumns:
-    if rows.column("value").null_count:  # a tombstone tells nothing
+def _parsed(rows: pa.RecordBatch, offsets: BrokerRange) -> MetadataColumns:
+    if rows.column("value").null_count:  # tombstones
         rows = rows.filter(rows.column("value").is_valid())
     try:
         return parse_metadata_columns(rows.column("value"), rows.column("offset").to_numpy())
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a record that no broker writes: {error.message}; if the cluster is newer than this"
-            f" package, update it, {_INSTEAD}",
-            topic=at.topic,
-            partition=at.partition,
+            f"invalid record: {error.message}. If the cluster is newer than this package, update"
+            f" the package, {_INSTEAD}",
+            topic=offsets.topic,
+            partition=offsets.partition,
             offset=error.offset,
         ) from error
+
+
+_MISSING: Final = (
+    f"named by {REMOTE_LOG_METADATA} and not there: deleted meanwhile, lost, or of another path or"
+    " keyPrefix"
+)
+_REFUSED: Final = "the store denies access to it, or to whether it exists"
+
+
+class MetadataTopicLayout:
+    """A `Layout` that lists the segments that the metadata topic names and the store has.
+
+    Keys follow from what brokers know of a segment, and every object is looked up by its key. So
+    only segments with their objects are listed. Others are orphans, and brokers serve their
+    offsets. A store without permission to list can answer "denied" for a missing key, so a refusal
+    skips one segment, unless all lookups are refused. An instance belongs to one plan.
+
+    Args:
+        layout: How the storage plugin names and describes objects.
+        state: What the topic records.
+        logs: What leaders report; segments outside of their logs are not looked up.
+
+    Raises:
+        InvalidOptionError: The layout cannot derive keys without a listing.
+    """
+
+    def __init__(
+        self, layout: Layout, state: MetadataState, logs: Mapping[TopicPartition, BrokerLog]
+    ) -> None:
+        if not isinstance(layout, NamingLayout):
+            raise InvalidOptionError(
+                f"option catalog=metadata-topic: layout {layout.name!r} cannot derive the keys of"
+                " objects without a listing (method 'stems'); leave the option out"
+            )
+        self._layout = layout
+        self._state = state
+        self._logs = logs
+        # A name of its own for caches: descriptions are compared with the topic.
+        self.name = f"{layout.name} by {REMOTE_LOG_METADATA}"
+        self.folder_pattern = layout.folder_pattern
+        self.format_versions = layout.format_versions
+        self._listings: dict[TopicPartition, PartitionListing] = {}
+        self._named: dict[str, RemoteLogSegmentMetadata] = {}
+
+    def look_up(self, store: ObjectStore, key_prefix: str, pool: Executor) -> None:
+        """Looks up the objects of all named segments, concurrently in `pool`.
+
+        Raises:
+            AccessDeniedError: The store refuses every lookup.
+            StoreError: The store does not answer.
+        """
+        named = [
+            (key, segment)
+            for key, segments in self._state.partitions.items()
+            for segment in segments.live
+            if segment.end_offset >= self._logs[key].log_start
+            and segment.start_offset < self._logs[key].end
+        ]
+        self._named = {uuid_to_text(segment.segment_id.id): segment for _, segment in named}
+        results = pool.map(lambda pair: self._looked_up(store, key_prefix, *pair), named)
+        entries: dict[TopicPartition, list[SegmentEntry]] = defaultdict(list)
+        orphans: dict[TopicPartition, list[Orphan]] = defaultdict(list)
+        refused: AccessDeniedError | None = None
+        for (key, _), result in zip(named, results, strict=True):
+            if isinstance(result, SegmentEntry):
+                entries[key].append(result)
+            elif isinstance(result, Orphan):
+                orphans[key].append(result)
+            else:
+                refused = refused or result[1]
+                orphans[key].append(result[0])
+        if refused is not None and not entries:
+            raise refused
+        for key, segments in self._state.partitions.items():
+            if orphans[key]:
+                log.warning("%s-%s: not read: %s", *key, some(map(str, orphans[key])))
+            in_progress = [
+                Orphan((self._key(key_prefix, key, segment),), reason)
+                for unfinished, reason in (
+                    (segments.copying, "a copy in progress, or given up"),
+                    (segments.deleting, "a deletion in progress"),
+                )
+                for segment in unfinished
+            ]
+            self._listings[key] = PartitionListing(
+                tuple(sorted(entries[key], key=lambda one: (one.base_offset, one.segment_id))),
+                (*orphans[key], *in_progress),
+            )
+
+    def orphans(self, key: TopicPartition) -> tuple[Orphan, ...]:
+        """Returns the named segments of a partition that are missing, or in progress."""
+        return self._listings[key].orphans
+
+    def names_any(self, topic: str) -> bool:
+        """Returns whether any live segment of a topic is named."""
+        partitions = self._state.partitions.items()
+        return any(segments.live for (name, _), segments in partitions if name == topic)
+
+    def epoch_stops(self, key: TopicPartition) -> dict[int, int]:
+        """Returns leader epoch to one past its last offset in live segments, whether their objects
+        exist or not.
+        """
+        epoch_stops: dict[int, int] = {}
+        for segment in self._state.partitions[key].live:
+            entries = segment.segment_leader_epochs
+            stops = [*(entry.start_offset for entry in entries[1:]), segment.end_offset + 1]
+            for entry, stop in zip(entries, stops, strict=False):
+                epoch_stops[entry.epoch] = max(stop, epoch_stops.get(entry.epoch, 0))
+        return epoch_stops
+
+    def catalog_part(self, key: TopicPartition) -> CatalogPart:
+        """Returns what the topic records of a partition, for its plan."""
+        segments = self._state.partitions[key]
+        return CatalogPart(
+            partition=segments.read.number,
+            start=segments.read.start,
+            stop=segments.read.stop,
+            records=segments.read.records,
+            live=len(segments.live),
+            copying=len(segments.copying),
+            deleting=len(segments.deleting),
+            not_named=tuple(_not_named(segments, self._logs[key])),
+        )
+
+    def notes(self) -> list[str]:
+        """Returns known gaps of the topic, for the user."""
+        notes = [
+            f"{REMOTE_LOG_METADATA}-{read.number} lacks entries: {some(read.missing)}; segments"
+            " that it does not name are read from brokers"
+            for read in self._state.reads
+            if read.missing
+        ]
+        not_named = [
+            f"{topic}-{number} [{start}, {stop})"
+            for (topic, number), segments in self._state.partitions.items()
+            for start, stop in _not_named(segments, self._logs[topic, number])
+        ]
+        if not_named:
+            notes.append(
+                f"{REMOTE_LOG_METADATA} names no segment of offsets that brokers have in the tier"
+                f" only, and brokers read them there: {some(not_named)}; to read them from the tier"
+                " directly, leave option catalog=metadata-topic out"
+            )
+        for note in notes:
+            log.warning("%s", note)
+        return notes
+
+    def topic_folders(
+        self, store: ObjectStore, key_prefix: str, topic: str | None
+    ) -> tuple[TopicFolder, ...]:
+        """Returns the incarnation that the cluster has, if it has segments."""
+        pairs = {
+            (name, self._logs[name, number].topic_id)
+            for (name, number), listing in self._listings.items()
+            if topic in (None, name) and listing.segments
+        }
+        return tuple(TopicFolder(*pair, key_prefix) for pair in sorted(pairs))
+
+    def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
+        """See `Layout.partitions`."""
+        return tuple(sorted(number for name, number in self._listings if name == folder.topic))
+
+    def list_partition(
+        self, store: ObjectStore, folder: TopicFolder, partition: int
+    ) -> PartitionListing:
+        """See `Layout.list_partition`."""
+        return self._listings[folder.topic, partition]
+
+    def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
+        """Describes a segment by the plugin's layout, and compares it with the topic.
+
+        Raises:
+            InvalidManifestError: The topic contradicts the description.
+            ObjectNotFoundError: An object was deleted after the lookup.
+            AccessDeniedError: The store refuses to read an object that exists.
+        """
+        try:
+            segment = self._layout.describe(store, entry)
+        except AccessDeniedError:
+            if _exists(store, entry):
+                raise
+            raise ObjectNotFoundError(_REFUSED, uri=store.uri(entry.described_by)) from None
+        named = self._named[entry.segment_id]
+        size = segment.objects.size_in_bytes
+        has_same_end = (
+            segment.end_offset == named.end_offset
+            if segment.end_is_exact
+            else segment.end_offset <= named.end_offset
+        )
+        if (
+            segment.start_offset != named.start_offset
+            or not has_same_end
+            or size != named.segment_size_in_bytes
+        ):
+            raise InvalidManifestError(
+                f"its objects are of offsets {segment.start_offset} to {segment.end_offset} in"
+                f" {size} bytes, but {REMOTE_LOG_METADATA} names offsets {named.start_offset} to"
+                f" {named.end_offset} in {named.segment_size_in_bytes} bytes"
+            )
+        return replace(segment, end_offset=named.end_offset, end_is_exact=True)
+
+    def _looked_up(
+        self,
+        store: ObjectStore,
+        key_prefix: str,
+        key: TopicPartition,
+        segment: RemoteLogSegmentMetadata,
+    ) -> SegmentEntry | Orphan | tuple[Orphan, AccessDeniedError]:
+        name = self._name(key, segment)
+        last = self._layout.required[-1]
+        objects: dict[str, ObjectInfo] = {}
+        keys: list[str] = []
+        refused = None
+        for stem in self._layout.stems(key_prefix, name):
+            keys.append(f"{stem}.{last}")
+            try:
+                objects[last] = store.head(keys[-1])
+                for suffix in (*self._layout.required[:-1], *self._layout.optional):
+                    try:
+                        objects[suffix] = store.head(f"{stem}.{suffix}")
+                    except ObjectNotFoundError:
+                        continue
+            except ObjectNotFoundError:
+                continue
+            except AccessDeniedError as error:
+                # An object that is hidden may be one that matters, such as a transaction index.
+                refused = error
+                objects.clear()
+                continue
+            return segment_or_orphan(
+                (name.topic, name.topic_id, name.partition, name.base_offset, name.segment_id),
+                objects,
+                required=self._layout.required,
+                described_by=self._layout.described_by,
+            )
+        if refused is not None:
+            return Orphan(tuple(keys), _REFUSED, segment.start_offset), refused
+        return Orphan(tuple(keys), _MISSING, segment.start_offset)
+
+    def _key(self, key_prefix: str, key: TopicPartition, segment: RemoteLogSegmentMetadata) -> str:
+        (stem,) = islice(self._layout.stems(key_prefix, self._name(key, segment)), 1)
+        return f"{stem}.{self._layout.required[-1]}"
+
+    def _name(self, key: TopicPartition, segment: RemoteLogSegmentMetadata) -> SegmentName:
+        topic, partition = key
+        return SegmentName(
+            topic,
+            self._logs[key].topic_id,
+            partition,
+            segment.start_offset,
+            uuid_to_text(segment.segment_id.id),
+            segment.custom_metadata,
+        )
+
+
+def _exists(store: ObjectStore, entry: SegmentEntry) -> bool:
+    """Returns whether the store still has all objects of a segment."""
+    try:
+        for _, info in entry.objects:
+            store.head(info.key)
+    except (AccessDeniedError, ObjectNotFoundError):
+        return False
+    return True
+
+
+def _not_named(segments: NamedSegments, brokers: BrokerLog) -> Iterator[tuple[int, int]]:
+    """Yields offsets that are no longer on the leader's disk, and in no named segment."""
+    position = brokers.log_start
+    stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)
+    # Segments that retention deletes were named, and the log start has moved past them since.
+    for segment in sorted([*segments.live, *segments.deleting], key=lambda one: one.start_offset):
+        if segment.start_offset >= stop:
+            break
+        if segment.start_offset > position:
+            yield position, segment.start_offset
+        position = max(position, segment.end_offset + 1)
+    if position < stop:
+        yield position, stop

@@ -1,17 +1,20 @@
-"""A plan as JSON and back: for people, for tools, and to replay the very same scan later.
+"""Writes a plan as JSON and reads it back, to replay the same scan later.
 
-Segments stand once in a table, and everything else names them by number. There is no secret in it:
-a data key is wrapped, and nothing that opens the store or the key ring is part of a plan. Reads of
-a replayed plan ask for the versions it names, so a changed object is an error.
+Segments are stored once in a table, and everything else names them by number. A plan holds no
+secret: data keys are wrapped, and nothing that opens the store or the key ring is part of it.
 
-Whoever can write a plan file is not trusted: `plan_from_json` gives a plan whose parts fit each
-other (`plan_fits`), or an error.
+The author of a plan file is not trusted. `plan_from_json` checks that numbers are numbers, byte
+ranges are within their objects, keys are below the root, and slices hold everything that their
+partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
+allocated.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import astuple, fields
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -19,43 +22,58 @@ from kts_source.broker.broker_range import BrokerRange
 from kts_source.errors import InvalidOptionError
 from kts_source.layout.layout import Orphan
 from kts_source.layout.remote_segment import (
+    IndexType,
     ObjectRef,
     RemoteSegment,
     segment_facts,
     segment_from_facts,
 )
+from kts_source.options.parsing import MAX_INT32
 from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange, SkippedSegment
-from kts_source.planning.plan_fits import check_fits
-from kts_source.planning.scan_plan import (
+from kts_source.planning.partition_plan import (
     BrokerPart,
     CatalogPart,
     DiskPart,
     PartitionPlan,
-    ScanPlan,
+    PlanContent,
     segment_name,
+    segment_slice,
 )
-from kts_source.planning.slicing import segment_slice
+from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.read.task import ScanTask, SegmentSlice
+from kts_source.store.object_store import check_key
+from kts_source.texts import camel_case
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.isolation import AbortedIntervals, OpenTransaction
-from segment_format.manifest.chunk_index import VariableChunkIndex
+from segment_format.kafka_uuid import uuid_from_text
+from segment_format.manifest.chunk_index import FixedChunkIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from kts_source.planning.scan_plan import SegmentName
+    from kts_source.planning.partition_plan import SegmentName
 
-VERSION: Final = 2
-WITH_BROKERS: Final = 3
-"""Of plans that read from brokers: what knows only the tier would leave rows out."""
-_READ: Final = (1, VERSION, WITH_BROKERS)
+_Part = TypeVar("_Part", BrokerPart, DiskPart, CatalogPart, BrokerRange)
+
+VERSION: Final = 4
+_MAX_CHUNKS: Final = 1 << 20
+"""Per segment; a segment of 2 GiB has 512 with the plugin's default chunk size."""
+_READ_ERRORS: Final = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    SegmentFormatError,
+)
 
 
-def plan_to_json(plan: ScanPlan) -> str:
-    """The plan as one JSON document."""
+def plan_to_json(plan: PlanContent) -> str:
+    """Returns the plan as one JSON document."""
     numbers: dict[SegmentName, int] = {}
     segments: list[RemoteSegment] = []
 
@@ -68,16 +86,14 @@ def plan_to_json(plan: ScanPlan) -> str:
 
     partitions = [_partition_to(part, number) for part in plan.partitions]
     document = {
-        "version": VERSION
-        if all(part.brokers is None for part in plan.partitions)
-        else WITH_BROKERS,
+        "version": VERSION,
         "madeWith": dict(plan.made_with),
         "columns": plan.columns,
         "where": plan.where,
         "notes": plan.notes,
         "partitions": partitions,
         "tasks": [
-            [_slice_to(part, numbers) for part in task.slices] + [*map(_range_to, task.ranges)]
+            [*(_slice_to(piece, numbers) for piece in task.slices), *map(_fields_to, task.ranges)]
             for task in plan.tasks
         ],
         "segments": [_segment_to(segment) for segment in segments],
@@ -85,49 +101,40 @@ def plan_to_json(plan: ScanPlan) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
-def plan_from_json(text: str) -> ScanPlan:
-    """The plan that `plan_to_json` wrote, now or in an earlier version.
+def plan_from_json(text: str) -> PlanContent:
+    """Reads a plan that `plan_to_json` wrote.
 
     Raises:
-        InvalidOptionError: Not such a document, of another version, or its parts do not fit each
-            other.
+        InvalidOptionError: The text is not a plan, is of another version, or its parts do not fit
+            each other.
     """
     try:
         document: dict[str, Any] = json.loads(text)
         version = document["version"]
-        if isinstance(version, bool) or version not in _READ:
+        if version != VERSION or type(version) is not int:
             raise InvalidOptionError(
-                f"a plan of version {str(version)[:40]!r}, and versions"
-                f" {' and '.join(map(str, _READ))} are read here: make the plan anew"
+                f"the plan is of version {str(version)[:40]!r}, and this release reads version"
+                f" {VERSION} only: plan again"
             )
-        entries = document["segments"]
-        segments = [_segment_from(_from_version_1(e) if version == 1 else e) for e in entries]
-        plan = ScanPlan(
+        segments = [_segment_from(entry) for entry in document["segments"]]
+        plan = PlanContent(
             tuple(_partition_from(entry, segments) for entry in document["partitions"]),
             tuple(_task_from(task, segments) for task in document["tasks"]),
             tuple(document["columns"]),
-            document.get("where"),
-            tuple(str(note) for note in document.get("notes", ())),
-            dict(document["madeWith"]) if version > 1 else {},
+            document["where"],
+            tuple(str(note) for note in document["notes"]),
+            dict(document["madeWith"]),
         )
-        check_fits(plan, segments)
+        _check_plan(plan, segments)
     except InvalidOptionError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        SegmentFormatError,
-    ) as error:
+    except _READ_ERRORS as error:
         problem = f"{type(error).__name__}: {error}"[:200]
-        raise InvalidOptionError(f"not a plan ({problem}): make it anew") from None
+        raise InvalidOptionError(f"not a plan ({problem}): plan again") from None
     return plan
 
 
-def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: ANN401
+def _partition_to(part: PartitionPlan, number: Callable[[RemoteSegment], int]) -> dict[str, Any]:
     log = part.surviving
 
     def holes(gaps: Iterable[Hole]) -> list[list[object]]:
@@ -136,7 +143,7 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
             for gap in gaps
         ]
 
-    return {
+    document = {
         "topic": part.topic,
         "topicId": part.topic_id,
         "partition": part.partition,
@@ -152,10 +159,10 @@ def _partition_to(part: PartitionPlan, number: Any) -> dict[str, Any]:  # noqa: 
         "holes": holes(log.holes),
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
-        **_brokers_to(part.brokers),
-        **_disks_to(part.disks),
-        **_catalog_to(part.catalog),
     }
+    parts = {"brokers": part.brokers, "disks": part.disks, "catalog": part.catalog}
+    given = {name: _fields_to(value) for name, value in parts.items() if value is not None}
+    return document | given
 
 
 def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> PartitionPlan:
@@ -184,108 +191,39 @@ def _partition_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) ->
         stop=entry["stop"],
         wanted_stop=entry["wantedStop"],
         undecided=tuple(OpenTransaction(*pair) for pair in entry["undecided"]),
-        brokers=_brokers_from(entry.get("brokers")),
-        disks=_disks_from(entry.get("disks")),
-        catalog=_catalog_from(entry.get("catalog")),
+        brokers=_fields_from(BrokerPart, entry["brokers"]) if "brokers" in entry else None,
+        disks=_fields_from(DiskPart, entry["disks"]) if "disks" in entry else None,
+        catalog=_fields_from(CatalogPart, entry["catalog"]) if "catalog" in entry else None,
     )
 
 
-def _catalog_to(part: CatalogPart | None) -> dict[str, Any]:
-    if part is None:
-        return {}
-    return {
-        "catalog": {
-            "partition": part.partition,
-            "start": part.start,
-            "stop": part.stop,
-            "records": part.records,
-            "live": part.live,
-            "copying": part.copying,
-            "deleting": part.deleting,
-            "notNamed": part.not_named,
-        }
-    }
+def _fields_to(part: BrokerPart | DiskPart | CatalogPart | BrokerRange) -> dict[str, Any]:
+    return {camel_case(field.name): getattr(part, field.name) for field in fields(part)}
 
 
-def _catalog_from(entry: dict[str, Any] | None) -> CatalogPart | None:
-    if entry is None:
-        return None
-    names = ("partition", "start", "stop", "records", "live", "copying", "deleting")
-    not_named = tuple((low, high) for low, high in entry["notNamed"])
-    return CatalogPart(**{name: entry[name] for name in names}, not_named=not_named)
-
-
-def _brokers_to(part: BrokerPart | None) -> dict[str, Any]:
-    if part is None:
-        return {}
-    return {
-        "brokers": {
-            "leaderEpoch": part.leader_epoch,
-            "ranges": part.ranges,
-            "highWatermark": part.high_watermark,
-            "lastStableOffset": part.last_stable_offset,
-            "localStart": part.local_start,
-        }
-    }
-
-
-def _brokers_from(entry: dict[str, Any] | None) -> BrokerPart | None:
-    if entry is None:
-        return None
-    return BrokerPart(
-        entry["leaderEpoch"],
-        tuple((low, high) for low, high in entry["ranges"]),
-        entry["highWatermark"],
-        entry["lastStableOffset"],
-        entry["localStart"],
-    )
-
-
-def _disks_to(part: DiskPart | None) -> dict[str, Any]:
-    if part is None:
-        return {}
-    return {"disks": [part.folder, part.local_start, part.local_stop, part.high_watermark]}
-
-
-def _disks_from(entry: list[Any] | None) -> DiskPart | None:
-    if entry is None:
-        return None
-    folder, local_start, local_stop, high_watermark = entry
-    return DiskPart(folder, local_start, local_stop, high_watermark)
+def _fields_from(kind: type[_Part], entry: dict[str, Any]) -> _Part:
+    values = {field.name: entry[camel_case(field.name)] for field in fields(kind)}
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple((start, stop) for start, stop in value)
+    return kind(**values)
 
 
 def _task_from(entries: list[dict[str, Any]], segments: Sequence[RemoteSegment]) -> ScanTask:
     slices = tuple(_slice_from(entry, segments) for entry in entries if "segment" in entry)
-    return ScanTask(slices, tuple(map(_range_from, entries[len(slices) :])))
+    ranges = (_fields_from(BrokerRange, entry) for entry in entries[len(slices) :])
+    return ScanTask(slices, tuple(ranges))
 
 
-def _range_to(part: BrokerRange) -> dict[str, Any]:
-    return {
-        "topic": part.topic,
-        "topicId": part.topic_id,
-        "partition": part.partition,
-        "leaderEpoch": part.leader_epoch,
-        "offsets": [part.start_offset, part.stop_offset],
-        "readCommitted": part.read_committed,
-        "bytes": part.nominal_bytes,
-    }
-
-
-def _range_from(entry: dict[str, Any]) -> BrokerRange:
-    start, stop = entry["offsets"]
-    place = entry["topic"], entry["topicId"], entry["partition"], entry["leaderEpoch"]
-    return BrokerRange(*place, start, stop, entry["readCommitted"], entry["bytes"])
-
-
-def _slice_to(part: SegmentSlice, numbers: dict[SegmentName, int]) -> dict[str, Any]:
-    aborted = part.aborted
+def _slice_to(piece: SegmentSlice, numbers: Mapping[SegmentName, int]) -> dict[str, Any]:
+    aborted = piece.aborted
     columns = (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
     return {
-        "segment": numbers[segment_name(part)],
-        "cuts": [part.cut_start, part.cut_stop],
-        "offsets": [part.start_offset, part.stop_offset],
+        "segment": numbers[segment_name(piece)],
+        "cuts": [piece.cut_start, piece.cut_stop],
+        "offsets": [piece.start_offset, piece.stop_offset],
         "aborted": [column.tolist() for column in columns],
-        "lineage": _epochs_to(part.lineage),
+        "lineage": _epochs_to(piece.lineage),
     }
 
 
@@ -331,38 +269,8 @@ def _segment_to(segment: RemoteSegment) -> dict[str, Any]:
 
 def _segment_from(entry: dict[str, Any]) -> RemoteSegment:
     refs = {name: ObjectRef(*ref) for name, ref in entry["objects"].items()}
-    place = (entry["topic"], entry["topicId"], entry["partition"], entry["id"])
-    return segment_from_facts(place, entry["facts"], refs.__getitem__)
-
-
-def _from_version_1(entry: dict[str, Any]) -> dict[str, Any]:
-    """A segment as the first version wrote it, as this one does."""
-    names: dict[tuple[Any, ...], str] = {}
-
-    def name(ref: list[Any]) -> str:
-        return names.setdefault(tuple(ref), str(len(names)))
-
-    chunks, envelope = entry["chunkIndex"], entry["encryption"]
-    chunk, file = chunks["chunk"], chunks["file"]
-    stored = chunks.get("fixed")
-    if stored is None:
-        index = VariableChunkIndex(chunk, file, str(chunks["variable"]))
-        stored = [index.transformed_chunks, index.transformed_size]
-    facts = [
-        entry["startOffset"],
-        entry["endOffset"],
-        entry["maxTimestampMs"],
-        entry["eventTimestampMs"],
-        entry["endIsExact"],
-        entry["leaderEpochs"],
-        name(entry["log"]),
-        entry["compression"],
-        [chunk, file, *stored],
-        envelope and [envelope["dataKey"], envelope["aad"]],
-        [[kind, name(ref), low, high] for kind, (ref, low, high) in entry["indexes"].items()],
-    ]
-    objects = {number: list(ref) for ref, number in names.items()}
-    return {**entry, "objects": objects, "facts": facts}
+    identity = (entry["topic"], entry["topicId"], entry["partition"], entry["id"])
+    return segment_from_facts(identity, entry["facts"], refs.__getitem__)
 
 
 def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:
@@ -371,3 +279,214 @@ def _epochs_to(entries: Iterable[EpochEntry]) -> list[list[int]]:
 
 def _epochs_from(pairs: list[list[int]]) -> tuple[EpochEntry, ...]:
     return tuple(EpochEntry(*pair) for pair in pairs)
+
+
+def _check_plan(plan: PlanContent, segments: Iterable[RemoteSegment]) -> None:
+    """Raises one of `_READ_ERRORS` if parts of a plan do not fit each other. `segments` are all
+    that its file names.
+    """
+    for segment in segments:
+        _check_segment(segment)
+    _check_texts(*plan.columns, *([] if plan.where is None else [plan.where]), *plan.notes)
+    _check_texts(plan.made_with["isolationLevel"])
+    asked = plan.made_with["partitions"]
+    if type(asked) is not dict:
+        raise TypeError("no partitions by topic where they belong")
+    _check_texts(*asked)
+    for number in chain.from_iterable(asked.values()):
+        _check_ascending(0, number, MAX_INT32)
+    parts = {}
+    for part in plan.partitions:
+        _check_partition(part)
+        parts[part.topic, part.partition] = part
+    if len(parts) != len(plan.partitions):
+        raise ValueError("a partition appears twice")
+    slices: dict[tuple[str, int], list[SegmentSlice]] = {key: [] for key in parts}
+    ranges: dict[tuple[str, int], list[BrokerRange]] = {key: [] for key in parts}
+    for task in plan.tasks:
+        if not task.parts:
+            raise ValueError("a task that reads nothing")
+        for broker_range in task.ranges:
+            key = broker_range.topic, broker_range.partition
+            _check_range(broker_range, parts[key])
+            ranges[key].append(broker_range)
+        for piece in task.slices:
+            key = piece.topic, piece.partition
+            before = slices[key]
+            _check_slice(piece, parts[key], before[-1] if before else None)
+            before.append(piece)
+    for key, part in parts.items():
+        _check_slices(part, slices[key], leaves_rows_out=plan.where is not None)
+        _check_ranges(part, ranges[key])
+
+
+def _check_segment(segment: RemoteSegment) -> None:
+    objects = segment.objects
+    _check_texts(segment.topic, segment.topic_id, segment.segment_id)
+    _check_ascending(0, segment.partition, MAX_INT32)
+    _check_ascending(0, segment.start_offset, segment.end_offset + 1, MAX_INT64)
+    _check_ascending(MIN_INT64, segment.max_timestamp_ms, MAX_INT64)
+    if segment.event_timestamp_ms is not None:
+        _check_ascending(MIN_INT64, segment.event_timestamp_ms, MAX_INT64)
+    if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
+        raise TypeError("not true or false where one belongs")
+    _check_epochs(segment.leader_epochs)
+    indexes = list(objects.indexes.values())
+    for ref in (objects.log, *(index.source for index in indexes)):
+        _check_keys(ref.key)
+        _check_texts(*(text for text in (ref.version, ref.storage_class) if text is not None))
+        check_key(ref.key, ref.key, absolute=True)
+        _check_ascending(0, ref.size, MAX_INT64)
+    for index in indexes:
+        if index.content is None:
+            _check_ascending(0, index.start, index.stop, index.source.size)
+        elif (index.start, index.stop) != (0, len(index.content)):
+            raise ValueError("a side file of another size than it has")
+    chunks = objects.chunk_index
+    _check_ascending(0, chunks.chunk_count, min(_MAX_CHUNKS, objects.log.size))
+    chunks.check_object_size(objects.log.size)
+    if isinstance(chunks, FixedChunkIndex) and chunks.chunk_count > 1:
+        _check_ascending(chunks.original_chunk_size, chunks.transformed_chunk_size, MAX_INT32)
+
+
+def _check_partition(part: PartitionPlan) -> None:
+    log = part.surviving
+    _check_texts(part.topic, part.topic_id)
+    _check_ascending(0, part.partition, MAX_INT32)
+    _check_ascending(0, part.start, part.stop, part.wanted_stop, MAX_INT64)
+    _check_ascending(0, log.log_start, log.stop, MAX_INT64)
+    _check_epochs(log.lineage)
+    for span in (*log.ranges, *log.holes, *log.unverifiable):
+        _check_ascending(0, span.start, span.stop, MAX_INT64)
+    for transaction in part.undecided:
+        _check_ascending(-1, transaction.producer_id, MAX_INT64)
+        _check_offsets(transaction.first_offset)
+    if part.stop < part.wanted_stop and not part.undecided:
+        raise ValueError("a range ends early and no transaction says why")
+    brokers, disks, catalog = part.brokers, part.disks, part.catalog
+    if brokers is not None:
+        _check_ascending(-1, brokers.leader_epoch, MAX_INT32)
+        _check_ascending(0, *chain.from_iterable(brokers.ranges), MAX_INT64)
+        _check_offsets(brokers.high_watermark, brokers.last_stable_offset)
+        if brokers.local_start is not None:
+            _check_offsets(brokers.local_start)
+    if disks is not None:
+        _check_keys(disks.folder)
+        _check_ascending(0, disks.local_start, disks.local_stop, MAX_INT64)
+        if disks.high_watermark is not None:
+            _check_offsets(disks.high_watermark)
+    if catalog is not None:
+        *numbers, not_named = astuple(catalog)
+        _check_offsets(*numbers, *chain.from_iterable(not_named))
+    _check_keys(*(key for orphan in part.orphans for key in orphan.keys))
+    _check_texts(*(orphan.reason for orphan in part.orphans))
+    _check_texts(*(skipped.reason for skipped in log.skipped))
+
+
+def _check_range(piece: BrokerRange, part: PartitionPlan) -> None:
+    if part.brokers is None or type(piece.read_committed) is not bool:
+        raise TypeError("a range of a partition that reads nothing from brokers")
+    _check_texts(piece.topic_id)
+    uuid_from_text(piece.topic_id)
+    if (piece.topic_id, piece.leader_epoch) != (part.topic_id, part.brokers.leader_epoch):
+        raise ValueError("a range of another topic id or leader epoch than its partition")
+    _check_ascending(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _check_ascending(0, piece.nominal_bytes, MAX_INT64)
+
+
+def _check_ranges(part: PartitionPlan, ranges: Sequence[BrokerRange]) -> None:
+    """Checks that the ranges, in order, are everything to be read from brokers."""
+    planned = part.brokers.ranges if part.brokers is not None else ()
+    wanted = ((max(low, part.start), min(high, part.stop)) for low, high in planned)
+    offsets = [(piece.start_offset, piece.stop_offset) for piece in ranges]
+    if any(high > low for (_, high), (low, _) in pairwise(offsets)):
+        raise ValueError("two ranges of the same offsets")
+    if _joined(wanted) != _joined(offsets):
+        raise ValueError(f"ranges are not all that brokers serve of {part.topic}-{part.partition}")
+
+
+def _check_slice(piece: SegmentSlice, part: PartitionPlan, before: SegmentSlice | None) -> None:
+    aborted = piece.aborted
+    _check_ascending(0, piece.cut_start, piece.cut_stop, piece.objects.size_in_bytes)
+    _check_ascending(piece.segment_start, piece.start_offset, piece.stop_offset, piece.segment_stop)
+    _check_ascending(part.start, piece.start_offset, piece.stop_offset, part.stop)
+    _check_epochs(piece.lineage)
+    piece.objects.indexes[IndexType.OFFSET]
+    columns = aborted.producer_ids, aborted.first_offsets, aborted.last_offsets
+    if any(column.shape != columns[0].shape or column.ndim != 1 for column in columns):
+        raise ValueError("aborted transactions that are not three columns")
+    if before is None or piece.start_offset >= before.stop_offset:
+        return
+    if _span(piece) != _span(before):
+        raise ValueError("two slices of the same offsets")
+    _check_ascending(before.cut_stop, piece.cut_start)
+
+
+def _check_slices(
+    part: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
+) -> None:
+    """Checks that the slices, in order, hold everything to be read of the partition."""
+    for _, group in groupby(slices, _span):
+        pieces = list(group)
+        first, last = pieces[0], pieces[-1]
+        is_complete = (
+            (first.cut_start == 0 or first.start_offset > first.segment_start)
+            and (
+                last.cut_stop == last.objects.size_in_bytes or last.stop_offset < last.segment_stop
+            )
+            and all(one.cut_stop == other.cut_start for one, other in pairwise(pieces))
+        )
+        if not is_complete:
+            offsets = f"[{first.start_offset}, {last.stop_offset})"
+            raise ValueError(f"no bytes are planned for some of offsets {offsets}")
+    if leaves_rows_out:
+        return
+    wanted = ((start, stop) for _, start, stop in part.wanted_ranges())
+    if _joined(wanted) != _joined((piece.start_offset, piece.stop_offset) for piece in slices):
+        raise ValueError(f"slices are not all that is to be read of {part.topic}-{part.partition}")
+
+
+def _span(piece: SegmentSlice) -> tuple[str, int, int]:
+    return piece.segment_id, piece.start_offset, piece.stop_offset
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Joins spans that touch; they are in order."""
+    joined: list[list[int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1][1] = max(high, joined[-1][1])
+        elif low < high:
+            joined.append([low, high])
+    return joined
+
+
+def _check_epochs(entries: Sequence[EpochEntry]) -> None:
+    for entry in entries:
+        _check_ascending(0, entry.epoch, MAX_INT32)
+        _check_offsets(entry.start_offset)
+
+
+def _check_offsets(*offsets: int) -> None:
+    for offset in offsets:
+        _check_ascending(0, offset, MAX_INT64)
+
+
+def _check_ascending(*numbers: int) -> None:
+    """Checks that all are whole numbers, each at least the previous one."""
+    if any(type(number) is not int for number in numbers):
+        raise TypeError("not a whole number where one belongs")
+    if any(low > high for low, high in pairwise(numbers)):
+        raise ValueError(f"{', '.join(map(str, numbers))} should ascend")
+
+
+def _check_texts(*values: str, errors: str = "strict") -> None:
+    if any(type(value) is not str for value in values):
+        raise TypeError("not a text where one belongs")
+    for value in values:
+        value.encode("utf-8", errors)  # lone surrogates fail
+
+
+def _check_keys(*keys: str) -> None:
+    """Checks keys, which may be names of files that are not UTF-8."""
+    _check_texts(*keys, errors="surrogateescape")

@@ -1,57 +1,86 @@
-"""From options to a fixed list of byte ranges: the plan of one scan.
+"""Plans a scan: from options to a fixed list of byte ranges and broker ranges.
 
-Whole segments, and slices of those larger than a task should be, packed into tasks in offset
-order. What a slice needs to be read exactly (offset range, aborted intervals, lineage) travels
-with it, so tasks need nothing from each other.
+One loop plans every partition, whatever serves it: bounds, holes, transactions, slices. Whole
+segments, and slices of those larger than a task, are packed into tasks in offset order. A slice
+carries everything to read it exactly (offset range, aborted intervals, lineage), so tasks need
+nothing from each other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from kts_source.errors import InvalidOptionError, TieredKafkaError
-from kts_source.layout.find_layout import find_layout
-from kts_source.options import parse_options
-from kts_source.planning.assemble import assembled
-from kts_source.planning.bounds import Place, check_named, requested_bounds
-from kts_source.planning.discover import discover
-from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.partial_log import PartitionView, can_plan_in_part
-from kts_source.planning.plan_checks import check_plan
-from kts_source.planning.plan_log import plan_log
-from kts_source.planning.replay import replayed
-from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
+from kts_source.errors import (
+    ArchivedObjectError,
+    InvalidOptionError,
+    PlanTooLargeError,
+    TieredKafkaError,
+)
+from kts_source.options import ScanOptions, parse_options
+from kts_source.planning.bounds import (
+    check_decided,
+    check_lineage_known,
+    check_named,
+    check_no_holes,
+    check_outcomes,
+    refuse_contradiction,
+    requested_bounds,
+)
+from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
+from kts_source.planning.isolation import Decisions
+from kts_source.planning.partition_plan import PartitionPlan
+from kts_source.planning.replay import made_with, replayed
+from kts_source.planning.scan_plan import ScanPlan
+from kts_source.planning.segment_catalog import PLANNING_THREADS
 from kts_source.planning.side_files import SideFiles
+from kts_source.planning.slicing import (
+    bounded,
+    cut,
+    cut_range,
+    fingerprint,
+    pack,
+    spans,
+    target_bytes,
+)
+from kts_source.planning.sources import Source
+from kts_source.planning.tier_source import TierSource
 from kts_source.read.segment_source import SegmentSource
+from kts_source.read.task import SegmentSlice
+from kts_source.texts import some
 from kts_source.tier import Tier, open_tier
+from segment_format.isolation import NO_ABORTED
+from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.options import ScanOptions
-    from kts_source.planning.assemble import PlannedPartition
-    from kts_source.planning.bounds import Progress
-    from kts_source.planning.scan_plan import ScanPlan
-    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.broker.broker_range import BrokerRange
+    from kts_source.planning.bounds import BoundsOf, Progress
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.sources import SourceLog, SourcePartition
     from kts_source.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-Apart: TypeAlias = Callable[[TieredKafkaError], object]
-"""Told why a partition cannot be planned; in any thread."""
+OnPartitionError: TypeAlias = Callable[[TieredKafkaError], object]
+"""Called, from any thread, with the error of a partition that cannot be planned."""
+_OpenSource: TypeAlias = Callable[[ScanOptions, Tier, Executor, Executor], Source]
 
 
 def plan(options: Mapping[str, str], store: ObjectStore | None = None) -> ScanPlan:
-    """The plan of a scan with these options, as the data source would make it.
+    """Plans a scan with these options, as the data source does.
 
     Args:
         options: As for the data source.
-        store: The tier; opened from the options when not given.
+        store: The tier; opened from the options by default.
 
     Raises:
         TieredKafkaError: See `plan_scan`.
@@ -66,20 +95,22 @@ def plan_scan(
     *,
     tasks: bool = True,
     is_read: bool = True,
-    apart: Apart | None = None,
+    on_partition_error: OnPartitionError | None = None,
 ) -> ScanPlan:
-    """Plans one scan. Lists and reads manifests, checkpoints and transactional side files; no log
-    bytes.
+    """Plans one scan. Reads listings, manifests and side files, but no logs unless side files are
+    unusable or bounds are timestamps.
 
-    With `apart`, one partition of the tier that cannot be planned does not end the rest: it is told
-    why, and the partition left out. Neither do archived objects: whoever reads deals with them.
-
-    The tier is opened from the options when not given. What the reader has already by `progress`
-    is neither planned nor checked. A plan that nobody runs may do without `tasks`: of the tier
-    alone, it then has none. Unless it `is_read`, it may be of any size, and of archived objects.
+    Args:
+        options: What is read.
+        tier: The tier; opened from the options by default.
+        progress: What the reader has already; it is neither planned nor checked.
+        tasks: Whether the plan will be run. Without, a plan of a tier alone has no tasks.
+        is_read: Whether the plan must be readable: not too large, no archived objects.
+        on_partition_error: Called for a partition of a tier that cannot be planned, which is then
+            left out. Archived objects are allowed, too; the reader handles them.
 
     Raises:
-        TieredKafkaError: See `discover`, `requested_bounds` and `check_no_holes`.
+        TieredKafkaError: See `segment_catalog.discover`, `requested_bounds` and `check_no_holes`.
     """
     if options.ignored:
         log.info("options without effect on this source: %s", ", ".join(options.ignored))
@@ -87,97 +118,267 @@ def plan_scan(
     with opening as opened, paused_collector():
         if options.plan_file:
             plan = replayed(options, opened, progress)
-        elif options.brokers is not None:
-            # Not at import time: most plans are of the tier alone.
-            from kts_source.planning.hybrid import planned_with_brokers
-
-            plan = planned_with_brokers(options, options.brokers, opened, progress)
-        elif options.tail_paths:
-            from kts_source.planning.tail import planned_with_disks
-
-            plan = planned_with_disks(options, opened, progress)
         else:
-            plan = _planned(options, opened, progress, tasks=tasks, apart=apart)
+            plan = _plan(options, opened, progress, tasks, on_partition_error)
         if is_read:
-            check_plan(plan, options, opened.store, archived_too=apart is not None)
+            allows_archived = on_partition_error is not None
+            check_plan(plan, options, opened.store, allows_archived=allows_archived)
     return plan
 
 
-def _planned(
+def _plan(
     options: ScanOptions,
     tier: Tier,
     progress: Progress | None,
-    *,
     tasks: bool,
-    apart: Apart | None,
+    on_partition_error: OnPartitionError | None,
+) -> ScanPlan:
+    # Imported on demand: most plans are of the tier alone.
+    plan_source = partial(_plan_source, options, tier, progress)
+    if options.brokers is not None:
+        from kts_source.planning.broker_source import BrokerSource, with_cluster
+
+        return with_cluster(
+            options,
+            lambda view: plan_source(partial(BrokerSource, view=view, progress=progress)),
+        )
+    if options.tail_paths:
+        from kts_source.planning.disk_source import DiskSource
+
+        return plan_source(DiskSource)
+    return plan_source(TierSource, tasks=tasks, on_partition_error=on_partition_error)
+
+
+def _plan_source(
+    options: ScanOptions,
+    tier: Tier,
+    progress: Progress | None,
+    open_source: _OpenSource,
+    *,
+    tasks: bool = True,
+    on_partition_error: OnPartitionError | None = None,
 ) -> ScanPlan:
     key_ring = options.key_ring.loaded()
-    layout = find_layout(
-        options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
-    )
+
+    def plan(part: SourcePartition) -> PlannedPartition | None:
+        pack = None if part.listed is None else part.listed.side_files
+        reader = SegmentSource(tier, key_ring, pack=pack)
+        side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
+        bounds_of = None
+        if progress is not None:
+            bounds_of = progress.bounds_of(part.topic, part.topic_id, part.partition)
+        try:
+            source_log = part.open_log(side_files, bounds_of is not None)
+            if source_log is None:
+                return None
+            return plan_log(options, source_log, bounds_of, with_slices=tasks)
+        except TieredKafkaError as error:
+            error.located(topic=part.topic, partition=part.partition)
+            if on_partition_error is None or isinstance(error, InvalidOptionError):
+                raise error from error.__cause__
+            on_partition_error(error)
+            return None
+        finally:
+            if part.listed is not None:
+                part.listed.save()
+
     with (
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
     ):
-        catalog = SegmentCatalog(
-            tier, layout, describing, fail_on_data_loss=options.fail_on_data_loss
-        )
-        topics = discover(options, catalog, pool)
-        parts = [part for topic in topics for part in topic.partitions]
-        held = {(part.topic, part.partition) for part in parts}
-        check_named(options, held, {topic.topic for topic in topics})
-        catalog.expect(len(parts))
-
-        def plan(part: ListedPartition) -> PlannedPartition | None:
-            source = SegmentSource(tier, key_ring, pack=part.side_files)
-            side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
-            try:
-                return _plan_partition(options, part, side_files, progress, tasks=tasks)
-            except TieredKafkaError as error:
-                error.located(topic=part.topic, partition=part.partition)
-                if apart is None or isinstance(error, InvalidOptionError):
-                    raise error from error.__cause__
-                apart(error)
-                return None
-            finally:
-                part.save()
-
-        planned = [one for one in pool.map(plan, parts) if one is not None]
-    return assembled(
-        options,
-        planned,
-        [*(note for topic in topics for note in topic.notes), *tier.store.remarks],
-        {topic.topic: topic.asked_partitions for topic in topics},
-    )
+        source = open_source(options, tier, describing, pool)
+        parts = source.partitions()
+        check_named(options, {(part.topic, part.partition) for part in parts}, source.topics)
+        planned = [partition for partition in pool.map(plan, parts) if partition is not None]
+    return assemble(options, planned, source.finish(), source.asked)
 
 
-def _plan_partition(
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """A partition's plan, what is read of it in offset order, and the number of aborted
+    transactions with data in it.
+    """
+
+    plan: PartitionPlan
+    spans: list[SegmentSlice | BrokerRange]
+    aborted: int
+
+
+def plan_log(
     options: ScanOptions,
-    part: ListedPartition,
-    side_files: SideFiles,
-    progress: Progress | None,
+    source_log: SourceLog,
+    bounds_of: BoundsOf | None = None,
     *,
-    tasks: bool,
+    with_slices: bool = True,
 ) -> PlannedPartition | None:
-    place = Place(part.topic, part.partition, part.orphans, options.fail_on_data_loss)
-    goes_on = None
-    if progress is not None:
-        goes_on = progress.bounds_of(part.topic, part.topic_id, part.partition)
-    view = PartitionView(
-        part,
-        side_files,
-        in_part=can_plan_in_part(
-            options, part.topic, part.partition, from_the_start=goes_on is None
-        ),
-        max_ahead_ms=options.max_timestamp_ahead_ms,
-    )
-    bounds_of = goes_on or partial(requested_bounds, options, place)
-    while not view.is_empty:
-        in_part = not view.is_complete
-        planned = plan_log(
-            options, place, part.topic_id, side_files, view, bounds_of, with_slices=tasks
-        )
-        # What a part of the log said of its start and end may be wrong where it did not do.
-        if not (in_part and view.is_complete):
+    """Plans what is read of one partition; `None` if nothing of its log is left.
+
+    Args:
+        options: What is read.
+        source_log: The log.
+        bounds_of: Finds the offsets; by default the options do.
+        with_slices: Whether the plan will be run.
+
+    Raises:
+        TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
+    """
+    bounds_of = bounds_of or partial(requested_bounds, options, source_log.place)
+    while not source_log.is_empty:
+        was_complete = source_log.is_complete
+        planned = _plan_log(options, source_log, bounds_of, with_slices=with_slices)
+        # Bounds that follow from a part of the log may be wrong if that was not enough.
+        if was_complete or not source_log.is_complete:
             return planned
     return None
+
+
+def _plan_log(
+    options: ScanOptions, source_log: SourceLog, bounds_of: BoundsOf, *, with_slices: bool
+) -> PlannedPartition:
+    place, side_files = source_log.place, source_log.side_files
+    if source_log.unknown_lineage is not None:
+        check_lineage_known(place, source_log.unknown_lineage)
+    if source_log.contradiction is not None:
+        refuse_contradiction(place, source_log.contradiction)
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        offset = source_log.first_offset_at_or_after(timestamp_ms)
+        return source_log.log, offset
+
+    start, stop = bounds_of(source_log.log, lookup)
+    side_files.bounds = start, stop
+    surviving = source_log.covering(start, stop)
+    check_no_holes(place, surviving, start, stop)
+    decisions = Decisions(NO_ABORTED, max(start, stop), ())
+    if start < stop and options.read_committed:
+        surviving, decisions = source_log.decided(start, stop)
+    for skipped in surviving.skipped:
+        log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
+    check_outcomes(place, surviving, decisions)
+    plan = PartitionPlan(
+        topic=place.topic,
+        topic_id=source_log.topic_id,
+        partition=place.partition,
+        surviving=surviving,
+        orphans=place.orphans,
+        start=start,
+        stop=decisions.stop,
+        wanted_stop=stop,
+        undecided=decisions.undecided,
+    )
+    check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
+    pieces: list[SegmentSlice | BrokerRange] = []
+    if with_slices:
+        pieces += bounded(spans(plan, decisions, options, side_files))
+        if ranges := source_log.broker_ranges(start, stop):
+            pieces = sorted([*pieces, *ranges], key=lambda piece: piece.start_offset)
+    return PlannedPartition(source_log.completed(plan), pieces, len(decisions.aborted))
+
+
+def assemble(
+    options: ScanOptions,
+    planned: Sequence[PlannedPartition],
+    notes: Iterable[str],
+    asked: Mapping[str, Sequence[int]],
+) -> ScanPlan:
+    """Returns the plan of all partitions, cut and packed into tasks.
+
+    Args:
+        options: What is read.
+        planned: The partitions.
+        notes: For the user.
+        asked: The selected partitions by topic.
+    """
+    _log_isolation(planned)
+    wanted = [span for partition in planned for span in partition.spans]
+    target = target_bytes(wanted, options)
+    pieces = bounded(
+        piece
+        for span in wanted
+        for piece in (
+            cut(span, target)
+            if isinstance(span, SegmentSlice)
+            else cut_range(span, target, options.max_records_per_partition)
+        )
+    )
+    return ScanPlan(
+        tuple(partition.plan for partition in planned),
+        tuple(pack(pieces, target, options)),
+        options.columns,
+        fingerprint(options.where),
+        tuple(notes),
+        made_with(options, asked),
+    )
+
+
+def _log_isolation(planned: Sequence[PlannedPartition]) -> None:
+    """Logs what `read_committed` leaves out; a warning if rows may still be committed."""
+    texts = []
+    aborted = [f"{each.plan.topic_partition}: {each.aborted}" for each in planned if each.aborted]
+    if aborted:
+        total = sum(each.aborted for each in planned)
+        texts.append(f"{total} aborted transactions are left out ({some(aborted)})")
+    undecided = [
+        f"{each.plan.topic_partition} ends at offset {each.plan.stop}: {each.plan.end_reason}"
+        for each in planned
+        if each.plan.stop < each.plan.wanted_stop
+    ]
+    if undecided:
+        texts.append(f"undecided offsets are left out ({some(undecided)})")
+    if texts:
+        level = logging.WARNING if undecided else logging.INFO
+        log.log(level, "read_committed: %s", "; ".join(texts))
+
+
+def check_plan(
+    plan: ScanPlan, options: ScanOptions, store: ObjectStore, *, allows_archived: bool = False
+) -> None:
+    """Checks that a plan can be read and is not larger than the user wants.
+
+    Raises:
+        ArchivedObjectError: Objects must be restored first, unless `allows_archived`.
+        PlanTooLargeError: The plan is above `maxPlanBytes` or `maxPlanRequests`.
+    """
+    archived = [ref.key for ref in plan.objects_read() if ref.storage_class in ARCHIVE_CLASSES]
+    if archived and not allows_archived:
+        shown = some(store.uri(key) for key in sorted(archived))
+        raise ArchivedObjectError(
+            f"{len(archived)} objects of the plan are archived and must be restored first: {shown}"
+        )
+    if options.max_plan_bytes is None and options.max_plan_requests is None:
+        return
+    work = estimate(plan.tasks)
+    from_brokers = sum(piece.nominal_bytes for task in plan.tasks for piece in task.ranges)
+    for name, limit, size in (
+        ("maxPlanBytes", options.max_plan_bytes, work.bytes + from_brokers),
+        ("maxPlanRequests", options.max_plan_requests, work.requests),
+    ):
+        if limit is not None and size > limit:
+            brokers = f" and about {from_brokers:,} bytes from brokers" if from_brokers else ""
+            raise PlanTooLargeError(
+                f"the plan needs {work.requests:,} requests for {work.bytes:,} bytes{brokers},"
+                f" above {name}={limit}; narrow the offsets, timestamps or topics, or raise the"
+                " limit"
+            )
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pauses garbage collection.
+
+    A plan allocates millions of objects that all live until it is complete. To search them for
+    cycles repeatedly takes longer than to create them. With `KTS_TUNING=off` (`docs/tuning.md`) the
+    collector is not paused.
+    """
+    if not (is_on() and gc.isenabled()):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            # Moves the new objects to the oldest generation, so the next collection skips them.
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()

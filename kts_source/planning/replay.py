@@ -1,25 +1,26 @@
-"""Reading the plan of option `planFile` instead of making one.
+"""Reads the plan of option `planFile` instead of planning.
 
-A plan is a value, not a licence: options that say something else are refused, never overridden,
-and its objects must be what they were. Which option does what:
+Options that contradict the plan are refused, never overridden, and its objects must be unchanged:
 
     contradicts it where it differs   the selection, topicId, keyPrefix, layout, catalog,
                                       tail, bounds, isolationLevel, where it leaves rows
-                                      out, failOnDataLoss=true, and what tasks are cut by
+                                      out, failOnDataLoss=true, and limits on tasks
     refines it                        columns, includeHeaders, includeLineage, where and
                                       timestampRange of a plan that leaves no row out, and how
                                       keys and values are decoded: a plan is of bytes
-    does not concern it               path and what opens it (versions of objects are checked),
-                                      keys, checksums, time-outs, caches, limits, metrics
+    does not concern it               path and its credentials (versions of objects are checked),
+                                      keys, checksums, timeouts, caches, limits, metrics
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import (
+    DataLossError,
     InvalidOptionError,
     ObjectChangedError,
     ObjectTooLargeError,
@@ -31,14 +32,13 @@ from kts_source.planning.bounds import (
     check_decided,
     check_named,
     check_no_holes,
+    first_offset_at_or_after,
     requested_bounds,
 )
-from kts_source.planning.plan_brokers import check_brokers
-from kts_source.planning.plan_checks import objects_read
-from kts_source.planning.plan_json import plan_from_json
-from kts_source.planning.pruning import fingerprint
+from kts_source.planning.scan_plan import ScanPlan
+from kts_source.planning.segment_catalog import wanted_topic_id
 from kts_source.planning.side_files import SideFiles
-from kts_source.planning.timestamps import first_offset_at_or_after
+from kts_source.planning.slicing import fingerprint
 from kts_source.read.segment_source import SegmentSource
 from kts_source.secret import scrub
 from kts_source.store.joined_store import is_beside
@@ -51,23 +51,24 @@ if TYPE_CHECKING:
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import Progress
     from kts_source.planning.lineage import PartitionLog
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.store.object_store import ObjectStore
     from kts_source.tier import Tier
 
 _THREADS: Final = 16
 _MAX_BYTES: Final = 1 << 30
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 
 
-def made_with(
-    options: ScanOptions, partitions: Mapping[str, Sequence[int]] | None = None
-) -> Mapping[str, Any]:
-    """What a plan made with these options follows from and does not tell otherwise; `partitions`
-    by topic are those that were asked for, also those that hold nothing.
+def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> Mapping[str, Any]:
+    """Returns the options that a plan depends on and does not contain otherwise.
+
+    Args:
+        options: The plan is made with them.
+        partitions: The selected partitions by topic, with or without data.
     """
     return {
-        "partitions": {topic: list(numbers) for topic, numbers in (partitions or {}).items()},
+        "partitions": {topic: list(numbers) for topic, numbers in partitions.items()},
         "isolationLevel": options.isolation_level,
         "failOnDataLoss": options.fail_on_data_loss,
         "layout": options.layout,
@@ -83,30 +84,29 @@ def made_with(
 
 
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
-    """The plan in `planFile`, once its objects are known to be what they were.
+    """Returns the plan in `planFile` after checking that its objects are unchanged.
 
-    It is clipped to what is behind the reader's `progress`.
+    The plan is clipped to what the reader has not read, by `progress`.
 
     Raises:
-        InvalidOptionError: The file is not there or holds no plan, or an option says something else
-            than the plan.
-        DataLossError: The plan passes over a hole, and `failOnDataLoss` does not allow it.
-        OffsetOutOfRangeError: A bound lies outside what the tier held then.
-        ObjectNotFoundError: An object has gone.
-        ObjectChangedError: An object is not what it was.
+        InvalidOptionError: The file does not exist or is not a plan, or an option contradicts it.
+        DataLossError: The plan skips a hole, and `failOnDataLoss` does not allow it.
+        OffsetOutOfRangeError: A bound is outside what the tier held then.
+        ObjectNotFoundError: An object was deleted.
+        ObjectChangedError: An object was replaced.
         StoreError: The file cannot be read.
     """
     name = scrub(options.plan_file or "")
     try:
-        plan = plan_from_json(_read(options))
+        plan = ScanPlan.from_json(_read_file(options))
     except InvalidOptionError as error:
         raise InvalidOptionError(f"option 'planFile' ({name}): {error.message}") from None
     except StoreError as error:
         error.message = scrub(f"option 'planFile' ({name}): {error.message}")
         error.uri = None
         raise
-    beside = options.tail_paths or options.disk_paths
-    if not beside and any(is_beside(ref.key) for ref in objects_read(plan)):
+    has_disks = options.tail_paths or options.disk_paths
+    if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
             f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
             " 'tailPath', or 'path' with layout 'kafka-logs', must be given as it was"
@@ -117,18 +117,18 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
     if progress is not None:
         clipped = plan.from_offsets([progress.first_missing(part) for part in plan.partitions])
     _check_objects(clipped, tier.store)
-    check_brokers(clipped, options)
+    _check_brokers(clipped, options)
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
-    for part, left in zip(plan.partitions, clipped.partitions, strict=True):
+    for part, rest in zip(plan.partitions, clipped.partitions, strict=True):
         place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
         _check_bounds(part, place, options, side_files)
-        check_no_holes(place, left.surviving, left.start, left.stop)
+        check_no_holes(place, rest.surviving, rest.start, rest.stop)
     return replace(clipped, columns=options.columns)
 
 
-def _read(options: ScanOptions) -> str:
-    """The text of the plan file, read with what opens the tier's store."""
+def _read_file(options: ScanOptions) -> str:
+    """Reads the plan file with the storage options of the tier."""
     assert options.plan_file is not None
     path = options.plan_file
     scheme = scheme_of(path)
@@ -143,81 +143,70 @@ def _read(options: ScanOptions) -> str:
         root = f"{folder}/" if folder.endswith(("/", ":")) else folder
         key = f"{key}?{query}" if query else key
     storage = storage_beside(options.path, path, options.storage)
-    store = open_store(root, storage, retry_policy=options.fetch.retry_policy)
-    try:
-        found = store.head(key)
-        if found.size > _MAX_BYTES:
-            raise ObjectTooLargeError(
-                f"the object has {found.size} bytes, more than the {_MAX_BYTES} allowed here",
-                uri=store.uri(key),
-            )
-        return bytes(store.get_range(key, 0, found.size, version=found.version)).decode()
-    except FileNotFoundError:
-        raise InvalidOptionError(
-            "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
-        ) from None
-    except UnicodeDecodeError:
-        raise InvalidOptionError("not a plan: not UTF-8; make it anew") from None
-    finally:
-        store.close()
+    with closing(open_store(root, storage, retry_policy=options.fetch.retry_policy)) as store:
+        try:
+            info = store.head(key)
+            if info.size > _MAX_BYTES:
+                raise ObjectTooLargeError(
+                    f"the object has {info.size} bytes, more than the {_MAX_BYTES} allowed here",
+                    uri=store.uri(key),
+                )
+            return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
+        except FileNotFoundError:
+            raise InvalidOptionError(
+                "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
+            ) from None
+        except UnicodeDecodeError:
+            raise InvalidOptionError("not a plan: not UTF-8; plan again") from None
 
 
-def _contradiction(option: str, given: object, plan: str) -> InvalidOptionError:
-    text = str(given)
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+def _contradiction(option: str, value: object, plan: str) -> InvalidOptionError:
+    text = str(value)
+    shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return InvalidOptionError(
-        f"option {option!r} ({shown}) contradicts option 'planFile', whose plan {plan[:_SHOWN]}:"
-        f" leave one of them out, or plan anew"
+        f"option {option!r} ({shown}) contradicts option 'planFile', whose plan"
+        f" {plan[:_MAX_SHOWN]}: leave one of them out, or plan again"
     )
 
 
 def _check_options(plan: ScanPlan, options: ScanOptions) -> None:
-    """Compares what the plan was made with, and tells from the plan what an old file does not."""
-    wanted = made_with(options)
-    if options.tail_paths and not plan.made_with.get("tailPath", False):
+    wanted, planned = made_with(options, {}), plan.made_with
+    if options.tail_paths and not planned.get("tailPath", False):
         raise _contradiction("tailPath", "given", "was made without disks")
-    settled = any(part.undecided for part in plan.partitions) or any(
-        len(piece.aborted) for task in plan.tasks for piece in task.slices
-    )
-    level = plan.made_with.get("isolationLevel", "read_committed" if settled else None)
-    if level is None and "isolationLevel" in options.given and options.read_committed:
-        raise _contradiction(
-            "isolationLevel", options.isolation_level, "is of a version that does not tell its own"
-        )
-    if level not in (None, options.isolation_level):
+    level = planned["isolationLevel"]
+    if level != options.isolation_level:
         raise _contradiction("isolationLevel", options.isolation_level, f"was made with {level}")
-    if options.fail_on_data_loss and plan.made_with.get("failOnDataLoss", True) is not True:
+    if options.fail_on_data_loss and planned.get("failOnDataLoss", True) is not True:
         raise _contradiction("failOnDataLoss", "true", "was made with false")
     for name in sorted(options.given & wanted.keys() - {"failOnDataLoss"}):
-        before = plan.made_with.get(name, wanted[name])
+        before = planned.get(name, wanted[name])
         if before != wanted[name]:
             raise _contradiction(name, wanted[name], f"was made with {before}")
     if plan.where not in (None, fingerprint(options.where)):
         where = fingerprint(options.where) or "none"
-        leaves_out = f"leaves out what its own cannot match: {plan.where}"
-        raise _contradiction("where", where, leaves_out)
+        raise _contradiction("where", where, f"leaves out what its own cannot match: {plan.where}")
 
 
 def _check_selection(plan: ScanPlan, options: ScanOptions) -> None:
     held = {(part.topic, part.partition): part.topic_id for part in plan.partitions}
-    asked = plan.made_with.get("partitions", {})
-    known = held.keys() | {
+    asked = plan.made_with["partitions"]
+    planned = held.keys() | {
         (topic, number) for topic, numbers in asked.items() for number in numbers
     }
-    topics = {topic for topic, _ in known} | asked.keys()
+    topics = {topic for topic, _ in planned} | asked.keys()
     selection = options.selection
     if isinstance(selection, Assign):
-        option, given = "assign", dict(selection.partitions)
-        pairs = {(topic, number) for topic, numbers in given.items() for number in numbers}
-        differs = pairs != known
+        option, numbers_of = "assign", selection.partitions
+        pairs = {(topic, number) for topic, numbers in numbers_of.items() for number in numbers}
+        differs = pairs != planned
     else:
         option = "subscribe" if isinstance(selection, Subscribe) else "subscribePattern"
         differs = set(selection.wanted(topics)) != topics
     if differs:
-        names = ", ".join(f"{topic}-{number}" for topic, number in sorted(known)) or "nothing"
+        names = ", ".join(f"{topic}-{number}" for topic, number in sorted(planned)) or "nothing"
         raise _contradiction(option, selection, f"reads {names}")
     for (topic, number), topic_id in held.items():
-        wanted = options.topic_ids.get(topic, options.topic_ids.get(""))
+        wanted = wanted_topic_id(options, topic)
         if wanted not in (None, topic_id):
             raise _contradiction("topicId", wanted, f"reads {topic_id} of {topic}-{number}")
     for part in plan.partitions:
@@ -239,21 +228,76 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:
-        for _ in pool.map(check, objects_read(plan)):
+        for _ in pool.map(check, plan.objects_read()):
             pass
+
+
+def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
+    """Compares a plan with the cluster: topic ids are the same, nothing that is to be read was
+    deleted, and a leader of a new epoch has everything that the previous one had.
+
+    Raises:
+        InvalidOptionError: The plan reads from brokers, and no option names them.
+        DataLossError: The cluster no longer has what was planned.
+        BrokerError: Brokers refuse, or do not answer.
+    """
+    wanted = {
+        (part.topic, part.partition): (part, part.brokers.leader_epoch)
+        for part in plan.partitions
+        if part.brokers is not None
+    }
+    if not wanted:
+        return
+    if options.brokers is None:
+        raise InvalidOptionError(
+            "the plan of option 'planFile' reads from brokers, so option kafka.bootstrap.servers"
+            " must be given"
+        )
+    from kts_source.broker.cluster import EARLIEST, Cluster
+
+    with closing(Cluster(options.brokers)) as cluster:
+        counts: dict[str, int] = {}
+        for part, _ in wanted.values():
+            counts[part.topic_id] = max(part.partition + 1, counts.get(part.topic_id, 0))
+        topics = cluster.topics({topic for topic, _ in wanted}, counts=counts)
+        for (name, number), (part, _) in wanted.items():
+            topic = topics.get(name)
+            if topic is None or topic.topic_id != part.topic_id or number not in topic.leaders:
+                now = "is gone" if topic is None else f"has topic id {topic.topic_id}"
+                raise _lost(part, f"topic id {part.topic_id} was planned, and the topic {now}")
+        starts = cluster.offsets(wanted, EARLIEST, read_committed=False)
+        for key, (part, epoch) in wanted.items():
+            if part.start < starts[key] and part.start < part.stop:
+                raise _lost(part, f"the log of the brokers starts at {starts[key]} now")
+            if topics[part.topic].leaders[part.partition].epoch == epoch:
+                continue
+            (end,) = cluster.epoch_ends({key: [epoch]})[key]
+            if end.epoch != epoch or end.end_offset < part.stop:
+                raise _lost(
+                    part,
+                    f"the leader's log has leader epoch {end.epoch} up to offset {end.end_offset},"
+                    f" and epoch {epoch} up to {part.stop} was planned: records were lost in an"
+                    " unclean election",
+                )
+
+
+def _lost(part: PartitionPlan, text: str) -> DataLossError:
+    return DataLossError(
+        f"{text}; plan again", topic=part.topic, partition=part.partition, offset=part.start
+    )
 
 
 def _check_bounds(
     part: PartitionPlan, place: Place, options: ScanOptions, side_files: SideFiles
 ) -> None:
-    """Resolves the bounds that were given as planning does, in the log that the plan knows."""
+    """Resolves the bounds in the options in the log of the plan, and compares them with it."""
     log = part.surviving
 
     def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
         if part.brokers is not None:
             raise InvalidOptionError(
                 f"{place}: the plan of option 'planFile' reads from brokers too, so a bound by"
-                " timestamp cannot be compared with it: leave it out, or plan anew"
+                " timestamp cannot be compared with it: leave it out, or plan again"
             )
         offset = first_offset_at_or_after(log, timestamp_ms, side_files)
         ranges = log.ranges
@@ -261,12 +305,12 @@ def _check_bounds(
             raise InvalidOptionError(
                 f"{place}: the plan of option 'planFile' knows the log from offset"
                 f" {ranges[0].start} only; a bound by timestamp cannot be compared with that:"
-                " leave it out, or plan anew"
+                " leave it out, or plan again"
             )
         return log, offset
 
     start, stop = requested_bounds(options, place, log, lookup)
-    starting, ending = _given(options, "starting"), _given(options, "ending")
+    starting, ending = _given_bound(options, "starting"), _given_bound(options, "ending")
     if starting and start != part.start:
         raise _contradiction(starting, f"offset {start} of {place}", f"begins at {part.start}")
     if ending and stop != part.wanted_stop:
@@ -274,7 +318,7 @@ def _check_bounds(
     check_decided(options.ending, place, stop, part.stop, part.end_reason)
 
 
-def _given(options: ScanOptions, side: str) -> str:
-    """The option that bounds this side; empty where none was given."""
+def _given_bound(options: ScanOptions, side: str) -> str:
+    """Returns the name of the option that bounds a side; empty if none was given."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     return next((name for name in names if name in options.given), "")

@@ -1,197 +1,47 @@
-"""The plan of one scan as a value: what is read of each partition and why, and by which tasks."""
+"""The plan of one scan: partitions, tasks, and what they will cost, as a value and in words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kts_source.notebook import rows_table
-from kts_source.planning.estimate import estimate
+from kts_source.planning.estimate import S3_PRICES, estimate
+from kts_source.planning.partition_plan import PlanContent, segment_name
+from kts_source.planning.plan_json import plan_from_json, plan_to_json
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kts_source.layout.layout import Orphan
-    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.layout.remote_segment import ObjectRef
     from kts_source.planning.estimate import Price
-    from kts_source.planning.lineage import PartitionLog, SegmentRange
-    from kts_source.read.task import SegmentSlice
-    from segment_format.isolation import OpenTransaction
-
-SegmentName: TypeAlias = tuple[str, int, str]
-"""Topic, partition and segment id: a copy of a partition has the ids of the first."""
-
-
-def segment_name(part: RemoteSegment | SegmentSlice) -> SegmentName:
-    """What tells a segment from all others of a plan."""
-    return part.topic, part.partition, part.segment_id
+    from kts_source.planning.partition_plan import (
+        BrokerPart,
+        CatalogPart,
+        DiskPart,
+        PartitionPlan,
+        SegmentName,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerPart:
-    """What brokers serve of a partition's range.
+class ScanPlan(PlanContent):
+    """A fixed list of byte ranges, and what it leaves out; see `PlanContent` for its fields."""
 
-    Attributes:
-        leader_epoch: Of the last record below the end.
-        ranges: Offsets [start, stop), in order; those between them are the tier's.
-        high_watermark: One past the last offset that consumers may see.
-        last_stable_offset: The same for `read_committed`.
-        local_start: First offset on the leader's own disk; `None` where it does not tell.
-    """
-
-    leader_epoch: int
-    ranges: tuple[tuple[int, int], ...]
-    high_watermark: int
-    last_stable_offset: int
-    local_start: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DiskPart:
-    """What brokers' disks say of a partition of which they hold what the tier does not.
-
-    Attributes:
-        folder: The replica that is read.
-        local_start: First offset on that disk.
-        local_stop: One past the last that is read of it.
-        high_watermark: The highest that a replica of its branch recorded; `None` for none.
-    """
-
-    folder: str
-    local_start: int
-    local_stop: int
-    high_watermark: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogPart:
-    """What the topic `__remote_log_metadata` told of a partition.
-
-    Attributes:
-        partition: The partition of that topic that tells of this one.
-        start: First offset read there.
-        stop: One past the last offset read there.
-        records: How many records that were, those about other partitions included.
-        live: Segments that may be read.
-        copying: Copies in progress, or given up.
-        deleting: Deletions in progress.
-        not_named: Offsets [start, stop) that brokers have only in the tier, and no segment names.
-    """
-
-    partition: int
-    start: int
-    stop: int
-    records: int
-    live: int
-    copying: int
-    deleting: int
-    not_named: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPlan:
-    """What is read of one partition, and why it ends where it ends.
-
-    Attributes:
-        surviving: The log as far as it is tiered; with brokers, all of it, and the ranges that
-            the tier serves.
-        start: First offset read, inclusive.
-        stop: One past the last offset read.
-        wanted_stop: The same before undecided transactions bounded it.
-        undecided: Transactions that bound it.
-        brokers: What brokers serve; `None` where none were asked.
-        disks: What disks beside a tier say; `None` without them.
-        catalog: What the metadata topic told; `None` where the store was listed.
-    """
-
-    topic: str
-    topic_id: str
-    partition: int
-    surviving: PartitionLog
-    orphans: tuple[Orphan, ...]
-    start: int
-    stop: int
-    wanted_stop: int
-    undecided: tuple[OpenTransaction, ...]
-    brokers: BrokerPart | None = None
-    disks: DiskPart | None = None
-    catalog: CatalogPart | None = None
-
-    @property
-    def topic_partition(self) -> str:
-        """Topic and partition number, as Kafka writes them."""
-        return f"{self.topic}-{self.partition}"
-
-    @property
-    def disk_ranges(self) -> tuple[SegmentRange, ...]:
-        """Of the log, those that are read from disks beside the tier."""
-        return tuple(
-            span for span in self.surviving.ranges if is_beside(span.segment.objects.log.key)
-        )
-
-    @property
-    def tier_end(self) -> int:
-        """Where the tier ends; the log start where it holds nothing."""
-        ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
-        return ranges[-1].stop if ranges else self.surviving.log_start
-
-    def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
-        """Each segment that is read, and which offsets [start, stop) of it."""
-        for span in self.surviving.ranges:
-            start, stop = max(span.start, self.start), min(span.stop, self.stop)
-            if start < stop:
-                yield span.segment, start, stop
-
-    @property
-    def end_reason(self) -> str:
-        """Why the range ends at `stop`, in words."""
-        if self.stop < self.wanted_stop:
-            first = self.undecided[0]
-            producer = f"open transaction of producer {first.producer_id}"
-            return f"{producer} since offset {first.first_offset}"
-        if self.stop < self.surviving.stop:
-            return "as asked for"
-        tier_alone = self.brokers is None and self.disks is None
-        return "end of the tier" if tier_alone else "end of the log"
-
-
-@dataclass(frozen=True, slots=True)
-class ScanPlan:
-    """A fixed list of byte ranges, and what it leaves out.
-
-    Attributes:
-        tasks: In order of topic, partition and offset.
-        columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text that tells it from others;
-            `None` = they hold every row.
-        notes: Which incarnation of a topic is read, where there are several, and which partitions
-            have no segments in it, in words.
-        made_with: Options that the plan follows from, by name; empty where a plan file of the first
-            version does not tell.
-    """
-
-    partitions: tuple[PartitionPlan, ...]
-    tasks: tuple[ScanTask, ...]
-    columns: tuple[str, ...]
-    where: str | None = None
-    notes: tuple[str, ...] = ()
-    made_with: Mapping[str, Any] = field(default_factory=dict)
+    __slots__ = ()
 
     def explain(self, prices: Mapping[str, Price] | None = None) -> str:
-        """What is read, what is left out and why, and what it will cost, in words.
+        """Explains what is read, what is left out and why, and what it will cost.
 
         Args:
             prices: Storage class to price; default: list prices of S3.
         """
-        from kts_source.planning.explain import explain
-
         return explain(self) if prices is None else explain(self, prices)
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: a row a partition; `explain` says more."""
+        """Returns a table for notebooks with a row per partition; `explain` says more."""
         work = estimate(self.tasks)
         title = (
             f"Plan: {len(self.tasks):,} tasks, {work.requests:,} requests,"
@@ -204,16 +54,31 @@ class ScanPlan:
         return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
-        """The plan as JSON, for option `planFile`; there is no secret in it."""
-        from kts_source.planning.plan_json import plan_to_json
-
+        """Returns the plan as JSON, for option `planFile`. It holds no secret."""
         return plan_to_json(self)
 
+    @classmethod
+    def from_json(cls, text: str) -> ScanPlan:
+        """Reads the JSON of `to_json`.
+
+        Raises:
+            InvalidOptionError: The text is not a plan, or a plan of another version.
+        """
+        content = plan_from_json(text)
+        return cls(
+            content.partitions,
+            content.tasks,
+            content.columns,
+            content.where,
+            content.notes,
+            content.made_with,
+        )
+
     def from_offsets(self, starts: Sequence[int]) -> ScanPlan:
-        """The plan without what lies below an offset of each partition.
+        """Returns the plan without the offsets below `starts`.
 
         Args:
-            starts: One for each of `partitions`, not below where it begins.
+            starts: One offset for each of `partitions`, not below its start.
         """
         partitions = tuple(
             replace(part, start=start) for part, start in zip(self.partitions, starts, strict=True)
@@ -222,14 +87,14 @@ class ScanPlan:
         tasks = []
         for task in self.tasks:
             slices = tuple(
-                replace(part, start_offset=max(part.start_offset, start))
-                for part in task.slices
-                if part.stop_offset > (start := first[part.topic, part.partition])
+                replace(piece, start_offset=max(piece.start_offset, start))
+                for piece in task.slices
+                if piece.stop_offset > (start := first[piece.topic, piece.partition])
             )
             ranges = tuple(
-                part.from_offset(start)
-                for part in task.ranges
-                if part.stop_offset > (start := first[part.topic, part.partition])
+                piece.from_offset(start)
+                for piece in task.ranges
+                if piece.stop_offset > (start := first[piece.topic, piece.partition])
             )
             if slices or ranges:
                 tasks.append(ScanTask(slices, ranges))
@@ -239,3 +104,145 @@ class ScanPlan:
     def nominal_bytes(self) -> int:
         """Original segment bytes that the tasks cover."""
         return sum(task.nominal_bytes for task in self.tasks)
+
+    def objects_read(self) -> list[ObjectRef]:
+        """Returns the objects that tasks will read: logs, and indexes to look up boundaries."""
+        slices = [piece for task in self.tasks for piece in task.slices]
+        # A log without a byte may have no object.
+        logs = dict.fromkeys(piece.objects.log for piece in slices if piece.objects.size_in_bytes)
+        indexes = dict.fromkeys(piece.offset_index.source for piece in slices if not piece.is_whole)
+        return [*logs, *indexes]
+
+
+def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
+    """Explains a plan: what is read, what is left out and why, and what it will cost.
+
+    Args:
+        plan: The plan.
+        prices: Storage class to price.
+    """
+    work = estimate(plan.tasks)
+    slices = sum(len(task.slices) for task in plan.tasks)
+    ranges = [piece for task in plan.tasks for piece in task.ranges]
+    tier_bytes = plan.nominal_bytes - sum(piece.nominal_bytes for piece in ranges)
+    lines = [
+        f"{len(plan.tasks)} tasks, {slices} slices, {tier_bytes:,} bytes of segments",
+        f"{work.requests:,} requests for {work.bytes:,} stored bytes,"
+        f" about ${work.cost(prices):.4f}",
+    ]
+    for name, (requests, size) in sorted(work.by_class.items()):
+        lines.append(f"  {name}: {requests:,} requests, {size:,} bytes")
+    on_disk = [p for task in plan.tasks for p in task.slices if is_beside(p.objects.log.key)]
+    if on_disk:
+        size = sum(piece.nominal_bytes for piece in on_disk)
+        lines.append(f"{len(on_disk)} of the slices, {size:,} bytes, are of brokers' disks")
+    if ranges:
+        offsets = sum(piece.stop_offset - piece.start_offset for piece in ranges)
+        size = plan.nominal_bytes - tier_bytes
+        lines.append(
+            f"{len(ranges)} ranges of {offsets:,} offsets from brokers, about {size:,} bytes"
+        )
+    lines += plan.notes
+    kept = None if plan.where is None else _kept_offsets(plan)
+    if kept is not None:
+        lines.append(_explain_where(plan, kept))
+    for part in plan.partitions:
+        lines.extend(_explain_partition(part, kept))
+    return "\n".join(map(printable, lines))
+
+
+def _kept_offsets(plan: ScanPlan) -> dict[SegmentName, tuple[int, int]]:
+    """Returns what tasks read of each segment: start of the first slice, stop of the last."""
+    kept: dict[SegmentName, tuple[int, int]] = {}
+    for task in plan.tasks:
+        for piece in task.slices:
+            name = segment_name(piece)
+            start, stop = kept.get(name, (piece.start_offset, piece.stop_offset))
+            kept[name] = min(start, piece.start_offset), max(stop, piece.stop_offset)
+    return kept
+
+
+def _explain_where(plan: ScanPlan, kept: Mapping[SegmentName, tuple[int, int]]) -> str:
+    skipped = narrowed = size = 0
+    for part in plan.partitions:
+        for segment, low, high in part.wanted_ranges():
+            offsets = kept.get(segment_name(segment))
+            if offsets is None:
+                skipped += 1
+                size += segment.objects.size_in_bytes
+            else:
+                narrowed += offsets != (low, high)
+    return (
+        f"where leaves out {skipped} segments of {size:,} bytes and narrows {narrowed} by offsets"
+        " and times; rows of the others are decided by the tasks"
+    )
+
+
+def _explain_partition(
+    part: PartitionPlan, kept: Mapping[SegmentName, tuple[int, int]] | None
+) -> Iterator[str]:
+    log = part.surviving
+    yield (
+        f"{part.topic_partition} (topic id {part.topic_id}): offsets [{part.start},"
+        f" {part.stop}) of [{log.log_start}, {log.stop}); ends: {part.end_reason}"
+    )
+    for span in log.ranges:
+        segment = span.segment
+        low, high = max(span.start, part.start), min(span.stop, part.stop)
+        text = f"offsets [{low}, {high})" if low < high else "not in the range"
+        if kept is not None and low < high:
+            offsets = kept.get(segment_name(segment))
+            if offsets is None:
+                text += ", left out by where"
+            elif offsets != (low, high):
+                text += f", where leaves [{offsets[0]}, {offsets[1]})"
+        kind = "disk" if is_beside(segment.objects.log.key) else "segment"
+        yield f"  {kind} {segment.segment_id}: {text}, {segment.objects.size_in_bytes:,} bytes"
+    if part.brokers is not None:
+        yield from _explain_brokers(part, part.brokers)
+    if part.disks is not None:
+        yield _explain_disks(part, part.disks)
+    if part.catalog is not None:
+        yield from _explain_catalog(part.catalog)
+    for hole in log.holes:
+        yield f"  hole: offsets [{hole.start}, {hole.stop}) {hole.between}"
+    for gap in log.unverifiable:
+        yield f"  gap that cannot be proven: offsets [{gap.start}, {gap.stop})"
+    for skipped in log.skipped:
+        yield f"  skipped segment {skipped.segment.segment_id}: {skipped.reason}"
+    for orphan in part.orphans:
+        yield f"  orphans {', '.join(orphan.keys)}: {orphan.reason}"
+
+
+def _explain_brokers(part: PartitionPlan, brokers: BrokerPart) -> Iterator[str]:
+    local = "unknown" if brokers.local_start is None else str(brokers.local_start)
+    yield (
+        f"  cluster: high watermark {brokers.high_watermark}, last stable offset"
+        f" {brokers.last_stable_offset}, local start {local}, leader epoch {brokers.leader_epoch};"
+        f" the tier ends at {part.tier_end}, {brokers.high_watermark - part.tier_end} offsets"
+        " behind"
+    )
+    for start, stop in brokers.ranges:
+        low, high = max(start, part.start), min(stop, part.stop)
+        if low < high:
+            yield f"  brokers: offsets [{low}, {high})"
+
+
+def _explain_disks(part: PartitionPlan, disks: DiskPart) -> str:
+    watermark = "not recorded" if disks.high_watermark is None else str(disks.high_watermark)
+    offsets = sum(span.stop - span.start for span in part.disk_ranges)
+    return (
+        f"  disks: high watermark {watermark}, local start {disks.local_start}, in {disks.folder};"
+        f" the tier ends at {part.tier_end}, {part.surviving.stop - part.tier_end} offsets behind;"
+        f" {offsets} offsets are on disk alone"
+    )
+
+
+def _explain_catalog(catalog: CatalogPart) -> Iterator[str]:
+    yield (
+        f"  catalog: {catalog.records:,} records of __remote_log_metadata-{catalog.partition},"
+        f" offsets [{catalog.start}, {catalog.stop}); segments: {catalog.live} live,"
+        f" {catalog.copying} being copied, {catalog.deleting} being deleted"
+    )
+    for start, stop in catalog.not_named:
+        yield f"  not in the catalog: offsets [{start}, {stop}), which are not on the leader's disk"

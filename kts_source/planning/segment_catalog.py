@@ -1,41 +1,60 @@
-"""Listed segments of a partition, described as they are asked for: from the pack of an earlier
-plan, else by the layout, which reads a manifest or the like.
+"""Lists and describes what a tier holds: topics, topic ids, partitions and segments.
+
+Listings are not cached and decide alone what exists. A topic that was deleted and created again has
+two topic ids; one of them is chosen per topic before any partition is read. A segment is described
+on demand: from the pack of an earlier plan, else by the layout, which reads a manifest or the like.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kts_source.cache.caches import Bundle
 from kts_source.cache.packs import SegmentPack, SideFilePack
-from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
+from kts_source.errors import (
+    CorruptSegmentError,
+    DataLossError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    TieredKafkaError,
+    TierNotFoundError,
+    TopicNotFoundError,
+)
 from kts_source.layout.layout import PartitionListing
 from kts_source.layout.remote_segment import IndexType
+from kts_source.options.selection import Assign, Subscribe, SubscribePattern
 from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
-from kts_source.texts import printable
+from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.layout import Layout, SegmentEntry, TopicFolder
+    from kts_source.layout.layout import Layout, Orphan, SegmentEntry, TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.store.object_store import ObjectStore
     from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
-"""Requests of a plan under way at a time."""
+"""Concurrent requests of one plan."""
+MAX_FOLDERS: Final = 8
+"""Folders that are listed to suggest a key prefix, however many the bucket holds."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
-_FEW: Final = 8
+_INLINE_SEGMENTS: Final = 8
 _SIDE_FILES: Final = frozenset(IndexType) - {IndexType.TRANSACTION}
-_REMEMBERED: Final = 100_000
-_EMPTY: Final[dict[tuple[str, str], bool]] = {}
-"""Whether segments without a log object are empty, by URI and version of what describes them: a
-stream lists them again and again.
+_MAX_EMPTY_LOGS: Final = 100_000
+_EMPTY_LOGS: Final[dict[tuple[str, str], bool]] = {}
+"""Whether segments without a log object are empty, by URI and version of their description. A
+stream lists them repeatedly.
 """
 
 
@@ -43,10 +62,10 @@ class SegmentCatalog:
     """Lists and describes the segments of a tier.
 
     Args:
-        tier: Where the segments are. Manifests are not in its caches: packs keep what they said.
-        layout: How they are listed and described.
-        pool: Where they are described, side by side. It must not be the caller's own.
-        fail_on_data_loss: Whether a manifest that cannot be read is an error.
+        tier: Where the segments are. Manifests are not in its caches: packs keep their content.
+        layout: How segments are listed and described.
+        pool: Describes segments concurrently. Must not be the pool that calls the catalog.
+        fail_on_data_loss: Whether an invalid manifest is an error.
     """
 
     def __init__(
@@ -57,53 +76,46 @@ class SegmentCatalog:
         self._caches = tier.caches
         self._pool = pool
         self._fail_on_data_loss = fail_on_data_loss
-        self._alone = 1
+        self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Tells how many partitions are going to be planned side by side. Where they keep the store
-        busy, each of them reads a few manifests itself, one after the other: to hand them to
-        threads and back takes longer than all else that is done about them.
+        """Announces how many partitions will be planned concurrently.
+
+        If they keep the store busy, each reads a few manifests itself, one after the other: passing
+        them to threads and back would take longer.
         """
-        self._alone = _FEW if partitions >= PLANNING_THREADS else 1
+        self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
     def listed(self, folder: TopicFolder, partition: int) -> ListedPartition:
-        """Lists a partition. What earlier plans kept of its segments is not described again."""
-        kept = None
+        """Lists a partition. Segments in the packs of earlier plans are not described again."""
+        bundle = None
         if self._caches.index is not None:
             uri = self.store.uri(f"{folder.folder}{folder.topic}-{folder.topic_id}")
             name = self._caches.entry_name("partition", self.layout.name, uri, f"{partition}")
-            kept = Bundle(self._caches.index, name)
+            bundle = Bundle(self._caches.index, name)
         listing = self._with_empty_segments(
             self.layout.list_partition(self.store, folder, partition)
         )
-        return ListedPartition(self, folder, partition, listing, kept)
+        return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Moves segments without a log object to the whole ones if their logs had no byte.
+        """Moves segments without a log object to the whole ones if their logs have no bytes.
 
         Compaction leaves closed segments without records, and S3 keeps no object for an upload of
         zero bytes.
         """
-        damaged = [orphan for orphan in listing.orphans if orphan.described is not None]
-        if not damaged:
+        entries = [orphan.described for orphan in listing.orphans if orphan.described is not None]
+        if not entries:
             return listing
-        are_empty = map if len(damaged) <= self._alone else self._pool.map
-        entries = [one.described for one in damaged if one.described is not None]
-        empty = {
-            entry.described_by
-            for entry, is_empty in zip(entries, are_empty(self.is_empty, entries), strict=True)
-            if is_empty
-        }
-        moved = [entry for entry in entries if entry.described_by in empty]
+        apply = map if len(entries) <= self._max_inline else self._pool.map
+        are_empty = apply(self.is_empty, entries)
+        moved = [entry for entry, is_empty in zip(entries, are_empty, strict=True) if is_empty]
         if not moved:
             return listing
+        empty = {entry.described_by for entry in moved}
+        segments = (*listing.segments, *moved)
         return PartitionListing(
-            tuple(
-                sorted(
-                    (*listing.segments, *moved),
-                    key=lambda entry: (entry.base_offset, entry.segment_id),
-                )
-            ),
+            tuple(sorted(segments, key=lambda entry: (entry.base_offset, entry.segment_id))),
             tuple(
                 orphan
                 for orphan in listing.orphans
@@ -112,45 +124,44 @@ class SegmentCatalog:
         )
 
     def is_empty(self, entry: SegmentEntry) -> bool:
-        """Whether a segment has a log of zero bytes and all side files, by its description."""
-        described_by = next(
-            (info for _, info in entry.objects if info.key == entry.described_by), None
-        )
-        version = None if described_by is None else described_by.version
-        place = self.store.uri(entry.described_by), version or ""
-        if version is not None and place in _EMPTY:
-            return _EMPTY[place]
+        """Returns whether a segment's description names a log of zero bytes and all side files."""
+        versions = (info.version for _, info in entry.objects if info.key == entry.described_by)
+        version = next(versions, None)
+        cache_key = self.store.uri(entry.described_by), version or ""
+        if version is not None and cache_key in _EMPTY_LOGS:
+            return _EMPTY_LOGS[cache_key]
         try:
             objects = self.layout.describe(self.store, entry).objects
         except (SegmentFormatError, TieredKafkaError):  # reported where the segment is used
             return False
         is_empty = objects.size_in_bytes == 0 and objects.indexes.keys() >= _SIDE_FILES
-        if version is not None and len(_EMPTY) < _REMEMBERED:
-            _EMPTY[place] = is_empty
+        if version is not None and len(_EMPTY_LOGS) < _MAX_EMPTY_LOGS:
+            _EMPTY_LOGS[cache_key] = is_empty
         return is_empty
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        """Each as the layout describes it; `None` for one that has gone, or cannot be read where
-        loss is allowed.
+        """Returns each segment as the layout describes it; `None` for a segment that was deleted,
+        or whose description is invalid if loss is allowed.
 
         Raises:
-            CorruptSegmentError: What describes a segment cannot be read.
+            CorruptSegmentError: A description is invalid.
         """
-        if len(entries) <= self._alone:
-            return self._group(entries)
+        if len(entries) <= self._max_inline:
+            return self._describe_group(entries)
         size = min(max(len(entries) // _GROUPS, 1), _GROUP_SEGMENTS)
-        groups = [entries[at : at + size] for at in range(0, len(entries), size)]
-        return [found for group in self._pool.map(self._group, groups) for found in group]
+        groups = [entries[start : start + size] for start in range(0, len(entries), size)]
+        described = self._pool.map(self._describe_group, groups)
+        return [segment for group in described for segment in group]
 
-    def _group(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
-        return [self._described(entry) for entry in entries]
+    def _describe_group(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
+        return [self._describe(entry) for entry in entries]
 
-    def _described(self, entry: SegmentEntry) -> RemoteSegment | None:
+    def _describe(self, entry: SegmentEntry) -> RemoteSegment | None:
         try:
             return self.layout.describe(self.store, entry)
         except ObjectNotFoundError:
             uri = printable(self.store.uri(entry.described_by))
-            log.warning("%s has gone since it was listed: a delete under way; not read", uri)
+            log.warning("%s was deleted after it was listed; its segment is not read", uri)
             return None
         except SegmentFormatError as error:
             failure = CorruptSegmentError(
@@ -173,10 +184,10 @@ class ListedPartition:
     Attributes:
         folder: The incarnation of its topic.
         entries: Whole segments, in order of base offset, then segment id.
-        orphans: Objects that belong to no whole segment; those that are described, are damaged
+        orphans: Objects that belong to no whole segment. Those with a description are damaged
             segments.
         facts: See `PartitionListing`.
-        side_files: What was read of their side files.
+        side_files: Content of side files that were read.
     """
 
     def __init__(
@@ -185,7 +196,7 @@ class ListedPartition:
         folder: TopicFolder,
         partition: int,
         listing: PartitionListing,
-        kept: Bundle | None,
+        bundle: Bundle | None,
     ) -> None:
         self.folder = folder
         self.topic = folder.topic
@@ -196,32 +207,31 @@ class ListedPartition:
         self.facts = listing.facts
         self._damaged: list[RemoteSegment | None] | None = None
         self._catalog = catalog
-        self._kept = kept
-        self._pack = SegmentPack(kept, "segments")
-        self.side_files = SideFilePack(kept, "side files")
+        self._bundle = bundle
+        self._pack = SegmentPack(bundle, "segments")
+        self.side_files = SideFilePack(bundle, "side files")
         self._described: dict[int, RemoteSegment | None] = {}
 
     @property
     def has_segments(self) -> bool:
-        """Whether there is a segment that something describes, whole or damaged."""
-        return bool(self.entries) or any(one.described is not None for one in self.orphans)
+        """Whether any segment is described, whole or damaged."""
+        return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        """These of the entries, in their order; those that have gone or cannot be read are left
-        out.
+        """Returns some entries by number, without those that were deleted or cannot be read.
 
         Raises:
-            CorruptSegmentError: What describes a segment cannot be read.
+            CorruptSegmentError: A description is invalid.
         """
         wanted = list(numbers)
         missing = []
         for number in wanted:
             if number not in self._described:
-                known = self._pack.find(self.entries[number])
-                if known is None:
+                segment = self._pack.find(self.entries[number])
+                if segment is None:
                     missing.append(number)
                 else:
-                    self._described[number] = known
+                    self._described[number] = segment
         if missing:
             fresh = self._catalog.described([self.entries[number] for number in missing])
             for number, segment in zip(missing, fresh, strict=True):
@@ -229,48 +239,405 @@ class ListedPartition:
                 # The end of an empty segment may depend on the next one in the listing.
                 if segment is not None and segment.objects.size_in_bytes:
                     self._pack.add(self.entries[number], segment)
-        found = (self._described[number] for number in wanted)
-        return [segment for segment in found if segment is not None]
+        segments = (self._described[number] for number in wanted)
+        return [segment for segment in segments if segment is not None]
 
     def all(self) -> list[RemoteSegment]:
-        """All that can be described."""
+        """Returns all whole segments that can be described."""
         return self.described(range(len(self.entries)))
 
     def damaged(self) -> list[RemoteSegment]:
-        """The segments that lack some of their objects, as far as something describes them."""
+        """Returns the segments that lack objects and can be described."""
         if self._damaged is None:
             self._damaged = self._catalog.described(self._damaged_entries)
         return [segment for segment in self._damaged if segment is not None]
 
     def unreadable(self) -> list[tuple[int, str]]:
-        """Base offset and URI of the segments, whole or damaged, that were to be described and
-        whose description is gone or not valid.
+        """Returns base offset and URI of segments whose description is gone or invalid, as far as
+        they were described before.
         """
-        entries = [self.entries[at] for at, one in self._described.items() if one is None]
+        entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
         entries += (entry for entry, segment in damaged if segment is None)
-        return [(one.base_offset, self._catalog.store.uri(one.described_by)) for one in entries]
+        return [(entry.base_offset, self._uri(entry)) for entry in entries]
 
     def without_end(self) -> dict[str, tuple[int, str]]:
         """Returns base offset and URI, by segment id, of damaged segments whose log is gone and
-        whose other files tell a lower bound of their end alone.
+        whose other files give only a lower bound of their end.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
-            entry.segment_id: (entry.base_offset, self._catalog.store.uri(entry.described_by))
+            entry.segment_id: (entry.base_offset, self._uri(entry))
             for entry, segment in described
             if segment is not None and not segment.end_is_exact and entry.object("log") is None
         }
 
+    def _uri(self, entry: SegmentEntry) -> str:
+        return self._catalog.store.uri(entry.described_by)
+
     @property
     def _damaged_entries(self) -> list[SegmentEntry]:
-        return [one.described for one in self.orphans if one.described is not None]
+        return [orphan.described for orphan in self.orphans if orphan.described is not None]
 
     def save(self) -> None:
-        """Keeps what was described and read for later plans."""
+        """Saves descriptions and side files for later plans."""
         self._pack.save(self.entries)
         self.side_files.save()
-        if self._kept is not None:
-            self._kept.save()
-        # What is asked for from now on is described already.
+        if self._bundle is not None:
+            self._bundle.save()
+        # Everything asked for from now on is described already.
         self._pack, self.side_files = SegmentPack(None, ""), SideFilePack()
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveredTopic:
+    """A topic as the tier holds it.
+
+    Attributes:
+        topic_id: The incarnation that is read.
+        other_ids: The other incarnations.
+        partitions: Partitions with segments, whole or damaged, in order of number.
+        empty_partitions: Partitions without a segment in this incarnation that the user named, or
+            that have a folder.
+        parts: Objects in them.
+        older_ids: Those of `other_ids` with segments; they are older unless the user chose.
+        others: Everything else listed: partitions of other incarnations, and partitions of this one
+            without a segment.
+    """
+
+    topic: str
+    topic_id: str
+    other_ids: tuple[str, ...]
+    partitions: tuple[ListedPartition, ...]
+    empty_partitions: tuple[int, ...]
+    parts: tuple[Orphan, ...]
+    older_ids: frozenset[str]
+    others: tuple[ListedPartition, ...]
+
+    @property
+    def asked_partitions(self) -> tuple[int, ...]:
+        """All selected partitions, with or without segments, ascending."""
+        held = (listed.partition for listed in self.partitions)
+        return tuple(sorted([*held, *self.empty_partitions]))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which incarnation is read, and what the topic lacks."""
+        notes = []
+        if self.other_ids:
+            others = ", ".join(self.other_ids)
+            notes.append(f"topic {self.topic}: reading topic id {self.topic_id}, not {others}")
+        if self.empty_partitions:
+            notes.append(
+                f"topic {self.topic}: no segments of partitions {list(self.empty_partitions)} under"
+                f" topic id {self.topic_id}"
+            )
+        if self.parts:
+            notes.append(
+                f"topic {self.topic}: not read, as no segment of the partition is whole:"
+                f" {some(map(str, self.parts))}"
+            )
+        return tuple(notes)
+
+
+def discover(
+    options: ScanOptions, catalog: SegmentCatalog, pool: Executor
+) -> tuple[DiscoveredTopic, ...]:
+    """Lists every segment of the selected topics, partitions concurrently in `pool`.
+
+    Describes segments only where topic ids have to be compared.
+
+    Raises:
+        TierNotFoundError: Nothing of this layout is under the path.
+        TopicNotFoundError: The tier does not have a topic, or no segment of it.
+        DataLossError: Segments existed, and no object describes them anymore.
+        InvalidOptionError: The tier does not have a topic id, or the user must choose one.
+        CorruptSegmentError: A manifest is invalid.
+    """
+    topics = []
+    for topic, folders in sorted(incarnations(options, catalog).items()):
+        topics.append(discover_topic(options, topic, folders, catalog, pool))
+        log_topic(topics[-1])
+    return tuple(topics)
+
+
+def incarnations(
+    options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
+) -> Mapping[str, Sequence[TopicFolder]]:
+    """Returns the folders of the selected topics.
+
+    Args:
+        options: The selection.
+        catalog: Of the tier.
+        may_lack: Topics that are skipped if the tier does not have them.
+
+    Raises:
+        TierNotFoundError: See `discover`.
+        TopicNotFoundError: See `discover`.
+    """
+
+    def folders(topic: str | None) -> tuple[TopicFolder, ...]:
+        return catalog.layout.topic_folders(catalog.store, options.key_prefix, topic)
+
+    if isinstance(options.selection, SubscribePattern):
+        everything: dict[str, list[TopicFolder]] = defaultdict(list)
+        for folder in folders(None):
+            everything[folder.topic].append(folder)
+        matching = {topic: everything[topic] for topic in options.selection.wanted(everything)}
+        if not matching and not may_lack:
+            problem = f"no topic matches {options.selection.pattern!r}"
+            raise _not_found(problem, everything, (), options, catalog)
+        return matching
+    named = {topic: folders(topic) for topic in options.selection.wanted(())}
+    missing = [topic for topic, there in named.items() if not there and topic not in may_lack]
+    if missing:
+        problem = f"no topic {', '.join(map(repr, missing))}"
+        available = {folder.topic for folder in folders(None)}
+        raise _not_found(problem, available, missing, options, catalog)
+    return {topic: there for topic, there in named.items() if there}
+
+
+def _not_found(
+    problem: str,
+    available: Iterable[str],
+    missing: Sequence[str],
+    options: ScanOptions,
+    catalog: SegmentCatalog,
+) -> TopicNotFoundError | TierNotFoundError:
+    """Returns the error for topics that the tier does not have; `problem` begins its message."""
+    store, layout = catalog.store, catalog.layout
+    names = sorted(available)
+    uri = store.uri(options.key_prefix)
+    if names:
+        prefixes = prefixes_of_names(options.key_prefix, names, missing)
+        return TopicNotFoundError(
+            f"{problem} in the tier at {uri}; it has {', '.join(names)}{did_you_mean(prefixes)}"
+        )
+    listed = islice(store.list_objects(options.key_prefix), 10_000)
+    if any(info.key.endswith(".puffin") for info in listed):
+        return TierNotFoundError(
+            f"{problem} at {uri}: there are Puffin files of the plugin's Iceberg mode"
+            " (segment.format=iceberg), which holds no segments; read the table"
+            " <iceberg.namespace>.<topic> instead"
+        )
+    return TierNotFoundError(
+        f"no tier at {uri}: looked for folders named {options.key_prefix}{layout.folder_pattern}"
+        f" of layout {options.layout!r}. Check 'path', and 'keyPrefix' (the plugin's key.prefix,"
+        f" with its slash if it has one)"
+        f"{did_you_mean(likely_prefixes(store, layout, options.key_prefix, missing))}"
+    )
+
+
+def likely_prefixes(
+    store: ObjectStore, layout: Layout, key_prefix: str, wanted: Iterable[str]
+) -> tuple[str, ...]:
+    """Returns other key prefixes that have topics, in the folder of `key_prefix`, else below the
+    root. An empty `wanted` means any topic.
+    """
+    topics = tuple(wanted)
+    waiting = list(dict.fromkeys((key_prefix[: key_prefix.rfind("/") + 1], "")))
+    visited: set[str] = set()
+    prefixes: list[str] = []
+    while waiting and len(visited) < MAX_FOLDERS:
+        folder = waiting.pop(0)
+        if folder in visited:
+            continue
+        visited.add(folder)
+        names = [incarnation.topic for incarnation in layout.topic_folders(store, folder, None)]
+        if names:
+            prefixes += prefixes_of_names(folder, names, topics) or (folder,)
+        else:
+            waiting += store.list_folders(folder)
+    return tuple(prefix for prefix in dict.fromkeys(prefixes) if prefix != key_prefix)
+
+
+def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+    """Returns the prefixes under which folders with these names hold wanted topics."""
+    ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
+    heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
+    return tuple(dict.fromkeys(folder + head for head in heads))
+
+
+def did_you_mean(prefixes: Iterable[str]) -> str:
+    """Returns the end of an error message that suggests key prefixes; empty without any."""
+    names = " or ".join(repr(prefix) for prefix in prefixes)
+    return f"; did you mean keyPrefix {names}?" if names else ""
+
+
+def discover_topic(
+    options: ScanOptions,
+    topic: str,
+    folders: Sequence[TopicFolder],
+    catalog: SegmentCatalog,
+    pool: Executor,
+) -> DiscoveredTopic:
+    """Lists the partitions of one topic, of the incarnation among `folders` that the options or the
+    newest event choose; see `discover`.
+    """
+    pairs = [
+        (folder, partition)
+        for folder in folders
+        for partition in catalog.layout.partitions(catalog.store, folder)
+    ]
+    listed = list(pool.map(lambda pair: catalog.listed(*pair), pairs))
+    chosen = _choose(options, topic, folders, listed)
+    if wanted_topic_id(options, topic) is None:
+        _check_newest(options, chosen, listed)
+    here = {each.partition: each for each in listed if each.folder == chosen}
+    wanted: Sequence[int] = sorted({each.partition for each in listed})
+    if isinstance(options.selection, Assign):
+        wanted = options.selection.partitions[topic]
+    held = [here[number] for number in wanted if number in here and here[number].has_segments]
+    held_numbers = {each.partition for each in held}
+    empty = [number for number in wanted if number not in held_numbers]
+    parts = [
+        orphan
+        for number in empty
+        if number in here
+        for orphan in _incomplete_segments(options, here[number])
+    ]
+    with_segments = {each.folder for each in listed if each.has_segments}
+    discovered = DiscoveredTopic(
+        topic,
+        chosen.topic_id,
+        tuple(folder.topic_id for folder in folders if folder != chosen),
+        tuple(held),
+        tuple(empty),
+        tuple(parts),
+        frozenset(folder.topic_id for folder in with_segments - {chosen}),
+        tuple(
+            each
+            for each in listed
+            if each.partition in wanted
+            and not (each.folder == chosen and each.partition not in empty)
+        ),
+    )
+    if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
+        raise TopicNotFoundError(
+            f"no segment of topic {topic!r} at {catalog.store.uri(chosen.folder)}; there are"
+            f" {some(map(str, parts)) or 'no objects'}",
+            topic=topic,
+        )
+    return discovered
+
+
+def wanted_topic_id(options: ScanOptions, topic: str) -> str | None:
+    """Returns the topic id that option `topicId` names for a topic."""
+    return options.topic_ids.get(topic, options.topic_ids.get(""))
+
+
+def log_topic(topic: DiscoveredTopic) -> None:
+    """Warns of objects that are not read."""
+    for listed in topic.partitions:
+        _log_orphans(listed)
+    for note in topic.notes:
+        log.warning("%s", note)
+
+
+def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
+    """Returns the objects of a partition that has no whole segment.
+
+    A broker copies a segment after the previous one is complete, so parts of one segment are a
+    first copy in progress, or a failed one. Parts of several segments prove that there was more.
+
+    Raises:
+        DataLossError: There are parts of several segments, and loss is not allowed.
+    """
+    parts = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
+    if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:
+        raise DataLossError(
+            f"only parts of segments are there, not one whole: {some(map(str, parts))};"
+            " failOnDataLoss=false leaves the partition out",
+            topic=listed.topic,
+            partition=listed.partition,
+        )
+    return list(listed.orphans)
+
+
+def _check_newest(
+    options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
+) -> None:
+    """Raises `DataLossError`, or warns, if an incarnation without a whole segment may be newer: the
+    topic is being created again, or the description of the newest segments is lost.
+    """
+    readable = {chosen, *(each.folder for each in listed if each.has_segments)}
+    others = [
+        orphan
+        for each in listed
+        if each.folder not in readable
+        for orphan in each.orphans
+        if orphan.base_offset is not None
+    ]
+    if not others:
+        return
+    entries = (entry for each in listed if each.folder == chosen for entry in each.entries)
+    written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
+    newest = max(written, default=-1)
+    newer = [one for one in others if one.written_ms is None or one.written_ms > newest]
+    if not newer:
+        return
+    text = (
+        f"topic {chosen.topic}: the segments of topic id {chosen.topic_id} are older than what"
+        f" there is of another one: {some(map(str, newer))}"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}; choose with option 'topicId', or wait for a copy that is under way",
+            topic=chosen.topic,
+        )
+    log.warning("%s", text)
+
+
+def _choose(
+    options: ScanOptions,
+    topic: str,
+    folders: Sequence[TopicFolder],
+    listed: Sequence[ListedPartition],
+) -> TopicFolder:
+    """Returns the incarnation that the user names, or the one with the newest event."""
+    ids = ", ".join(folder.topic_id for folder in folders)
+    wanted = wanted_topic_id(options, topic)
+    if wanted is not None:
+        for folder in folders:
+            if folder.topic_id == wanted:
+                return folder
+        raise InvalidOptionError(
+            f"option 'topicId': topic {topic!r} has no id {wanted}; the tier has {ids}"
+        )
+    if len(folders) == 1:
+        return folders[0]
+    newest = dict.fromkeys(folders, -1)
+    for each in listed:
+        for segment in (*each.all(), *each.damaged()):
+            if segment.event_timestamp_ms is None:
+                raise InvalidOptionError(
+                    f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
+                    " does not tell which is newest: choose with option 'topicId'"
+                )
+            newest[each.folder] = max(newest[each.folder], segment.event_timestamp_ms)
+    latest = max(newest.values())
+    winners = [folder for folder, timestamp in newest.items() if timestamp == latest]
+    if len(winners) > 1:
+        raise InvalidOptionError(
+            f"topic {topic!r} has several topic ids ({ids}) with the same newest event timestamp:"
+            " choose with option 'topicId'"
+        )
+    return winners[0]
+
+
+def _log_orphans(listed: ListedPartition) -> None:
+    """Warns of objects that are not read; those of a copy in progress are usual."""
+    last = listed.entries[-1].base_offset if listed.entries else -1
+    by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
+    for orphan in listed.orphans:
+        is_copy_in_progress = (
+            orphan.described is None
+            and orphan.base_offset is not None
+            and orphan.base_offset >= last
+        )
+        by_level[logging.INFO if is_copy_in_progress else logging.WARNING].append(orphan)
+    for level, orphans in by_level.items():
+        if orphans:
+            text = some(map(str, orphans))
+            name = f"{listed.topic}-{listed.partition}"
+            log.log(level, "%s: no whole segment, not read: %s", name, text)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_between
-from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
 from segment_format.errors import (
@@ -44,6 +43,19 @@ log = logging.getLogger(__name__)
 _REMEMBERED_BYTES: Final = 64 << 10
 """Indexes up to this size are remembered: both bounds and the cut often fall into one segment."""
 _REMEMBERED: Final = 4  # of them, parsed
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What batch headers show.
+
+    Attributes:
+        aborted: Transactions whose abort marker was found.
+        open_after: Producer id to the first offset of its transaction still open.
+    """
+
+    aborted: tuple[AbortedTxn, ...]
+    open_after: Mapping[int, int]
 
 
 class SideFiles:

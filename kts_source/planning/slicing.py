@@ -1,7 +1,8 @@
-"""From offsets to byte slices, and from slices to tasks of even size.
+"""Turns offsets into byte slices, and slices into tasks of even size.
 
-Segments larger than a task should be are cut near chunk borders; small neighbours share a task. An
-offset bound narrows the bytes by the offset index.
+Segments larger than a task are cut near chunk borders; small neighbors share a task. The offset
+index narrows the bytes of an offset range. Option `where` narrows slices by offsets, timestamps and
+partitions; the range of a partition, its end and its holes stay what they are.
 """
 
 from __future__ import annotations
@@ -12,25 +13,36 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import PlanTooLargeError
-from kts_source.layout.remote_segment import IndexType, SegmentObjects
-from kts_source.planning.pruning import Pruner
+from kts_source.layout.remote_segment import IndexType
+from kts_source.planning.bounds import confirmed_skip
+from kts_source.planning.estimate import ARCHIVE_CLASSES
+from kts_source.planning.partition_plan import segment_name, segment_slice
+from kts_source.predicate.implied_ranges import (
+    EVERYWHERE,
+    first_millisecond,
+    region,
+    specialised,
+)
+from kts_source.predicate.model import MIN_INT64, And
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.index.checkpoints import EpochEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.isolation import Decisions
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan, SegmentName
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.planning.side_files import SideFiles
+    from kts_source.predicate.implied_ranges import Region
+    from kts_source.predicate.model import Predicate
     from segment_format.index.sparse_indexes import OffsetIndex
-    from segment_format.isolation import AbortedIntervals
 
 _Piece = TypeVar("_Piece")
-_INDEX_ENTRY_BYTES = 8
+_INDEX_ENTRY_BYTES: Final = 8
 MAX_SLICES: Final = 1 << 22
 """Of one plan: 512 TiB in tasks of the usual size."""
 
@@ -38,44 +50,40 @@ MAX_SLICES: Final = 1 << 22
 def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
-    """The wanted offsets of each segment, as one slice, or several where a task may hold only so
-    many records.
-
-    Raises:
-        PlanTooLargeError: More slices than a plan may have.
+    """Yields the wanted offsets of each segment as one slice, or as several if the number of
+    records per task is limited. Raises `PlanTooLargeError` if a plan cannot hold them.
     """
-    pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
+    pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     for segment, first, end in plan.wanted_ranges():
         start, stop = pruner.narrowed(segment, first, end)
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
         limit = options.max_records_per_partition or stop - start
-        looks_up = is_cut or limit < stop - start
-        index = side_files.offset_index(segment) if looks_up else None
+        needs_index = is_cut or limit < stop - start
+        index = side_files.offset_index(segment) if needs_index else None
         for low, high in pairwise(_offset_cuts(segment, start, stop, index, limit)):
             cuts = 0, segment.objects.size_in_bytes
             if index is not None:  # without the bytes that it rules out
-                behind = index.positions[index.offsets >= high - 1]
-                cut_stop = int(behind[1]) if len(behind) > 1 else cuts[1]
+                later = index.positions[index.offsets >= high - 1]
+                cut_stop = int(later[1]) if len(later) > 1 else cuts[1]
                 # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
             aborted = decisions.aborted.clip(low, high)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
-            part = segment_slice(segment, cuts, (low, high), aborted, lineage)
-            yield _in_one_piece(part) if looks_up and index is None else part
+            piece = segment_slice(segment, cuts, (low, high), aborted, lineage)
+            yield _without_index(piece) if needs_index and index is None else piece
 
 
 def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
-    """Offsets that cut [start, stop), its ends among them, with about `limit` records between two
-    of them at most.
+    """Returns offsets that cut [start, stop), both ends included, so that at most about `limit`
+    records are between two of them.
 
-    A record takes a byte at least, also in a compressed batch: it has an offset of its own. So
-    where two entries of the offset index are further apart in offsets than in bytes, compaction has
-    left few records between them, nobody knows where, and there is no cut. Elsewhere offsets count
-    as records.
+    A record takes at least a byte, also in a compressed batch: it has an offset of its own. So if
+    two index entries are further apart in offsets than in bytes, compaction has left few records
+    between them at unknown offsets, and there is no cut. Elsewhere offsets count as records.
     """
     if limit >= stop - start:
         return start, stop
@@ -90,7 +98,7 @@ def _offset_cuts(
         else:
             first = low + room
             if len(cuts) + (high - first) // limit > MAX_SLICES:
-                raise too_many_slices()
+                raise _too_many_slices()
             inside = range(first, high, limit)
             cuts += inside
             room = limit - (high - inside[-1]) if inside else room - (high - low)
@@ -100,91 +108,52 @@ def _offset_cuts(
 def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
-    """Offsets from `start` to `stop` that entries of the index end with, and how many bytes hold
-    what lies between two of them, at most.
+    """Returns the offsets from `start` to `stop` at which index entries end, and the maximum number
+    of bytes between two of them.
     """
     size = segment.objects.size_in_bytes
     if index is None:
         return [start, stop], [size]
     inside = (index.offsets >= start) & (index.offsets < stop - 1)
     borders = [start, *(index.offsets[inside] + 1).tolist(), stop]
-    # What ends with an entry begins behind the entry before, and ends where the next one begins.
-    behind = index.positions[index.offsets >= stop - 1][:2].tolist()
-    positions = [index.lookup(start).position, *index.positions[inside].tolist(), *behind]
+    # Records of an entry begin after the previous entry and end where the next entry begins.
+    later = index.positions[index.offsets >= stop - 1][:2].tolist()
+    positions = [index.lookup(start).position, *index.positions[inside].tolist(), *later]
     positions += [size] * (len(borders) + 1 - len(positions))
     return borders, [high - low for low, high in zip(positions, positions[2:], strict=False)]
 
 
 def bounded(slices: Iterable[_Piece]) -> Iterator[_Piece]:
-    """The same, up to as many as a plan may have.
-
-    Raises:
-        PlanTooLargeError: There are more.
-    """
-    for number, part in enumerate(slices):
+    """Yields slices; raises `PlanTooLargeError` if there are more than a plan may have."""
+    for number, piece in enumerate(slices):
         if number == MAX_SLICES:
-            raise too_many_slices()
-        yield part
+            raise _too_many_slices()
+        yield piece
 
 
-def too_many_slices() -> PlanTooLargeError:
-    """What to say of a plan with more slices than memory holds."""
+def _too_many_slices() -> PlanTooLargeError:
     return PlanTooLargeError(
         f"the plan would have more than {MAX_SLICES:,} slices; raise targetPartitionBytes or"
         " maxRecordsPerPartition, lower minPartitions, or read fewer topics or offsets at a time"
     )
 
 
-def segment_slice(
-    segment: RemoteSegment,
-    cuts: Sequence[int],
-    offsets: Sequence[int],
-    aborted: AbortedIntervals,
-    lineage: tuple[EpochEntry, ...],
-) -> SegmentSlice:
-    """A slice of a segment, with no more of its objects than a task needs."""
-    objects = segment.objects
-    cut_start, cut_stop = cuts
-    start, stop = offsets
-    return SegmentSlice(
-        topic=segment.topic,
-        partition=segment.partition,
-        segment_id=segment.segment_id,
-        segment_start=segment.start_offset,
-        segment_stop=segment.stop_offset,
-        objects=SegmentObjects(
-            objects.log,
-            objects.chunk_index,
-            objects.compression,
-            objects.encryption,
-            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
-        ),
-        cut_start=cut_start,
-        cut_stop=cut_stop,
-        start_offset=start,
-        stop_offset=stop,
-        aborted=aborted,
-        lineage=lineage,
-        topic_id=segment.topic_id,
-    )
-
-
-def _in_one_piece(part: SegmentSlice) -> SegmentSlice:
-    """The slice of a segment whose offset index was looked into and cannot be used. Pieces of it
-    but the first would be empty, and an index that is lost later could not be told from this one.
+def _without_index(piece: SegmentSlice) -> SegmentSlice:
+    """Returns the slice of a segment whose offset index is not usable. Its boundaries are not
+    looked up in tasks either, so it is not cut into pieces.
     """
-    unused = part.offset_index
+    unused = piece.offset_index
     empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
-    return replace(part, objects=replace(part.objects, indexes=empty))
+    return replace(piece, objects=replace(piece.objects, indexes=empty))
 
 
 def _owners(
     lineage: Sequence[EpochEntry], segment_start: int, start: int, stop: int
 ) -> tuple[EpochEntry, ...]:
-    """The lineage's entries that own offsets [start, stop).
+    """Returns the lineage's entries that own offsets [start, stop).
 
-    The first of all is stretched to the segment's start: a batch that the log start cuts in two has
-    its base below it.
+    The first entry of the lineage is extended down to the segment's start: a batch across the log
+    start has its base offset below it.
     """
     entries = [
         entry
@@ -197,75 +166,167 @@ def _owners(
     return tuple(entries)
 
 
-def cut(part: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
-    """Slices of about `target` original bytes, never more of them than the offset index has borders
-    for.
-    """
-    count = math.ceil(part.work / target)
+def cut(piece: SegmentSlice, target: int) -> Iterator[SegmentSlice]:
+    """Cuts a slice into slices of about `target` original bytes, at most one per index entry."""
+    count = math.ceil(piece.work / target)
     if count > 1:
-        count = min(count, part.offset_index.size // _INDEX_ENTRY_BYTES + 1)
+        count = min(count, piece.offset_index.size // _INDEX_ENTRY_BYTES + 1)
     if count <= 1:
-        yield part
+        yield piece
         return
-    chunk = part.objects.chunk_index.original_chunk_size
-    step = part.nominal_bytes / count
-    inner = (part.cut_start + round(step * number) for number in range(1, count))
+    chunk = piece.objects.chunk_index.original_chunk_size
+    step = piece.nominal_bytes / count
+    inner = (piece.cut_start + round(step * number) for number in range(1, count))
     if step >= chunk:  # cuts on chunk borders
         inner = (round(position / chunk) * chunk for position in inner)
-    between = {position for position in inner if part.cut_start < position < part.cut_stop}
-    for cut_start, cut_stop in pairwise([part.cut_start, *sorted(between), part.cut_stop]):
-        yield replace(part, cut_start=cut_start, cut_stop=cut_stop)
+    between = {position for position in inner if piece.cut_start < position < piece.cut_stop}
+    for cut_start, cut_stop in pairwise([piece.cut_start, *sorted(between), piece.cut_stop]):
+        yield replace(piece, cut_start=cut_start, cut_stop=cut_stop)
 
 
-def cut_range(part: BrokerRange, target: int, most_records: int | None) -> Iterator[BrokerRange]:
-    """Ranges of about `target` bytes, and of at most so many offsets, evenly."""
-    offsets = part.stop_offset - part.start_offset
-    count = math.ceil(part.work / target)
-    if most_records is not None:
-        count = max(count, math.ceil(offsets / most_records))
+def cut_range(piece: BrokerRange, target: int, max_records: int | None) -> Iterator[BrokerRange]:
+    """Cuts a range evenly into ranges of about `target` bytes and at most `max_records` offsets."""
+    offsets = piece.stop_offset - piece.start_offset
+    count = math.ceil(piece.work / target)
+    if max_records is not None:
+        count = max(count, math.ceil(offsets / max_records))
     count = max(1, min(count, offsets))
     if count > MAX_SLICES:
-        raise too_many_slices()
-    cuts = (part.start_offset + offsets * number // count for number in range(count + 1))
+        raise _too_many_slices()
+    cuts = (piece.start_offset + offsets * number // count for number in range(count + 1))
     for start, stop in pairwise(cuts):
-        yield part.part(start, stop)
+        yield piece.part(start, stop)
 
 
-def target_bytes(spans: Sequence[SegmentSlice | BrokerRange], options: ScanOptions) -> int:
-    """Original bytes a task should hold, smaller where more tasks are asked for."""
+def target_bytes(pieces: Sequence[SegmentSlice | BrokerRange], options: ScanOptions) -> int:
+    """Returns the original bytes per task, fewer if option `minPartitions` asks for more tasks."""
     if options.min_partitions is None:
         return options.target_partition_bytes
-    share = math.ceil(sum(span.work for span in spans) / options.min_partitions)
+    share = math.ceil(sum(piece.work for piece in pieces) / options.min_partitions)
     return max(1, min(options.target_partition_bytes, share))
 
 
 def pack(
-    parts: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
+    pieces: Iterable[SegmentSlice | BrokerRange], target: int, options: ScanOptions
 ) -> Iterator[ScanTask]:
-    """Neighbours of one kind share a task up to the target size and the limits on segments and
+    """Packs neighbors of one kind into tasks, up to the target size and the limits on segments and
     records.
     """
     limit = options.max_records_per_partition
     group: list[SegmentSlice | BrokerRange] = []
     work = records = 0
-    for part in parts:
-        # A record takes a byte at least, see `_offset_cuts`; of ranges the bytes are a guess.
-        most = part.stop_offset - part.start_offset
-        if isinstance(part, SegmentSlice):
-            most = min(most, part.nominal_bytes)
-        size = part.work
-        full = work + size > target or len(group) >= options.max_segments_per_task
-        full |= bool(group) and type(part) is not type(group[-1])
-        if group and (full or (limit is not None and records + most > limit)):
+    for piece in pieces:
+        # A record takes at least a byte, see `_offset_cuts`; the bytes of ranges are estimated.
+        max_records = piece.stop_offset - piece.start_offset
+        if isinstance(piece, SegmentSlice):
+            max_records = min(max_records, piece.nominal_bytes)
+        size = piece.work
+        is_full = work + size > target or len(group) >= options.max_segments_per_task
+        is_full |= bool(group) and type(piece) is not type(group[-1])
+        is_full |= limit is not None and records + max_records > limit
+        if group and is_full:
             yield _task(group)
             group, work, records = [], 0, 0
-        group.append(part)
+        group.append(piece)
         work += size
-        records += most
+        records += max_records
     if group:
         yield _task(group)
 
 
 def _task(group: Sequence[SegmentSlice | BrokerRange]) -> ScanTask:
-    slices = tuple(part for part in group if isinstance(part, SegmentSlice))
-    return ScanTask(slices, tuple(part for part in group if not isinstance(part, SegmentSlice)))
+    slices = tuple(piece for piece in group if isinstance(piece, SegmentSlice))
+    return ScanTask(slices, tuple(p for p in group if not isinstance(p, SegmentSlice)))
+
+
+class _Pruner:
+    """Narrows the segments of one partition, in the order of their offsets, to what can match."""
+
+    def __init__(
+        self, where: Predicate | None, topic: str, partition: int, side_files: SideFiles
+    ) -> None:
+        # Offsets and timestamps that rows must have to match.
+        self._box = EVERYWHERE if where is None else region(specialised(where, topic, partition))
+        self._side_files = side_files
+        # A time index is worth a request only where the wanted times begin.
+        self._all_earlier = True
+
+    def narrowed(self, segment: RemoteSegment, start: int, stop: int) -> tuple[int, int]:
+        """Returns the offsets of [start, stop) that can match; empty (start ≥ stop) if none can."""
+        box = self._box
+        if box.is_empty:
+            return stop, stop
+        start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
+        if start < stop and box.first_timestamp > MIN_INT64:
+            start = max(start, self._first_late_enough(segment, stop))
+        return start, stop
+
+    def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
+        """Returns an offset below which all records are dated too early."""
+        first_ms = first_millisecond(self._box)
+        if segment.is_dated_before(first_ms):
+            return stop
+        if not self._all_earlier:
+            return segment.start_offset
+        self._all_earlier = False
+        if segment.objects.log.storage_class in ARCHIVE_CLASSES:  # its log cannot be read now
+            return segment.start_offset
+        skip = confirmed_skip(segment, first_ms, self._side_files)
+        return segment.start_offset if skip is None else skip.last_offset + 1
+
+
+def fingerprint(where: Predicate | None) -> str | None:
+    """Returns a text that is the same for equal predicates only."""
+    return None if where is None else repr(where)
+
+
+def conjunction(*terms: Predicate | None) -> Predicate | None:
+    """Joins conditions by AND; `None` if there are none."""
+    distinct = tuple(dict.fromkeys(term for term in terms if term is not None))
+    if len(distinct) < 2:
+        return distinct[0] if distinct else None
+    return And(distinct)
+
+
+def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
+    """Returns a plan without the slices and ranges in which no row matches.
+
+    Makes no request: offsets, partitions and the newest timestamp of each segment decide.
+
+    Args:
+        plan: Made for the same rows, or for more.
+        where: Rows for which it is not true are not wanted.
+        whole: The same together with the condition that the plan was made with.
+    """
+    segments = {
+        segment_name(span.segment): span.segment
+        for part in plan.partitions
+        for span in part.surviving.ranges
+    }
+    boxes: dict[tuple[str, int], Region] = {}
+    for part in plan.partitions:
+        boxes[part.topic, part.partition] = region(specialised(where, part.topic, part.partition))
+    tasks = (_narrowed_task(task, boxes, segments) for task in plan.tasks)
+    kept = tuple(task for task in tasks if task.slices or task.ranges)
+    return replace(plan, tasks=kept, where=fingerprint(whole))
+
+
+def _narrowed_task(
+    task: ScanTask,
+    boxes: Mapping[tuple[str, int], Region],
+    segments: Mapping[SegmentName, RemoteSegment],
+) -> ScanTask:
+    pieces: list[SegmentSlice | BrokerRange] = []
+    for piece in task.parts:
+        box = boxes[piece.topic, piece.partition]
+        start = max(piece.start_offset, box.first_offset)
+        stop = min(piece.stop_offset, box.last_offset + 1)
+        if start >= stop or box.is_empty:
+            continue
+        if not isinstance(piece, SegmentSlice):
+            pieces.append(piece.part(start, stop))
+            continue
+        segment = segments.get(segment_name(piece))
+        if segment is None or not segment.is_dated_before(first_millisecond(box)):
+            pieces.append(replace(piece, start_offset=start, stop_offset=stop))
+    return _task(pieces)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kts_source.auditing.report import AuditReport
-    from kts_source.planning.describe import DescribedPlan, PartitionWatermark
-    from kts_source.planning.locked import LockedPartition
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.describe import DescribedPlan, LockedPartition, PartitionWatermark
+    from kts_source.planning.partition_plan import PartitionPlan
 
 
 DAY_S: Final = 86_400

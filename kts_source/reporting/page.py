@@ -31,15 +31,15 @@ import numpy as np
 
 from kts_source.errors import InvalidOptionError
 from kts_source.options import ScanOptions, parse_options
-from kts_source.planning.describe import described_plan
-from kts_source.planning.gc_pause import paused_collector
-from kts_source.planning.locked import (
+from kts_source.planning.describe import (
     LockedPartition,
+    described_plan,
     locked_partition,
     only,
     partitions_with_keys,
     unless_locked,
 )
+from kts_source.planning.planner import paused_collector
 from kts_source.quiet import errors_only
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.store.open_store import local_file

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kts_source.layout.remote_segment import RemoteSegment
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan
 
 SERVED: Final = 0
 ON_DISK: Final = 1

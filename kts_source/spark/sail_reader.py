@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.columns import PARTITION
-from kts_source.planning.narrowing import conjunction
+from kts_source.planning.slicing import conjunction
 from kts_source.predicate.model import (
     MAX_INT64,
     MIN_INT64,

@@ -1,65 +1,45 @@
-"""Which of the pending segments make the next micro-batch.
+"""Chooses the offsets of the next micro-batch.
 
-Those whose newest record is oldest come first, whatever their partition: so event time moves on
-evenly over partitions, and watermarks drop fewer rows. Within a partition segments keep their
-order.
+Pending segments whose newest record is oldest come first, whatever their partition: so event time
+advances evenly over partitions, and watermarks drop fewer rows. Within a partition segments keep
+their order.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+from kts_source.options.selection import LATEST_OFFSET, LatestBound, OffsetsBound
+from kts_source.planning.bounds import check_named, resolve_start, wanted_of
+from kts_source.streaming.checks import check_new, report_recreated, resumed_offset
+from kts_source.streaming.offsets import (
+    StreamPosition,
+    TopicBegin,
+    TopicPartition,
+    TopicPosition,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from kts_source.options import ScanOptions
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.streaming.look import LogLook, Look, PendingSegment, TopicLook
 
-class Place(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    partition: int
-
-
-@dataclass(frozen=True, slots=True)
-class PendingSegment:
-    """Offsets [start, stop) of one segment that are still to be read.
-
-    Attributes:
-        size: Their original bytes; of a part of a segment its share by offsets.
-        order: What is smallest comes first.
-    """
-
-    start: int
-    stop: int
-    size: int
-    order: tuple[int, int]
-
-
-def dated(max_timestamp_ms: int) -> tuple[int, int]:
-    """The order of a segment with this largest timestamp; −1 when unknown."""
-    return 0, max_timestamp_ms
-
-
-def undated(number: int, lag: int) -> tuple[int, int]:
-    """The order of what only brokers have: behind all segments, in turns, most behind first.
-
-    Args:
-        number: Of the turn.
-        lag: How many offsets of the partition are still to be read.
-    """
-    return 1 + number, -lag
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a micro-batch holds at most; `None` = no limit. The one that is reached first counts.
+    """Limits of a micro-batch; `None` = no limit. The first one reached ends the batch.
 
     Attributes:
         offsets: Cut inside a segment.
-        size: Original bytes of whole segments, of which there is one at least.
-        segments: Or parts of them.
+        size: Original bytes of whole segments, of which there is at least one.
+        segments: Number of segments, or of parts of them.
     """
 
     offsets: int | None = None
@@ -69,31 +49,31 @@ class BatchLimits:
 
 NO_LIMITS = BatchLimits()
 
-Pending: TypeAlias = "Mapping[Place, Iterator[PendingSegment]]"
+Pending: TypeAlias = "Mapping[TopicPartition, Iterator[PendingSegment]]"
 
 
-def admit(pending: Pending, limits: BatchLimits) -> dict[Place, int]:
-    """Where a micro-batch ends in each partition of which it takes something, exclusive.
+def admit(pending: Pending, limits: BatchLimits) -> dict[TopicPartition, int]:
+    """Returns where a micro-batch ends, exclusive, in each partition that it reads.
 
-    No more segments are asked for than are needed.
+    Reads no more pending segments than needed.
 
     Args:
         pending: Segments by partition, ascending.
         limits: Of the batch.
     """
-    heads: list[tuple[tuple[int, int], Place, PendingSegment]] = []
+    heads: list[tuple[tuple[int, int], TopicPartition, PendingSegment]] = []
 
-    def advance(place: Place) -> None:
-        segment = next(pending[place], None)
+    def advance(partition: TopicPartition) -> None:
+        segment = next(pending[partition], None)
         if segment is not None:
-            heapq.heappush(heads, (segment.order, place, segment))
+            heapq.heappush(heads, (segment.order, partition, segment))
 
-    for place in pending:
-        advance(place)
-    ends: dict[Place, int] = {}
+    for partition in pending:
+        advance(partition)
+    ends: dict[TopicPartition, int] = {}
     offsets = size = segments = 0
     while heads:
-        _, place, segment = heapq.heappop(heads)
+        _, partition, segment = heapq.heappop(heads)
         if limits.segments is not None and segments == limits.segments:
             break
         if limits.size is not None and segments and size + segment.size > limits.size:
@@ -102,9 +82,174 @@ def admit(pending: Pending, limits: BatchLimits) -> dict[Place, int]:
         if limits.offsets is not None and offsets + count >= limits.offsets:
             stop = segment.start + limits.offsets - offsets
             if stop > segment.start:
-                ends[place] = stop
+                ends[partition] = stop
             break
-        ends[place] = segment.stop
+        ends[partition] = segment.stop
         offsets, size, segments = offsets + count, size + segment.size, segments + 1
-        advance(place)
+        advance(partition)
     return ends
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPartition:
+    """Offsets [start, stop) of a partition that may be read next.
+
+    Attributes:
+        is_told: Whether the stream's position says where it begins; else the next one must.
+        look: `None` if the tier has no segment of it.
+    """
+
+    partition: TopicPartition
+    topic_id: str
+    start: int
+    stop: int
+    is_told: bool
+    look: LogLook | None
+
+
+def pending_partitions(
+    options: ScanOptions, position: StreamPosition, look: Look
+) -> list[PendingPartition]:
+    """Returns what may be read next, in order of topic and partition, with empty ranges.
+
+    Raises:
+        DataLossError: Something was lost that the stream has read, or has still to read.
+        InvalidOptionError: A start in JSON does not name the existing partitions.
+    """
+    if position.is_initial:
+        return _initial_partitions(options, look)
+    pending: list[PendingPartition] = []
+    for name, topic in sorted(look.items()):
+        known = position.topics.get(name)
+        if known is None or known.topic_id is None:
+            if known is not None:
+                log.warning(
+                    "topic %s: the checkpoint has no topic id; continuing in the newest, %s",
+                    name,
+                    topic.topic_id,
+                )
+            pending += _resumed_partitions(topic, known)
+            continue
+        partitions = list(_resumed_partitions(topic, known))
+        if topic.newer is not None and all(each.start >= each.stop for each in partitions):
+            newer = topic.newer
+            report_recreated(
+                name, known.topic_id, newer.topic_id, fail_on_data_loss=options.fail_on_data_loss
+            )
+            looks = sorted(newer.partitions().items())
+            partitions = [_new_partition(each, newer.topic_id) for _, each in looks]
+        pending += partitions
+    return pending
+
+
+def _resumed_partitions(
+    topic: TopicLook, position: TopicPosition | None
+) -> Iterator[PendingPartition]:
+    offsets: Mapping[int, int] = {} if position is None else position.offsets
+    epochs: Mapping[int, int] = {} if position is None else position.epochs
+    for number, look in sorted(topic.partitions.items()):
+        if number not in offsets:
+            yield _new_partition(look, topic.topic_id)
+            continue
+        before = offsets[number]
+        start = resumed_offset(
+            look.place,
+            before,
+            epochs.get(number),
+            log_start=look.log.log_start,
+            stop=look.written_stop,
+            owner=look.epoch_of(before - 1),
+        )
+        partition = TopicPartition(topic.topic, number)
+        stop = max(start, look.end())
+        yield PendingPartition(partition, topic.topic_id, start, stop, start == before, look)
+
+
+def _new_partition(look: LogLook, topic_id: str) -> PendingPartition:
+    stop = look.end()
+    start = look.log.log_start
+    check_new(look.place, start)
+    partition = TopicPartition(look.place.topic, look.place.partition)
+    return PendingPartition(partition, topic_id, start, max(start, stop), is_told=False, look=look)
+
+
+def _initial_partitions(options: ScanOptions, look: Look) -> list[PendingPartition]:
+    """Returns where the options say that a new stream begins."""
+    held = {(topic.topic, number) for topic in look.values() for number in topic.partitions}
+    # Only brokers know all partitions: one without segments may exist.
+    check_named(options, held, look.keys() if options.brokers is None else frozenset())
+    pending = []
+    for name, topic in sorted(look.items()):
+        for number, log_look in sorted(topic.partitions.items()):
+            partition = TopicPartition(name, number)
+            start = _initial_offset(options, log_look, log_look.end())
+            stop = max(start, log_look.end())
+            pending.append(
+                PendingPartition(partition, topic.topic_id, start, stop, False, log_look)
+            )
+        # Partitions that the user named and that are not tiered yet.
+        if isinstance(options.starting, OffsetsBound):
+            for number, start in sorted(options.starting.offsets.get(name, {}).items()):
+                if number not in topic.partitions and start >= 0:
+                    partition = TopicPartition(name, number)
+                    pending.append(
+                        PendingPartition(partition, topic.topic_id, start, start, False, None)
+                    )
+    return pending
+
+
+def _initial_offset(options: ScanOptions, look: LogLook, end: int) -> int:
+    starting = options.starting
+    wanted = wanted_of(starting, look.place)
+    if isinstance(starting, LatestBound):
+        return end
+    if isinstance(starting, OffsetsBound) and wanted is not None:
+        if wanted == LATEST_OFFSET:
+            return end
+        if wanted > look.log.stop:  # not tiered yet
+            return wanted
+
+    def lookup(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+        offset = look.first_offset_at_or_after(timestamp_ms)
+        return look.log, offset
+
+    return resolve_start(options, look.place, look.log, lookup)
+
+
+def next_position(
+    position: StreamPosition,
+    pending: Sequence[PendingPartition],
+    ends: Mapping[TopicPartition, int],
+) -> StreamPosition:
+    """Returns the position after a batch; `position` itself if the batch would be empty.
+
+    A new stream always has a first batch, because Spark asks for one. Partitions that are in the
+    position and not pending stay as they are.
+
+    Args:
+        position: Before the batch.
+        pending: What could be read.
+        ends: Where the batch ends in the partitions that it reads.
+    """
+    if not position.is_initial and all(ends.get(p.partition, 0) <= p.start for p in pending):
+        return position
+    topics = dict(position.topics)
+    begins: dict[str, TopicBegin] = {}
+    for each in pending:
+        topic, number = each.partition
+        known = topics.get(topic)
+        if known is None or known.topic_id not in (None, each.topic_id):
+            known = TopicPosition(each.topic_id, {})
+        stop = max(each.start, ends.get(each.partition, each.start))
+        epochs = dict(known.epochs)
+        if stop != known.offsets.get(number):
+            epochs.pop(number, None)
+            # The epoch of a record that this stream did not read is never compared.
+            epoch = None if each.look is None else each.look.epoch_of(stop - 1)
+            if stop > each.start and epoch is not None:
+                epochs[number] = epoch
+        topics[topic] = TopicPosition(each.topic_id, {**known.offsets, number: stop}, epochs)
+        if not each.is_told:
+            begin = begins.get(topic, TopicBegin(each.topic_id, {}))
+            begins[topic] = TopicBegin(each.topic_id, {**begin.offsets, number: each.start})
+    return StreamPosition(topics, begins)

@@ -1,4 +1,4 @@
-"""What may have happened to a partition between two looks, told by topic id, epoch and offsets."""
+"""Checks what happened to a partition since the stream last read it: topic id, epoch, offsets."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import DataLossError, OffsetOutOfRangeError
 from kts_source.options.selection import Assign
+from kts_source.planning.bounds import Place
 from kts_source.texts import some
 
 if TYPE_CHECKING:
+    from kts_source.options import ScanOptions
     from kts_source.options.selection import Selection
-    from kts_source.planning.bounds import Place
-    from kts_source.streaming.offsets import StreamPosition
+    from kts_source.streaming.offsets import BatchRange, StreamPosition
 
 log = logging.getLogger(__name__)
 
 
-def check_goes_on(
+def resumed_offset(
     place: Place,
     offset: int,
     epoch: int | None,
@@ -26,18 +27,16 @@ def check_goes_on(
     stop: int,
     owner: int | None,
 ) -> int:
-    """Where a stream goes on in a partition that it knows.
+    """Returns where a stream continues in a partition that it has read: at `offset`, or at the log
+    start if that is higher and loss is allowed.
 
     Args:
         place: The partition, and whether loss is an error.
         offset: The next offset to read.
-        epoch: Leader epoch of the record before it; `None` where the stream did not read it.
-        log_start: Where the log begins now, as the tier or the leader tells.
-        stop: Where it ends.
-        owner: The epoch that owns the record before `offset` now; `None` where nobody tells.
-
-    Returns:
-        `offset`, or the log start where it has overtaken the stream and loss is allowed.
+        epoch: Leader epoch of the record before it; `None` if the stream did not read it.
+        log_start: Current log start.
+        stop: Current end of the log.
+        owner: The epoch that owns the record before `offset` now; `None` if unknown.
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
@@ -46,7 +45,7 @@ def check_goes_on(
     if offset < log_start:
         place.raise_or_warn(
             f"offsets [{offset}, {log_start}) have left {place.holder} before the stream read them:"
-            " retention or DeleteRecords has overtaken it; failOnDataLoss=false goes on at"
+            " retention or DeleteRecords has overtaken it; failOnDataLoss=false continues at"
             f" {log_start}",
             OffsetOutOfRangeError,
         )
@@ -64,17 +63,13 @@ def check_goes_on(
         place.raise_or_warn(
             f"the stream has read up to offset {offset}, where leader epoch {epoch} wrote the last"
             f" record; in {place.holder} it is of epoch {owner} now: an unclean election replaced"
-            " records that the stream returned; failOnDataLoss=false goes on behind them"
+            " records that the stream returned; failOnDataLoss=false continues after them"
         )
     return offset
 
 
 def check_new(place: Place, log_start: int) -> None:
-    """A partition that the stream did not know begins at offset 0, unless some of it has gone.
-
-    Raises:
-        OffsetOutOfRangeError: It does not, and loss is not allowed.
-    """
+    """Raises `OffsetOutOfRangeError`, or warns, if a new partition does not begin at offset 0."""
     if log_start:
         place.raise_or_warn(
             f"the partition is new to the stream and begins at offset {log_start} in"
@@ -84,24 +79,20 @@ def check_new(place: Place, log_start: int) -> None:
         )
 
 
-def check_kept(place: Place, start: int, stop: int) -> None:
-    """To be called when offsets [start, stop) have gone that this process has seen and not read.
-
-    Raises:
-        OffsetOutOfRangeError: Unless loss is allowed.
+def report_unread(place: Place, start: int, stop: int) -> None:
+    """Raises `OffsetOutOfRangeError`, or warns, about offsets that this process saw and did not
+    read before they were deleted.
     """
     place.raise_or_warn(
         f"offsets [{start}, {stop}) were there before and have gone unread: their segments expired,"
-        " were deleted, or lost an unclean election; failOnDataLoss=false goes on without them",
+        " were deleted, or lost an unclean election; failOnDataLoss=false continues without them",
         OffsetOutOfRangeError,
     )
 
 
-def check_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
-    """To be called when a stream has read what the tier holds of a topic that was created again.
-
-    Raises:
-        DataLossError: Unless loss is allowed.
+def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
+    """Raises `DataLossError`, or warns, about a topic that was created again, after the stream has
+    read what the tier holds of the previous one.
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"
@@ -109,32 +100,86 @@ def check_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: boo
     )
     if fail_on_data_loss:
         raise DataLossError(
-            f"{text}; failOnDataLoss=false goes on with the new one from its earliest offset",
+            f"{text}; failOnDataLoss=false continues with the new one from its earliest offset",
             topic=topic,
         )
-    log.warning("topic %s: %s; going on from its earliest offset", topic, text)
+    log.warning("topic %s: %s; continuing from its earliest offset", topic, text)
 
 
 def note_deselected(selection: Selection, position: StreamPosition) -> None:
-    """Says what a checkpoint has read of and the options no longer select: no loss, but perhaps not
-    meant.
-
-    Args:
-        selection: What is read now.
-        position: Where the stream is.
+    """Warns of partitions in the checkpoint that the options no longer select: no loss, but perhaps
+    not intended.
     """
     wanted = selection.wanted(position.topics)
     for topic, known in sorted(position.topics.items()):
-        left = sorted(known.offsets)
+        deselected = sorted(known.offsets)
         if topic in wanted:
             if not isinstance(selection, Assign):
                 continue
-            left = [number for number in left if number not in selection.partitions[topic]]
-        if left:
+            deselected = [n for n in deselected if n not in selection.partitions[topic]]
+        if deselected:
             log.warning(
                 "topic %s: the options no longer select partitions %s, which the stream has read:"
-                " their offsets stay in the checkpoint, and it goes on from there when they are"
+                " their offsets stay in the checkpoint, and it continues from there when they are"
                 " selected again",
                 topic,
-                some(f"{number} (at offset {known.offsets[number]})" for number in left),
+                some(f"{n} (at offset {known.offsets[n]})" for n in deselected),
             )
+
+
+def report_gone(options: ScanOptions, wanted: BatchRange) -> None:
+    """Raises `DataLossError`, or warns, about a batch's partition without any segment."""
+    topic, number = wanted.partition
+    Place(topic, number, fail_on_data_loss=options.fail_on_data_loss).raise_or_warn(
+        f"offsets [{wanted.start}, {wanted.stop}) of topic id {wanted.topic_id} are no longer in"
+        " the tier, which has no segment of the partition; failOnDataLoss=false leaves them out"
+    )
+
+
+def check_epoch(place: Place, wanted: BatchRange, owner: int | None) -> None:
+    """Raises `DataLossError`, or warns, if another leader wrote the last record of a batch since it
+    was fixed. `owner` is the epoch that owns the record now; `None` if unknown.
+    """
+    if wanted.epoch is not None and owner is not None and owner != wanted.epoch:
+        place.raise_or_warn(
+            f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
+            f" {wanted.epoch} had written its last record; in {place.holder} it is of epoch {owner}"
+            " now: an unclean election replaced records of the batch; failOnDataLoss=false reads"
+            " what is there"
+        )
+
+
+def report_undecided(place: Place, wanted: BatchRange, stable: int, reason: str) -> None:
+    """Raises `DataLossError`, or warns, about a batch that ends above the last stable offset: the
+    isolation level changed after it was fixed.
+    """
+    place.raise_or_warn(
+        f"the batch that ends at offset {wanted.stop} holds offsets from {stable} on that are"
+        f" not decided: {reason}. It was begun with isolationLevel=read_uncommitted: finish it so;"
+        " failOnDataLoss=false leaves them out"
+    )
+
+
+def remaining_bounds(
+    place: Place, wanted: BatchRange, log_start: int, log_end: int
+) -> tuple[int, int]:
+    """Returns the offsets [start, stop) of a batch that still exist. Raises `DataLossError`, or
+    warns, about offsets lost since it was fixed.
+    """
+    start, stop = wanted.start, wanted.stop
+    until = f"of the batch that ends at offset {stop} are no longer in {place.holder}, which"
+    if start < log_start:
+        high = min(stop, log_start)
+        place.raise_or_warn(
+            f"offsets [{start}, {high}) {until} begins at {log_start}; failOnDataLoss=false leaves"
+            " them out"
+        )
+        start = high
+    if stop > log_end:
+        low = max(start, log_end)
+        place.raise_or_warn(
+            f"offsets [{low}, {stop}) {until} ends at {log_end}; failOnDataLoss=false leaves them"
+            " out"
+        )
+        stop = low
+    return start, stop

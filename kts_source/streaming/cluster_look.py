@@ -1,55 +1,376 @@
-"""Looks at the topics of a stream through their brokers: their leaders say what the log is.
+"""Looks at the topics of a stream through their brokers: leaders say what the log is.
 
-The tier is listed for offsets that leaders may no longer have on their own disks. What was produced
-since the last batch they still have, and it comes from there, whether it was tiered meanwhile or
-not: a stream that keeps up lists nothing.
+The tier is listed for offsets that leaders may no longer have on their own disks. Records produced
+since the last batch come from leaders, whether they were tiered in the meantime or not: a stream
+that keeps up lists nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import DataLossError, LeaderChangedError, TopicNotFoundError
+from kts_source.broker.broker_range import BrokerRange
+from kts_source.errors import (
+    DataLossError,
+    LeaderChangedError,
+    OffsetOutOfRangeError,
+    OldBrokerError,
+    TopicNotFoundError,
+)
 from kts_source.options.selection import EarliestBound, LatestBound, SubscribePattern
+from kts_source.planning.broker_source import (
+    BrokerSource,
+    TieredPart,
+    UnionLog,
+    broker_place,
+    bytes_per_offset,
+    tier_end,
+)
 from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.lineage import PartitionLog, union_log
+from kts_source.planning.planner import plan_log
 from kts_source.planning.segment_catalog import PLANNING_THREADS
-from kts_source.streaming.admission import Place
-from kts_source.streaming.broker_look import BrokerLook
-from kts_source.streaming.log_look import NewerTopic, TopicLook
-from kts_source.streaming.tier_listing import TierListing
+from kts_source.planning.side_files import SideFiles
+from kts_source.read.segment_source import SegmentSource
+from kts_source.streaming.checks import remaining_bounds, report_undecided
+from kts_source.streaming.lag import PartitionLag
+from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, dated, undated
+from kts_source.streaming.offsets import TopicPartition
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-    from kts_source.broker.cluster import TopicPartition
     from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
-    from kts_source.streaming.log_look import LogLook, Look, Looker
-    from kts_source.streaming.offsets import StreamPosition, TopicPosition
+    from kts_source.planning.bounds import TimestampLookup
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.planning.lineage import Hole
+    from kts_source.planning.planner import PlannedPartition
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.streaming.look import LogLook, Look, Looker
+    from kts_source.streaming.offsets import BatchRange, StreamPosition, TopicPosition
     from kts_source.tier import Tier
 
 log = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 5
-"""A look begins anew where a leader changes under it."""
+"""Attempts to look if leaders change in the meantime."""
+_CHUNK_BYTES: Final = 64 << 20
+"""Size of a segment of offsets that only brokers have."""
+_SHARES: Final = 64
+"""Minimum number of chunks that a limit is cut into, so that partitions take turns."""
+_EPOCHS_AT_ONCE: Final = 100
+
+
+class TierListing:
+    """Lists the tier next to brokers on demand. Called from any thread.
+
+    Args:
+        options: What is read.
+        tier: The tier.
+        view: Names the topics.
+    """
+
+    def __init__(self, options: ScanOptions, tier: Tier, view: ClusterView) -> None:
+        self._options = options
+        self._tier = tier
+        self._view = view
+        self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
+        self._lock = threading.Lock()
+        self._ids: dict[tuple[str, int], str] = {}
+        self._parts: dict[tuple[str, int], TieredPart] = {}
+        self._listed_at = float("-inf")
+
+    def close(self) -> None:
+        """Closes its threads."""
+        self._describing.shutdown(wait=False, cancel_futures=True)
+
+    def part(self, brokers: BrokerLog, offset: int, *, refresh: bool = False) -> TieredPart:
+        """Returns what the tier has of a partition from an offset on.
+
+        Returns nothing if brokers have all of that on their own disks, and nothing of it was tiered
+        when the tier was listed last.
+
+        Args:
+            brokers: The leader's description.
+            offset: The first wanted offset.
+            refresh: Whether to list the tier again, however recent the last listing is.
+
+        Raises:
+            TopicNotFoundError: The tier has nothing of a topic that brokers have tiered.
+        """
+        key = brokers.topic, brokers.partition
+        if self._options.path:
+            with self._lock:
+                is_new = refresh or self._ids.get(key) != brokers.topic_id
+                if is_new or (not self._is_enough(brokers, offset) and self._is_old()):
+                    self._list()
+        known = self._parts.get(key)
+        if known is None or self._ids[key] != brokers.topic_id:
+            return TieredPart((), self._side_files(None))
+        if self._options.tail and all(one.stop_offset <= offset for one in known.segments):
+            return TieredPart((), known.side_files)
+        return known
+
+    def _is_enough(self, brokers: BrokerLog, offset: int) -> bool:
+        """Returns whether nothing tiered since the last listing is wanted."""
+        if not self._options.tail:  # every new segment moves the end of the tier
+            return False
+        known = self._parts.get((brokers.topic, brokers.partition))
+        if known is not None and any(one.stop_offset > offset for one in known.segments):
+            return True
+        return brokers.local_start is not None and offset >= brokers.local_start
+
+    def _is_old(self) -> bool:
+        age_ms = (time.monotonic() - self._listed_at) * 1000
+        return age_ms >= self._options.stream.listing_interval_ms
+
+    def _list(self) -> None:
+        logs = self._view.logs
+        with ThreadPoolExecutor(PLANNING_THREADS, "kts-list") as pool:
+            source = BrokerSource(
+                self._options, self._tier, self._describing, pool, view=self._view
+            )
+            source.list_tier()
+            source.check_tier()
+
+            def describe(listed: ListedPartition) -> TieredPart:
+                key = listed.topic, listed.partition
+                side_files = self._side_files(listed)
+                try:
+                    return source.tiered_part(key, side_files)
+                finally:
+                    listed.save()
+
+            described = pool.map(describe, source.listed.values())
+            self._parts = dict(zip(source.listed, described, strict=True))
+        self._ids = {key: brokers.topic_id for key, brokers in logs.items()}
+        self._listed_at = time.monotonic()
+
+    def _side_files(self, listed: ListedPartition | None) -> SideFiles:
+        pack = None if listed is None else listed.side_files
+        source = SegmentSource(self._tier, self._options.key_ring, pack=pack)
+        return SideFiles(source, max_batch_bytes=self._options.max_batch_bytes)
+
+
+class BrokerLook:
+    """A partition as its leader describes it; a `LogLook`.
+
+    Args:
+        options: What is read.
+        brokers: The leader's description.
+        view: Asks the leader for more.
+        listing: Of the tier.
+        last_read: The last offset that the stream has read, and the leader epoch that owned it.
+    """
+
+    is_complete: Final = True
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        brokers: BrokerLog,
+        view: ClusterView,
+        listing: TierListing,
+        last_read: tuple[int, int] | None,
+    ) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._view = view
+        self._listing = listing
+        self._last_read = last_read
+        self.place = broker_place(options, brokers)
+
+    @cached_property
+    def log(self) -> PartitionLog:
+        """See `LogLook`; without ranges."""
+        brokers = self._brokers
+        end = brokers.end
+        if not self._options.tail:
+            tiered = self._listing.part(brokers, brokers.log_start)
+            end = tier_end(tiered, brokers, self._owned(tiered), self.place)
+        return PartitionLog((), brokers.log_start, end, (), (), ())
+
+    @property
+    def written_stop(self) -> int:
+        """See `LogLook`."""
+        # Open transactions and `tail=false` end the log below the high watermark.
+        return max(self._brokers.high_watermark, self.log.stop)
+
+    def end(self) -> int:
+        """See `LogLook`."""
+        return self.log.stop
+
+    def end_before(self, hole: Hole) -> int:
+        """See `LogLook`. Brokers serve what the tier lacks: there are no holes."""
+        raise AssertionError(hole)
+
+    def epoch_of(self, offset: int) -> int | None:
+        """See `LogLook`."""
+        newest = self._brokers.leader_epoch
+        if newest < 0 or not self._brokers.log_start <= offset < self._brokers.end:
+            return None
+        read, epoch = self._last_read or (offset, -1)
+        if offset == self._brokers.end - 1 or (epoch == newest and offset >= read):
+            return newest
+        owners = (one for one, (low, high) in self._near.items() if low <= offset < high)
+        owner = next(owners, None)
+        # If an epoch is no longer on the leader's branch, another one owns its offsets.
+        return self._view.owner(self._brokers, offset) if owner is None else owner
+
+    @cached_property
+    def _near(self) -> dict[int, tuple[int, int]]:
+        """Epochs that probably own the wanted offsets: from the last read one on, or the newest."""
+        newest = self._brokers.leader_epoch
+        first = max(newest - _EPOCHS_AT_ONCE + 1, 0)
+        if self._last_read is not None:
+            first = min(self._last_read[1], newest)
+        return self._view.owned(
+            self._brokers, range(first, min(first + _EPOCHS_AT_ONCE, newest + 1))
+        )
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """See `LogLook`."""
+        return self._view.first_offset_dated(self._brokers, timestamp_ms)
+
+    def _merged(self, start: int) -> PartitionLog:
+        """Returns the log with the ranges that the tier serves from an offset on."""
+        brokers = self._brokers
+        tiered = self._listing.part(brokers, start)
+        low = min(brokers.log_start, start)
+        return union_log(tiered.segments, low, brokers.end, self._owned(tiered))
+
+    def _owned(self, tiered: TieredPart) -> dict[int, tuple[int, int]]:
+        epochs = tiered.epochs
+        return self._view.owned(self._brokers, epochs) if epochs else {}
+
+    def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
+        """See `LogLook`. Yields offsets that only brokers have in chunks."""
+        if start >= stop:
+            return
+        position, order = start, dated(-1)
+        known = self._merged(start)
+        each = self._bytes_per_offset(known, start, stop)
+        for span in known.ranges:
+            low, high = max(span.start, position), min(span.stop, stop)
+            if low >= high:
+                continue
+            for first, last in self._chunks(position, low, each):
+                yield PendingSegment(first, last, round((last - first) * each), order)
+            segment = span.segment
+            offsets = max(segment.stop_offset - segment.start_offset, 1)
+            size = segment.objects.size_in_bytes * (high - low) // offsets
+            order = dated(segment.max_timestamp_ms)
+            yield PendingSegment(low, high, size, order)
+            position = high
+        for turn, (first, last) in enumerate(self._chunks(position, stop, each)):
+            order = undated(turn, stop - start)
+            yield PendingSegment(first, last, round((last - first) * each), order)
+
+    def _chunks(self, start: int, stop: int, each: float) -> Iterator[tuple[int, int]]:
+        stream = self._options.stream
+        step = stop - start
+        if stream.max_bytes is not None or stream.max_segments is not None:
+            size = min(_CHUNK_BYTES, (stream.max_bytes or _SHARES * _CHUNK_BYTES) // _SHARES)
+            step = min(step, max(round(size / max(each, 1e-3)), 1))
+        if stream.max_offsets is not None:
+            step = min(step, max(stream.max_offsets // _SHARES, 1))
+        for low in range(start, stop, max(step, 1)):
+            yield low, min(low + step, stop)
+
+    def _bytes_per_offset(self, known: PartitionLog, start: int, stop: int) -> float:
+        stream = self._options.stream
+        if stream.max_bytes is None and stream.max_segments is None:
+            return 0.0
+        return bytes_per_offset(known, self._brokers, start, stop, self._view)
+
+    def lag(self, position: int) -> PartitionLag:
+        """See `LogLook`."""
+        end = self.end()
+        offsets = max(end - position, 0)
+        if not offsets:
+            return PartitionLag(end, 0, 0, None, self._brokers.log_start)
+        known = self._merged(position)
+        size, tiered_to, oldest = 0.0, position, None
+        for span in known.ranges:
+            segment = span.segment
+            unread = span.stop - max(span.start, position)
+            if unread <= 0:
+                continue
+            whole = max(segment.stop_offset - segment.start_offset, 1)
+            size += segment.objects.size_in_bytes * unread / whole
+            if span.start <= position:
+                oldest = segment.max_timestamp_ms
+            tiered_to = span.stop
+        if tiered_to < end:
+            each = bytes_per_offset(known, self._brokers, tiered_to, end, self._view)
+            size += (end - tiered_to) * each
+        if oldest is None:
+            oldest = self._view.first_timestamp_ms(self._brokers, position)
+        return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
+
+    def plan(self, wanted: BatchRange) -> PlannedPartition:
+        """See `LogLook`. What the tier still has below a log start that has moved is read, because
+        the batch was fixed before. Raises `DataLossError` if offsets were lost.
+        """
+        brokers = self._brokers
+        if brokers.end < wanted.stop <= brokers.high_watermark:
+            report_undecided(self.place, wanted, brokers.end, "transactions are open there")
+            wanted = replace(wanted, stop=max(wanted.start, brokers.end))
+        try:
+            planned = self._plan(wanted, self._listing.part(brokers, wanted.start))
+        except OldBrokerError:
+            # The offsets may have moved into the tier since it was listed.
+            tiered = self._listing.part(brokers, wanted.start, refresh=True)
+            planned = self._plan(wanted, tiered)
+        part = planned.plan.brokers
+        assert part is not None
+        gone = [
+            (low, min(high, brokers.log_start))
+            for low, high in part.ranges
+            if low < brokers.log_start
+        ]
+        if not gone:
+            return planned
+        names = ", ".join(f"[{low}, {high})" for low, high in gone)
+        self.place.raise_or_warn(
+            f"offsets {names} of the batch that ends at offset {wanted.stop} are no longer in the"
+            f" cluster, which begins at {brokers.log_start}, nor in the tier;"
+            " failOnDataLoss=false leaves them out",
+            OffsetOutOfRangeError,
+        )
+        rest = [
+            piece.from_offset(brokers.log_start) if isinstance(piece, BrokerRange) else piece
+            for piece in planned.spans
+            if not isinstance(piece, BrokerRange) or piece.stop_offset > brokers.log_start
+        ]
+        return replace(planned, spans=rest)
+
+    def _plan(self, wanted: BatchRange, tiered: TieredPart) -> PlannedPartition:
+        def bounds_of(_: PartitionLog, __: TimestampLookup) -> tuple[int, int]:
+            return remaining_bounds(self.place, wanted, wanted.start, self._brokers.end)
+
+        brokers = replace(self._brokers, log_start=min(self._brokers.log_start, wanted.start))
+        planned = plan_log(
+            self._options, UnionLog(self._options, brokers, tiered, self._view), bounds_of
+        )
+        assert planned is not None
+        return planned
 
 
 class ClusterLooker:
-    """Looks at the topics of one stream through brokers.
+    """Looks at the topics of one stream through brokers; a `Looker`.
 
     Args:
         options: What is read. The tier is opened from them.
         settings: How brokers are reached.
-
-    Attributes:
-        tier: See `Looker`.
-        pool: Likewise.
-        interval_ms: Likewise.
     """
 
     def __init__(self, options: ScanOptions, settings: BrokerSettings) -> None:
@@ -58,16 +379,16 @@ class ClusterLooker:
         self.interval_ms = options.stream.poll_interval_ms
         self.tier = open_tier(options)
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
-        self._now = _Asked(self._options, settings, self.tier)
-        self._is_seen = False  # what the cluster last said
-        self._replayed: _Asked | None = None
+        self._current = _ClusterAndTier(self._options, settings, self.tier)
+        self._is_seen = False  # whether a look returned the cluster's last state
+        self._replayed: _ClusterAndTier | None = None
         self._tier_alone: Looker | None = None
         self._old_listed_at = float("-inf")
         self._replaced: set[str] = set()
 
     def close(self) -> None:
-        """Hangs up, and lets threads go."""
-        self._now.close()
+        """See `Looker`."""
+        self._current.close()
         if self._replayed is not None:
             self._replayed.close()
         if self._tier_alone is not None:
@@ -76,84 +397,81 @@ class ClusterLooker:
         self.tier.close()
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """Asks brokers for all selected topics; see `Looker`.
+        """See `Looker`.
 
         Raises:
-            TopicNotFoundError: The cluster has not a topic that was named.
-            DataLossError: It has not a topic any more that the stream has read from.
+            TopicNotFoundError: The cluster does not have a named topic.
+            DataLossError: The cluster no longer has a topic that the stream has read from.
             BrokerError: Brokers refuse, or do not answer.
         """
         try:
-            # A look that fails behind this must not make it old.
-            is_new = self._now.renew(_unread(position, before or {}), _counts(position))
+            # If the look fails later, the next one must not return the previous look.
+            is_new = self._current.renew(_unread(position, before or {}), _counts(position))
             self._is_seen = self._is_seen and not is_new
         except TopicNotFoundError as error:
             if self._options.fail_on_data_loss or not position.topics:
                 raise
             log.warning("waiting for topics that were there: %s", error)
-            self._now.close()
+            self._current.close()
             return {}
         if before is not None and self._is_seen and not self._must_list(before):
             return before
-        view = self._now.view
+        view = self._current.view
         if view is None:
             log.info("waiting for topics: the cluster has none that matches")
             self._check_gone(position, ())
             self._is_seen = True
             return {}
         self._check_gone(position, view.topics)
-        found: Look = {}
+        looks: Look = {}
         for topic, now in view.topics.items():
             known = position.topics.get(topic)
             if known is None or known.topic_id in (None, now.topic_id):
-                looks = self._now.looks(topic, known)
-                found[topic] = TopicLook(topic, now.topic_id, looks, None)
+                partitions = self._current.looks(topic, known)
+                looks[topic] = TopicLook(topic, now.topic_id, partitions, None)
                 continue
             assert known.topic_id is not None
             self._check_newer(topic, known.topic_id, now.topic_id)
-            looks = self._now.looks(topic, None)
-            newer = NewerTopic(now.topic_id, looks.copy)
+            newer = NewerTopic(now.topic_id, self._current.looks(topic, None).copy)
             old = self._in_tier(
                 {
-                    Place(topic, number): (known.topic_id, offset)
+                    TopicPartition(topic, number): (known.topic_id, offset)
                     for number, offset in known.offsets.items()
                 }
             )
-            left = {place.partition: look for place, look in old.items()}
-            found[topic] = TopicLook(topic, known.topic_id, left, newer)
+            rest = {partition.partition: look for partition, look in old.items()}
+            looks[topic] = TopicLook(topic, known.topic_id, rest, newer)
         self._is_seen = True
-        return found
+        return looks
 
-    def again(self, ranges: Mapping[Place, tuple[str, int]]) -> Mapping[Place, LogLook]:
-        """Looks at partitions of a batch that was planned before; see `Looker`."""
+    def again(
+        self, ranges: Mapping[TopicPartition, tuple[str, int]]
+    ) -> Mapping[TopicPartition, LogLook]:
+        """See `Looker`."""
         if self._replayed is not None:
             self._replayed.close()
         options = replace(
             self._options, topic_ids={}, starting=EarliestBound(), ending=LatestBound()
         )
-        batch = {
-            (place.topic, place.partition): topic_id for place, (topic_id, _) in ranges.items()
-        }
-        self._replayed = _Asked(options, self._settings, self.tier, batch)
+        batch = {tuple(partition): topic_id for partition, (topic_id, _) in ranges.items()}
+        self._replayed = _ClusterAndTier(options, self._settings, self.tier, batch)
         self._replayed.renew()
         view = self._replayed.view
-        found: dict[Place, LogLook] = {}
+        looks: dict[TopicPartition, LogLook] = {}
         in_tier = {}
-        for place, (topic_id, start) in ranges.items():
-            now = None if view is None else view.topics.get(place.topic)
+        for partition, (topic_id, start) in ranges.items():
+            now = None if view is None else view.topics.get(partition.topic)
             if now is None or now.topic_id != topic_id:
-                in_tier[place] = topic_id, start
+                in_tier[partition] = topic_id, start
                 continue
-            look = self._replayed.looks(place.topic, None).get(place.partition)
+            look = self._replayed.looks(partition.topic, None).get(partition.partition)
             if look is not None:
-                found[place] = look
-        return found | self._in_tier(in_tier)
+                looks[partition] = look
+        return looks | self._in_tier(in_tier)
 
     def _check_newer(self, topic: str, before: str, now: str) -> None:
-        """Refuses metadata of a broker that has not heard yet that a topic was created again.
-
-        Raises:
-            LeaderChangedError: They are of an id that another one has replaced in this process.
+        """Raises `LeaderChangedError` for outdated metadata: a broker does not know yet that a
+        topic was created again.
         """
         if now in self._replaced:
             raise LeaderChangedError(
@@ -162,8 +480,8 @@ class ClusterLooker:
         self._replaced.add(before)
 
     def _must_list(self, before: Look) -> bool:
-        """Whether the tier may have news although brokers have none: `tail=false` ends where the
-        tier ends, and a topic that was created again leaves its earlier records in the tier alone.
+        """Returns whether the tier may have changed although brokers did not: `tail=false` ends
+        where the tier ends, and only the tier has earlier records of a topic created again.
         """
         if not self._options.tail:
             return True
@@ -171,24 +489,26 @@ class ClusterLooker:
         is_old = age_ms >= self._options.stream.listing_interval_ms
         return is_old and any(topic.newer is not None for topic in before.values())
 
-    def _in_tier(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, LogLook]:
-        """What is left in the tier of incarnations that the cluster no longer has."""
+    def _in_tier(
+        self, ranges: Mapping[TopicPartition, tuple[str, int]]
+    ) -> dict[TopicPartition, LogLook]:
+        """Returns what the tier has of incarnations that the cluster no longer has."""
         if not ranges or not self._options.path:
             return {}
         if self._tier_alone is None:
-            from kts_source.streaming.tier_look import Lister
+            from kts_source.streaming.tier_look import TierLooker
 
-            self._tier_alone = Lister(self._options, time.monotonic)
+            self._tier_alone = TierLooker(self._options, time.monotonic)
         self._old_listed_at = time.monotonic()
         return dict(self._tier_alone.again(ranges))
 
     def _check_gone(self, position: StreamPosition, topics: Collection[str]) -> None:
-        """A topic that the user still selects and the cluster no longer has, was deleted."""
+        """Raises `DataLossError`, or warns, about selected topics that were deleted."""
         gone = [name for name in position.topics if name not in topics]
         for topic in self._options.selection.wanted(gone):
             if topic not in gone:
                 continue
-            text = "the cluster has no such topic any more, and the stream has read from it"
+            text = "the cluster no longer has the topic, and the stream has read from it"
             if self._options.fail_on_data_loss:
                 raise DataLossError(
                     f"{text}: it was deleted; failOnDataLoss=false waits for it", topic=topic
@@ -196,17 +516,9 @@ class ClusterLooker:
             log.warning("topic %s: %s", topic, text)
 
 
-class _Asked:
-    """A view of the cluster that is renewed, and the listing of the tier beside it.
-
-    Args:
-        options: What is read.
-        settings: How brokers are reached.
-        tier: Listed beside them.
-        batch: See `ClusterView`.
-
-    Attributes:
-        view: `None` while a pattern matches no topic.
+class _ClusterAndTier:
+    """A view of the cluster that is renewed, and a listing of the tier. `view` is `None` while a
+    pattern matches no topic. See `ClusterView` for `batch`.
     """
 
     def __init__(
@@ -214,7 +526,7 @@ class _Asked:
         options: ScanOptions,
         settings: BrokerSettings,
         tier: Tier,
-        batch: Mapping[TopicPartition, str] | None = None,
+        batch: Mapping[tuple[str, int], str] | None = None,
     ) -> None:
         self._options = options
         self._settings = settings
@@ -225,7 +537,6 @@ class _Asked:
         self._listing: TierListing | None = None
 
     def close(self) -> None:
-        """Hangs up, and lets threads go."""
         if self.view is not None:
             self._counts |= self.view.partition_counts
         for opened in (self.view, self._listing):
@@ -234,17 +545,9 @@ class _Asked:
         self.view = self._listing = None
 
     def renew(
-        self, unread: Collection[TopicPartition] = (), counts: Mapping[str, int] | None = None
+        self, unread: Collection[tuple[str, int]] = (), counts: Mapping[str, int] | None = None
     ) -> bool:
-        """Whether something is new in the cluster.
-
-        Args:
-            unread: See `ClusterView.renew`.
-            counts: See `ClusterView`.
-
-        Raises:
-            TieredKafkaError: See `ClusterView`.
-        """
+        """Returns whether the cluster changed; see `ClusterView` for the arguments."""
         self._counts |= counts or {}
         is_new = False
         for attempt in range(_ATTEMPTS):
@@ -258,8 +561,8 @@ class _Asked:
                     )
                     self._listing = TierListing(self._options, self._tier, self.view)
                 if is_new:
-                    # Leaders are asked by name: after the topic was created again, their answers
-                    # are about the new one.
+                    # Leaders are asked by topic name: after the topic was created again, they
+                    # describe the new one.
                     self.view.check_topics()
             except LeaderChangedError as error:
                 if attempt + 1 == _ATTEMPTS:
@@ -276,21 +579,18 @@ class _Asked:
         raise AssertionError
 
     def looks(self, topic: str, known: TopicPosition | None) -> dict[int, LogLook]:
-        """The partitions of a topic."""
         view, listing = self.view, self._listing
         assert view is not None
         assert listing is not None
-        found: dict[int, LogLook] = {}
-        for (name, number), brokers in view.logs.items():
-            if name == topic:
-                found[number] = BrokerLook(
-                    self._options, brokers, view, listing, _last_read(known, number)
-                )
-        return found
+        return {
+            number: BrokerLook(self._options, brokers, view, listing, _last_read(known, number))
+            for (name, number), brokers in view.logs.items()
+            if name == topic
+        }
 
 
 def _counts(position: StreamPosition) -> dict[str, int]:
-    """Topic id to the number of partitions that a stream knows the topic to have."""
+    """Returns topic id to the number of partitions that a stream knows of the topic."""
     return {
         topic.topic_id: max(topic.offsets) + 1
         for topic in position.topics.values()
@@ -299,21 +599,21 @@ def _counts(position: StreamPosition) -> dict[str, int]:
 
 
 def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
-    """Partitions of which a look shows more than the stream has read."""
-    found = []
-    for topic, one in look.items():
-        known = position.topics.get(topic)
-        if one.newer is not None:  # what is left to read of the old one is in the tier
+    """Returns partitions of which a look shows more than the stream has read."""
+    unread = []
+    for name, topic in look.items():
+        known = position.topics.get(name)
+        if topic.newer is not None:  # the tier has the unread records of the old one
             continue
         offsets = {} if known is None else known.offsets
-        for number, part in one.partitions.items():
-            if offsets.get(number, part.log.log_start) < part.end():
-                found.append((topic, number))
-    return found
+        for number, log_look in topic.partitions.items():
+            if offsets.get(number, log_look.log.log_start) < log_look.end():
+                unread.append(TopicPartition(name, number))
+    return unread
 
 
 def _last_read(known: TopicPosition | None, partition: int) -> tuple[int, int] | None:
-    """The last offset that the stream has read, and the leader epoch that owned it."""
+    """Returns the last offset that the stream has read, and the leader epoch that owned it."""
     if known is None or partition not in known.epochs:
         return None
     return known.offsets[partition] - 1, known.epochs[partition]

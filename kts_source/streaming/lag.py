@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kts_source.streaming.admission import Place
+from kts_source.streaming.offsets import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class PartitionLag:
 
     Attributes:
         end: One past the last offset that may be read.
-        offsets: How many are unread.
+        offsets: Number of unread offsets.
         size: About how many bytes that is: stored ones in the tier, estimated ones on brokers.
-        oldest_ms: About when the oldest unread record is dated, ms since the epoch; `None` where
-            all is read, or nothing tells.
+        oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
+            if everything is read, or it is unknown.
         start: The log start.
     """
 
@@ -31,15 +31,13 @@ class PartitionLag:
 
     @property
     def headroom(self) -> int:
-        """How many offsets below the unread ones are still there: where it falls to 0, retention is
-        about to overtake the stream.
-        """
+        """Number of read offsets that still exist; at 0, retention overtakes the stream."""
         return self.end - self.offsets - self.start
 
 
-def lag_to_json(lags: Mapping[Place, PartitionLag]) -> dict[str, Any]:
-    """As the progress of a query carries it: by topic and partition `[end, offsets, bytes,
-    oldestMs, start]`, and all together.
+def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
+    """Returns lags as the progress of a query contains them: `[end, offsets, bytes, oldestMs,
+    start]` by topic and partition, and the totals.
     """
     topics: dict[str, dict[str, list[int | None]]] = {}
     for (topic, partition), lag in sorted(lags.items()):
@@ -62,43 +60,42 @@ class StreamLag:
     """How far a query's stream was behind after a batch.
 
     Attributes:
-        offsets: How many were unread.
+        offsets: Number of unread offsets.
         size: About how many bytes that is.
-        oldest_ms: About when the oldest unread record is dated, ms since the epoch; `None` where
-            all was read, or nothing tells.
+        oldest_ms: Approximate timestamp of the oldest unread record in ms since the epoch; `None`
+            if everything was read, or it is unknown.
         partitions: By topic and partition.
     """
 
     offsets: int
     size: int
     oldest_ms: int | None
-    partitions: Mapping[Place, PartitionLag]
+    partitions: Mapping[TopicPartition, PartitionLag]
 
 
 def stream_lag(progress: Mapping[str, Any] | str) -> tuple[StreamLag, ...]:
-    """What a progress event of a query tells of its streams of this source, in their order.
+    """Returns the lag of each stream of this source in a progress event, in order.
 
     Args:
-        progress: `query.lastProgress`, its JSON, or what a `StreamingQueryListener` is given, as
-            JSON. Spark 4.2 began to ask streams of Python for it; before that, the log has a line a
-            batch.
+        progress: `query.lastProgress`, its JSON, or the JSON of a `StreamingQueryListener` event.
+            Streams of Python report it since Spark 4.2; before, the log has a line per batch.
     """
     event = json.loads(progress) if isinstance(progress, str) else progress
-    found = []
+    lags = []
     for source in event["sources"]:
-        told = source["latestOffset"]
-        if isinstance(told, str):
+        latest = source["latestOffset"]
+        if isinstance(latest, str):
             try:
-                told = json.loads(told)
-            except ValueError:  # before 4.2 Spark gives Python's text of it, and never has figures
+                latest = json.loads(latest)
+            except ValueError:  # before Spark 4.2 it is the repr of a dict, without lag
                 continue
-        if not isinstance(told, Mapping) or "behind" not in told:
+        if not isinstance(latest, Mapping) or "behind" not in latest:
             continue
-        behind = told["behind"]
+        behind = latest["behind"]
         partitions = {
-            Place(topic, int(number)): PartitionLag(*row)
-            for topic, rows in told["topics"].items()
+            TopicPartition(topic, int(number)): PartitionLag(*row)
+            for topic, rows in latest["topics"].items()
             for number, row in rows.items()
         }
-        found.append(StreamLag(behind["offsets"], behind["bytes"], behind["oldestMs"], partitions))
-    return tuple(found)
+        lags.append(StreamLag(behind["offsets"], behind["bytes"], behind["oldestMs"], partitions))
+    return tuple(lags)

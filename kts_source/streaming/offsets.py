@@ -1,4 +1,4 @@
-"""A stream's position as JSON, one line of a checkpoint's offset log.
+"""A stream's position, which is one line of a checkpoint's offset log in JSON.
 
     new query  {"v":1,"at":"initial"}
     else       {"v":1,
@@ -8,14 +8,14 @@
                           …},
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
-Topics are in order of name, partitions of number. `from` says where the batch that ends here
-began, for the partitions of which the previous end does not tell: the first batch, a new partition,
-another topic id, a jump over lost offsets. It is left out where it would be empty. Spark compares
-positions as text, and never shows a source the start of its first batch again: so the start of a
-new query is a constant.
+Topics are in order of name, partitions of number, because Spark compares positions as text. `from`
+records where the batch that ends here began, for partitions of which the previous end does not
+tell: in the first batch, and for a new partition, another topic id, or a jump over lost offsets.
+Spark never shows a source the start of its first batch again, so the start of a new query is a
+constant.
 
-Spark's Kafka source has a text of its own (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`),
-which is taken as a position too: `{"<topic>":{"<partition>":<next offset>}}`.
+Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are positions,
+too: `{"<topic>":{"<partition>":<next offset>}}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kts_source.errors import StreamOffsetError
 
@@ -36,14 +36,21 @@ Offsets: TypeAlias = Mapping[int, int]
 """Partition number to offset."""
 
 
+class TopicPartition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    partition: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicPosition:
-    """Where a stream is in one topic.
+    """A stream's position in one topic.
 
     Attributes:
-        topic_id: The incarnation; `None` where only Spark's Kafka source has been there.
+        topic_id: The incarnation; `None` if Spark's Kafka source wrote the position.
         offsets: The next offset to read of each partition.
-        epochs: Leader epoch of the record before it, where it is known.
+        epochs: Leader epoch of the record before it, if known.
     """
 
     topic_id: str | None
@@ -61,12 +68,12 @@ class TopicBegin:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where a stream is.
+    """A stream's position.
 
     Attributes:
         topics: By name.
         begins: `from`, see above, by topic.
-        is_initial: Whether nothing has been read: where a batch begins is for the options to say.
+        is_initial: Whether nothing was read yet, so that the options say where a batch begins.
     """
 
     topics: Mapping[str, TopicPosition]
@@ -78,7 +85,7 @@ INITIAL: Final = StreamPosition({}, is_initial=True)
 
 
 def position_to_json(position: StreamPosition) -> dict[str, Any]:
-    """The position in JSON's types, always in the same order."""
+    """Returns the position in JSON's types, always in the same order."""
     if position.is_initial:
         return {"v": VERSION, "at": "initial"}
     topics = {}
@@ -96,10 +103,10 @@ def position_to_json(position: StreamPosition) -> dict[str, Any]:
 
 
 def position_from_json(document: object) -> StreamPosition:
-    """The position that Spark hands back.
+    """Reads the position that Spark passes back.
 
     Raises:
-        StreamOffsetError: Of a later version, or no position at all.
+        StreamOffsetError: The document is of a later version, or not a position.
     """
     if not isinstance(document, Mapping):
         raise _malformed("it is no object")
@@ -109,8 +116,8 @@ def position_from_json(document: object) -> StreamPosition:
     if version != VERSION:
         raise StreamOffsetError(
             f"the checkpoint was written with offsets of version {version}, and this release of"
-            f" tiered-kafka knows version {VERSION}: go on with the release that wrote it, or begin"
-            " a new checkpoint"
+            f" tiered-kafka reads version {VERSION}: continue with the release that wrote it, or"
+            " begin a new checkpoint"
         )
     if "at" in document:
         if dict(document) != position_to_json(INITIAL):
@@ -142,7 +149,6 @@ def position_from_json(document: object) -> StreamPosition:
 
 
 def _of_kafka_source(document: Mapping[Any, Any]) -> StreamPosition:
-    """What Spark's Kafka source wrote: topics with partitions, and nothing else."""
     return StreamPosition(
         {name: TopicPosition(None, _offsets(name, p)) for name, p in document.items()}
     )
@@ -188,3 +194,59 @@ def _malformed(reason: str) -> StreamOffsetError:
         f"the checkpoint holds no offset of this source: {reason}. Was it written by another"
         " source? Begin a new checkpoint; startingOffsets says where"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRange:
+    """Offsets [start, stop) of one partition in a micro-batch.
+
+    Attributes:
+        epoch: Leader epoch of the last record when the batch was fixed; `None` if unknown.
+    """
+
+    partition: TopicPartition
+    topic_id: str
+    start: int
+    stop: int
+    epoch: int | None = None
+
+
+def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]:
+    """Returns the offsets between two positions, in order of topic and partition; no empty ranges.
+
+    Spark 4.0 and 4.1 ask for the batch between a position and itself after a restart. That batch is
+    empty, even if `from` of the position says where an earlier batch began.
+
+    Raises:
+        StreamOffsetError: The two do not belong together.
+    """
+    if start == end:
+        return []
+    ranges = []
+    for name, topic in sorted(end.topics.items()):
+        before = start.topics.get(name)
+        begins = end.begins[name].offsets if name in end.begins else {}
+        is_same = before is not None and before.topic_id in (None, topic.topic_id)
+        for number, stop in sorted(topic.offsets.items()):
+            first = begins.get(number)
+            if first is None and before is not None and is_same:
+                first = before.offsets.get(number)
+            if first is None or first > stop:
+                raise StreamOffsetError(
+                    f"the checkpoint does not say where the batch begins that ends at offset {stop}"
+                    f" of topic id {topic.topic_id}: its lines do not belong together",
+                    topic=name,
+                    partition=number,
+                )
+            if first == stop:
+                continue
+            if topic.topic_id is None:
+                raise StreamOffsetError(
+                    "the checkpoint was written by Spark's Kafka source and holds a batch that was"
+                    " not finished: finish it with that source first",
+                    topic=name,
+                    partition=number,
+                )
+            partition, epoch = TopicPartition(name, number), topic.epochs.get(number)
+            ranges.append(BatchRange(partition, topic.topic_id, first, stop, epoch))
+    return ranges

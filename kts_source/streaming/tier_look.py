@@ -1,4 +1,8 @@
-"""What one listing of the tier shows of the topics of a stream."""
+"""Looks at the topics of a stream in the tier alone.
+
+A look shows where each partition begins and ends, and which segments are between. Manifests are
+read on demand, so a look at years of history costs no more than the next batch needs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import (
     DataLossError,
@@ -16,39 +20,216 @@ from kts_source.errors import (
     TierNotFoundError,
     TopicNotFoundError,
 )
-from kts_source.layout.find_layout import find_layout
 from kts_source.layout.layout import NamingLayout
 from kts_source.options.selection import SubscribePattern, TimestampBound, TimestampsBound
-from kts_source.planning.discover import (
+from kts_source.planning.bounds import refuse_contradiction
+from kts_source.planning.isolation import decide
+from kts_source.planning.planner import plan_log
+from kts_source.planning.segment_catalog import (
+    PLANNING_THREADS,
     DiscoveredTopic,
+    SegmentCatalog,
     discover_topic,
     incarnations,
     log_topic,
+    wanted_topic_id,
 )
-from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
+from kts_source.planning.tier_source import layout_of, open_tier_log
 from kts_source.read.segment_source import SegmentSource
+from kts_source.streaming.checks import remaining_bounds, report_gone, report_undecided
+from kts_source.streaming.lag import PartitionLag
 from kts_source.streaming.listing_memory import ListingMemory
-from kts_source.streaming.log_look import NewerTopic, TopicLook
-from kts_source.streaming.partition_look import PartitionLook
+from kts_source.streaming.look import NewerTopic, PendingSegment, TopicLook, dated
 from kts_source.texts import some
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.layout.layout import Layout, TopicFolder
+    from kts_source.layout.layout import TopicFolder
     from kts_source.options import ScanOptions
+    from kts_source.planning.bounds import TimestampLookup
+    from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
+    from kts_source.planning.planner import PlannedPartition
     from kts_source.planning.segment_catalog import ListedPartition
-    from kts_source.streaming.admission import Place
-    from kts_source.streaming.log_look import LogLook, Look
-    from kts_source.streaming.offsets import StreamPosition, TopicPosition
+    from kts_source.planning.tier_source import TierLog
+    from kts_source.streaming.look import LogLook, Look
+    from kts_source.streaming.offsets import (
+        BatchRange,
+        StreamPosition,
+        TopicPartition,
+        TopicPosition,
+    )
+    from segment_format.isolation import OpenTransaction
 
 log = logging.getLogger(__name__)
 
+_FIRST_SEGMENTS: Final = 2
+_MAX_SEGMENTS: Final = 256
 
-class Lister:
-    """Lists the tier for one stream.
+
+class TierLogLook:
+    """A partition of one incarnation of a topic, as one listing shows it; a `LogLook`.
+
+    Args:
+        options: What is read.
+        tier_log: Its log.
+    """
+
+    def __init__(self, options: ScanOptions, tier_log: TierLog) -> None:
+        self.place = tier_log.place
+        self.tier_log = tier_log
+        self.listed = tier_log.listed
+        self._options = options
+        self._stable: tuple[bool, int] | None = None
+        self._ends_before_holes: dict[int, int] = {}
+        if tier_log.contradiction is not None:
+            refuse_contradiction(self.place, tier_log.contradiction)
+
+    @property
+    def log(self) -> PartitionLog:
+        """See `LogLook`."""
+        return self.tier_log.log
+
+    @property
+    def written_stop(self) -> int:
+        """See `LogLook`."""
+        return self.log.stop
+
+    @property
+    def is_complete(self) -> bool:
+        """See `LogLook`."""
+        return self.tier_log.is_complete
+
+    def end(self) -> int:
+        """See `LogLook`; for `read_committed` the last stable offset of the tier."""
+        tier_log = self.tier_log
+        # An end that follows from a part of the log may be wrong if that was not enough.
+        while self._stable is None or self._stable[0] != tier_log.is_complete:
+            stop = tier_log.log.stop
+            end = stop
+            if self._options.read_committed and stop > tier_log.log.log_start:
+                _, decisions = tier_log.decided(stop - 1, stop)
+                end = _first_undecided(decisions.undecided, stop)
+            if stop == tier_log.log.stop:
+                self._stable = tier_log.is_complete, end
+        return self._stable[1]
+
+    def end_before(self, hole: Hole) -> int:
+        """See `LogLook`."""
+        if hole.start not in self._ends_before_holes:
+            self._ends_before_holes[hole.start] = self._end_before(hole)
+        return self._ends_before_holes[hole.start]
+
+    def _end_before(self, hole: Hole) -> int:
+        whole = self.log
+        ranges = tuple(span for span in whole.ranges if span.stop <= hole.start)
+        if not self._options.read_committed or not ranges:
+            return hole.start
+        known = replace(
+            whole,
+            stop=hole.start,
+            ranges=ranges,
+            holes=tuple(one for one in whole.holes if one.stop < hole.start),
+            unverifiable=tuple(one for one in whole.unverifiable if one.stop < hole.start),
+        )
+        decisions = decide(known, hole.start - 1, hole.start, self.tier_log.side_files)
+        return _first_undecided(decisions.undecided, hole.start)
+
+    def epoch_of(self, offset: int) -> int | None:
+        """See `LogLook`."""
+        epochs = [one.epoch for one in self.log.lineage if one.start_offset <= offset]
+        return epochs[-1] if epochs else None
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """See `LogLook`."""
+        return self.tier_log.first_offset_at_or_after(timestamp_ms)
+
+    def lag(self, position: int) -> PartitionLag:
+        """See `LogLook`."""
+        end = self.end()
+        offsets = max(end - position, 0)
+        if not offsets:
+            return PartitionLag(end, 0, 0, None, self.log.log_start)
+        # The time of the last record read: the next one is hardly older.
+        before = self.tier_log.covering(max(position - 1, self.log.log_start), position + 1)
+        times = [
+            span.segment.max_timestamp_ms
+            for span in before.ranges
+            if span.start <= position <= span.stop and span.segment.max_timestamp_ms >= 0
+        ]
+        size, oldest = self._stored_bytes(position), min(times, default=None)
+        return PartitionLag(end, offsets, size, oldest, self.log.log_start)
+
+    def _stored_bytes(self, position: int) -> int:
+        """Estimates the bytes of listed segments after an offset."""
+        entries = self.listed.entries
+        size = 0
+        for number, entry in enumerate(entries):
+            is_last = number + 1 == len(entries)
+            stop = self.log.stop if is_last else entries[number + 1].base_offset
+            log_object = entry.object("log")
+            if stop <= position or log_object is None:
+                continue
+            offsets = max(stop - entry.base_offset, 1)
+            unread = stop - max(entry.base_offset, position)
+            size += log_object.size * min(unread, offsets) // offsets
+        return size
+
+    def plan(self, wanted: BatchRange) -> PlannedPartition | None:
+        """See `LogLook`. Raises `DataLossError` if offsets were lost since the batch was fixed, or
+        its end is not decided.
+        """
+
+        def bounds_of(known: PartitionLog, _: TimestampLookup) -> tuple[int, int]:
+            return remaining_bounds(self.place, wanted, known.log_start, known.stop)
+
+        try:
+            planned = plan_log(self._options, self.tier_log, bounds_of)
+        finally:
+            self.listed.save()
+        if planned is None:
+            report_gone(self._options, wanted)
+            return None
+        plan = planned.plan
+        if plan.stop < plan.wanted_stop:
+            report_undecided(self.place, wanted, plan.stop, plan.end_reason)
+        return planned
+
+    def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
+        """See `LogLook`. Skips holes. If a new hole shows, the whole log was read, and nothing more
+        is yielded.
+        """
+        position, count = start, _FIRST_SEGMENTS
+        while position < stop:
+            was_complete = self.is_complete
+            limit = min(self.tier_log.end_of_segments(position, count), stop)
+            known = self.tier_log.covering(position, limit)
+            if limit <= position or (self.is_complete and not was_complete):
+                return
+            for span in known.ranges:
+                low, high = max(span.start, position), min(span.stop, limit)
+                if low < high:
+                    yield _pending_segment(span, low, high)
+            position, count = limit, min(2 * count, _MAX_SEGMENTS)
+
+
+def _first_undecided(undecided: Sequence[OpenTransaction], stop: int) -> int:
+    return min([stop, *(one.first_offset for one in undecided)])
+
+
+def _pending_segment(span: SegmentRange, start: int, stop: int) -> PendingSegment:
+    segment = span.segment
+    size = segment.objects.size_in_bytes
+    offsets = segment.stop_offset - segment.start_offset
+    if stop - start < offsets:
+        size = size * (stop - start) // offsets
+    return PendingSegment(start, stop, size, dated(segment.max_timestamp_ms))
+
+
+class TierLooker:
+    """Looks at the tier for one stream; a `Looker`.
 
     Args:
         options: What is read. The tier is opened from them.
@@ -62,95 +243,95 @@ class Lister:
         self._describing = ThreadPoolExecutor(PLANNING_THREADS, "kts-describe")
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
         self._listings: ListingMemory | None = None
-        layout = self._new_layout()
+        layout = layout_of(options)
         if self.tier.store.lists_in_pages and isinstance(layout, NamingLayout):
             interval_ms = options.stream.full_listing_interval_ms
             self._listings = ListingMemory(layout, interval_ms, clock)
-        self._told: dict[str, object] = {}  # what was said of a topic, to say it once
+        self._logged: dict[str, object] = {}  # warnings of each topic, to log them once
         self._absent: set[str] = set()  # topics that are waited for
-        # Which of several incarnations is newest takes all their manifests to find out.
+        # To find the newest of several incarnations takes all their manifests.
         self._settled: dict[str, tuple[frozenset[str], str]] = {}
-        self._older: dict[str, frozenset[str]] = {}  # than one that the stream was in since
+        self._older: dict[str, frozenset[str]] = {}  # than an incarnation that the stream read
 
     def close(self) -> None:
-        """Lets the store and the threads go."""
+        """See `Looker`."""
         self._describing.shutdown(wait=False, cancel_futures=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.tier.close()
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
-        """Lists all selected topics; see `Looker`.
-
-        Raises:
-            TieredKafkaError: See `discover`.
-        """
+        """See `Looker`."""
         catalog = self._catalog(remembered=True)
-        for one in (before or {}).values():
-            for part in one.partitions.values():
-                # What heals it may be listed anywhere.
-                if self._listings and isinstance(part, PartitionLook) and part.log.missing:
-                    self._listings.forget(part.part.folder, part.part.partition)
-        found = {}
+        for topic_look in (before or {}).values():
+            for each in topic_look.partitions.values():
+                # Objects that fill a hole may be listed anywhere.
+                if self._listings and isinstance(each, TierLogLook) and each.log.missing:
+                    self._listings.forget(each.listed.folder, each.listed.partition)
+        looks = {}
         for topic, folders in sorted(self._incarnations(position, catalog).items()):
             look = self._topic(topic, folders, position.topics.get(topic), catalog, before)
             if look is not None:
-                found[topic] = look
-        return found
+                looks[topic] = look
+        return looks
 
     def _partitions(
         self,
-        parts: Iterable[ListedPartition],
+        partitions: Iterable[ListedPartition],
         catalog: SegmentCatalog,
         before: Mapping[int, LogLook],
     ) -> dict[int, LogLook]:
-        """Looks at listed partitions of one topic side by side."""
+        """Looks at listed partitions of one topic concurrently."""
         bounds = (self._options.starting, self._options.ending)
-        dated = any(isinstance(one, TimestampBound | TimestampsBound) for one in bounds)
-        in_part = not dated or self._options.max_timestamp_ahead_ms is not None
+        has_times = any(isinstance(bound, TimestampBound | TimestampsBound) for bound in bounds)
+        in_part = not has_times or self._options.max_timestamp_ahead_ms is not None
 
-        def looked_at(part: ListedPartition) -> PartitionLook:
-            known = before.get(part.partition)
-            if isinstance(known, PartitionLook) and _same(known.part, part):
+        def look_at(listed: ListedPartition) -> TierLogLook | None:
+            known = before.get(listed.partition)
+            if isinstance(known, TierLogLook) and _is_same(known.listed, listed):
                 return known
-            place = part.folder, part.partition
+            key = listed.folder, listed.partition
             memory = self._listings
-            if memory and memory.is_assumed(*place) and not _goes_on(known, part):
-                memory.forget(*place)
-                part = catalog.listed(*place)
-            return self._partition(part, in_part=in_part)
+            if memory and memory.is_assumed(*key) and not _continues(known, listed):
+                memory.forget(*key)
+                listed = catalog.listed(*key)
+            return self._partition(listed, in_part=in_part)
 
-        looks = self.pool.map(looked_at, parts)
-        return {look.part.partition: look for look in looks if not look.is_empty}
+        looks = self.pool.map(look_at, partitions)
+        return {look.listed.partition: look for look in looks if look is not None}
 
-    def again(self, ranges: Mapping[Place, tuple[str, int]]) -> dict[Place, LogLook]:
-        """Looks at partitions of a batch that was planned before; see `Looker`."""
+    def again(
+        self, ranges: Mapping[TopicPartition, tuple[str, int]]
+    ) -> dict[TopicPartition, LogLook]:
+        """See `Looker`."""
         catalog = self._catalog()
         folders: dict[tuple[str, str], Sequence[TopicFolder]] = {}
         wanted = []
-        for place, (topic_id, start) in ranges.items():
-            name = place.topic, topic_id
+        for partition, (topic_id, start) in ranges.items():
+            name = partition.topic, topic_id
             if name not in folders:
                 every = catalog.layout.topic_folders(
-                    catalog.store, self._options.key_prefix, place.topic
+                    catalog.store, self._options.key_prefix, partition.topic
                 )
                 folders[name] = [folder for folder in every if folder.topic_id == topic_id]
-            wanted += [(place, folder, start) for folder in folders[name]]
+            wanted += [(partition, folder, start) for folder in folders[name]]
 
-        def looked_at(one: tuple[Place, TopicFolder, int]) -> tuple[Place, PartitionLook] | None:
-            place, folder, start = one
-            part = catalog.listed(folder, place.partition)
-            if not part.has_segments:
-                return None
-            return place, self._partition(part, keeps_from=start)
+        def look_at(
+            one: tuple[TopicPartition, TopicFolder, int],
+        ) -> tuple[TopicPartition, TierLogLook | None]:
+            partition, folder, start = one
+            listed = catalog.listed(folder, partition.partition)
+            if not listed.has_segments:
+                return partition, None
+            return partition, self._partition(listed, keeps_from=start)
 
-        found = filter(None, self.pool.map(looked_at, wanted))
-        return {place: look for place, look in found if not look.is_empty}
+        looks = self.pool.map(look_at, wanted)
+        return {partition: look for partition, look in looks if look is not None}
 
     def _incarnations(
         self, position: StreamPosition, catalog: SegmentCatalog
     ) -> Mapping[str, Sequence[TopicFolder]]:
         try:
-            found = incarnations(self._options, catalog, position.topics.keys())
+            folders = incarnations(self._options, catalog, position.topics.keys())
         except TopicNotFoundError as error:
             if not isinstance(self._options.selection, SubscribePattern):
                 raise
@@ -161,46 +342,38 @@ class Lister:
             log.warning("waiting for topics that were there: %s", error)
         else:
             for topic in self._options.selection.wanted(position.topics):
-                if topic in found:
+                if topic in folders:
                     self._absent.discard(topic)
                 elif topic in position.topics and topic not in self._absent:
                     self._absent.add(topic)
                     log.warning("topic %s: waiting, the tier has nothing of it any more", topic)
-            return found
+            return folders
         return {}
 
     def _catalog(self, *, remembered: bool = False) -> SegmentCatalog:
-        """A catalog of what is listed from now on.
-
-        Args:
-            remembered: Whether listings may go on from earlier ones.
-        """
-        remembering = self._listings if remembered else None
+        """Returns a catalog of new listings, which may extend earlier ones if `remembered`."""
+        memory = self._listings if remembered else None
         return SegmentCatalog(
             self.tier,
-            remembering or self._new_layout(),
+            memory or layout_of(self._options),
             self._describing,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
 
-    def _new_layout(self) -> Layout:
-        """Returns a layout that has not looked at anything: an instance is of one plan."""
-        options = self._options
-        return find_layout(
-            options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
-        )
-
     def _partition(
-        self, part: ListedPartition, *, keeps_from: int | None = None, in_part: bool = True
-    ) -> PartitionLook:
-        source = SegmentSource(self.tier, self._options.key_ring, pack=part.side_files)
+        self, listed: ListedPartition, *, keeps_from: int | None = None, in_part: bool = True
+    ) -> TierLogLook | None:
+        source = SegmentSource(self.tier, self._options.key_ring, pack=listed.side_files)
         side_files = SideFiles(source, max_batch_bytes=self._options.max_batch_bytes)
         try:
-            return PartitionLook(
-                self._options, part, side_files, keeps_from=keeps_from, in_part=in_part
+            tier_log = open_tier_log(
+                self._options, listed, side_files, in_part=in_part, keeps_from=keeps_from
             )
+            look = TierLogLook(self._options, tier_log)
+            return None if tier_log.is_empty else look
         except TieredKafkaError as error:
-            raise error.located(topic=part.topic, partition=part.partition) from error.__cause__
+            error.located(topic=listed.topic, partition=listed.partition)
+            raise error from error.__cause__
 
     def _topic(
         self,
@@ -212,68 +385,70 @@ class Lister:
     ) -> TopicLook | None:
         options = self._options
         known = None if position is None else position.topic_id
-        asked = options.topic_ids.get(topic, options.topic_ids.get(""))
+        asked = wanted_topic_id(options, topic)
         if None not in (known, asked) and known != asked:
             raise StreamOffsetError(
                 f"the checkpoint is of topic id {known}, and option 'topicId' says {asked}: begin a"
                 " new checkpoint to read another incarnation",
                 topic=topic,
             )
-        last = None if before is None else before.get(topic)
-        found: DiscoveredTopic | None
+        current: DiscoveredTopic | None
+        newer = None
         if known is None:
-            found = discover_topic(options, topic, folders, catalog, self.pool)
-            newer = None
+            current = discover_topic(options, topic, folders, catalog, self.pool)
             if asked is None:
-                self._note_older(found)
+                self._note_older(current)
         else:
             here = [folder for folder in folders if folder.topic_id == known]
-            # What has expired may come again: a partition without segments is no loss by itself.
+            # Expired segments may be followed by new ones: no segments is no loss.
             pinned = replace(
                 options, topic_ids={**options.topic_ids, topic: known}, fail_on_data_loss=False
             )
-            found = discover_topic(pinned, topic, here, catalog, self.pool) if here else None
-            newer = None
+            current = discover_topic(pinned, topic, here, catalog, self.pool) if here else None
             if asked is None:
                 newer = self._newer(topic, folders, known, catalog)
-            if found is None and newer is None:
+            if current is None and newer is None:
                 return None
-            if found is not None and position is not None:
-                _check_parts(found, position, options)
-        if found is None:
-            return TopicLook(topic, str(known), {}, self._behind(newer, catalog))
-        same = {} if last is None or last.topic_id != found.topic_id else last.partitions
-        unread = (found.notes, *(part.orphans for part in found.partitions))
-        if self._told.get(topic) != unread:
-            self._told[topic] = unread
-            log_topic(found)
-        catalog.expect(len(found.partitions))
+            if current is not None and position is not None:
+                _check_parts(current, position, options)
+        if current is None:
+            return TopicLook(topic, str(known), {}, self._replacement(newer, catalog))
+        last = None if before is None else before.get(topic)
+        same = {} if last is None or last.topic_id != current.topic_id else last.partitions
+        unread = (current.notes, *(listed.orphans for listed in current.partitions))
+        if self._logged.get(topic) != unread:
+            self._logged[topic] = unread
+            log_topic(current)
+        catalog.expect(len(current.partitions))
         return TopicLook(
             topic,
-            found.topic_id,
-            self._partitions(found.partitions, catalog, same),
-            self._behind(newer, catalog),
+            current.topic_id,
+            self._partitions(current.partitions, catalog, same),
+            self._replacement(newer, catalog),
         )
 
-    def _behind(self, newer: DiscoveredTopic | None, catalog: SegmentCatalog) -> NewerTopic | None:
+    def _replacement(
+        self, newer: DiscoveredTopic | None, catalog: SegmentCatalog
+    ) -> NewerTopic | None:
         if newer is None:
             return None
-        # Looked at once: what was found in the first look at a log is not to be found anew.
-        looks = cache(lambda: self._partitions(newer.partitions, catalog, {}))
-        return NewerTopic(newer.topic_id, looks)
+        # Cached: a later look must not find again what the first one found.
+        return NewerTopic(
+            newer.topic_id, cache(lambda: self._partitions(newer.partitions, catalog, {}))
+        )
 
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], known: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """The incarnation that has taken the place of the one that the stream is in.
+        """Returns the incarnation that has replaced the one that the stream is in.
 
-        One that was seen to be older is none, also when nothing else is left: the segments of the
-        stream's own may all have expired.
+        An incarnation that was seen to be older does not replace it, even if all segments of the
+        stream's own have expired.
         """
         ids = frozenset(folder.topic_id for folder in folders)
         unknown = ids - self._older.get(topic, frozenset()) - {known}
         others = [folder for folder in folders if folder.topic_id in unknown]
-        # Of one without, the first copy is under way.
+        # An incarnation without segments is being copied for the first time.
         if not any(self._has_segments(folder, catalog) for folder in others):
             return None
         compared = [folder for folder in folders if folder.topic_id in {*unknown, known}]
@@ -283,70 +458,67 @@ class Lister:
         if settled is not None and is_settled:
             options = replace(options, topic_ids={**options.topic_ids, topic: settled[1]})
         try:
-            found = discover_topic(options, topic, compared, catalog, self.pool)
-        except (DataLossError, TopicNotFoundError) as error:  # another first copy is under way
+            newest = discover_topic(options, topic, compared, catalog, self.pool)
+        except (DataLossError, TopicNotFoundError) as error:  # another first copy is in progress
             log.info("%s", error)
             return None
         if not is_settled:
-            self._note_older(found)
-            if unknown <= {*found.older_ids, found.topic_id}:
-                self._settled[topic] = ids, found.topic_id
-        return None if found.topic_id == known or not found.partitions else found
+            self._note_older(newest)
+            if unknown <= {*newest.older_ids, newest.topic_id}:
+                self._settled[topic] = ids, newest.topic_id
+        return None if newest.topic_id == known or not newest.partitions else newest
 
     def _has_segments(self, folder: TopicFolder, catalog: SegmentCatalog) -> bool:
         numbers = catalog.layout.partitions(catalog.store, folder)
         return any(catalog.listed(folder, number).has_segments for number in numbers)
 
-    def _note_older(self, found: DiscoveredTopic) -> None:
-        known = self._older.get(found.topic, frozenset())
-        self._older[found.topic] = known | found.older_ids
+    def _note_older(self, topic: DiscoveredTopic) -> None:
+        older = self._older.get(topic.topic, frozenset())
+        self._older[topic.topic] = older | topic.older_ids
 
 
-def _same(before: ListedPartition, now: ListedPartition) -> bool:
-    def objects(part: ListedPartition) -> object:
-        damaged = [one.described for one in part.orphans]
-        return part.folder, part.entries, part.orphans, damaged, part.facts
+def _is_same(before: ListedPartition, now: ListedPartition) -> bool:
+    def objects(listed: ListedPartition) -> object:
+        damaged = [orphan.described for orphan in listed.orphans]
+        return listed.folder, listed.entries, listed.orphans, damaged, listed.facts
 
     return len(before.entries) == len(now.entries) and objects(before) == objects(now)
 
 
-def _goes_on(known: LogLook | None, now: ListedPartition) -> bool:
-    """Whether what is new of a partition follows, in the same leader epoch, on what was known.
-    After an election brokers may have copied anything else again, too.
+def _continues(known: LogLook | None, now: ListedPartition) -> bool:
+    """Returns whether new segments of a partition follow the known ones in the same leader epoch.
+    After an election brokers may have copied any other segment again, too.
     """
-    if not isinstance(known, PartitionLook) or not known.part.entries or not now.entries:
+    if not isinstance(known, TierLogLook) or not known.listed.entries or not now.entries:
         return False
-    last = known.part.entries[-1]
-    numbers = [at for at, entry in enumerate(now.entries) if entry.base_offset >= last.base_offset]
-    found = now.described(numbers)
-    if len(found) < len(numbers) or not found or now.entries[numbers[0]] != last:
+    last = known.listed.entries[-1]
+    numbers = [n for n, entry in enumerate(now.entries) if entry.base_offset >= last.base_offset]
+    segments = now.described(numbers)
+    if len(segments) < len(numbers) or not segments or now.entries[numbers[0]] != last:
         return False
-    epochs = {found[0].leader_epochs[-1].epoch}
+    epochs = {segments[0].leader_epochs[-1].epoch}
     return all(
         after.start_offset == before.stop_offset
-        and {one.epoch for one in after.leader_epochs} == epochs
-        for before, after in pairwise(found)
+        and {entry.epoch for entry in after.leader_epochs} == epochs
+        for before, after in pairwise(segments)
     )
 
 
-def _check_parts(found: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
-    """A partition of which only parts of several segments are left has lost its manifests; below
-    the stream's offset that is a delete under way.
-
-    Raises:
-        DataLossError: Above it, unless loss is allowed.
+def _check_parts(topic: DiscoveredTopic, position: TopicPosition, options: ScanOptions) -> None:
+    """Raises `DataLossError` if a partition has only parts of several segments above the stream's
+    offset: their manifests are lost. Below it, they are being deleted.
     """
-    for number in found.empty_partitions:
+    for number in topic.empty_partitions:
         start = position.offsets.get(number, 0)
         parts = [
             part
-            for part in found.parts
+            for part in topic.parts
             if part.base_offset is not None and part.base_offset >= start
         ]
         if len({part.base_offset for part in parts}) > 1 and options.fail_on_data_loss:
             raise DataLossError(
                 f"only parts of segments are there behind offset {start}, not one whole:"
                 f" {some(map(str, parts))}; failOnDataLoss=false waits for others",
-                topic=found.topic,
+                topic=topic.topic,
                 partition=number,
             )

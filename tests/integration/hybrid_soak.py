@@ -35,7 +35,8 @@ from tests.integration.tier_mischief import remove_random, tiered_segments
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kts_source.planning.scan_plan import PartitionPlan, ScanPlan
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
     from tests.integration.moving_topics import MovingTopics, Place
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import datasource
 from pyspark.sql.types import LongType, StructType
 
-from kts_source.planning.narrowing import conjunction
+from kts_source.planning.slicing import conjunction
 from kts_source.predicate.evaluate import evaluate
 from kts_source.spark import sail_reader
 from kts_source.spark.datasource import TieredKafkaDataSource

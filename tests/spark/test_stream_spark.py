@@ -184,7 +184,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_by_name(
     (checkpoint / "offsets" / ".0.crc").unlink(missing_ok=True)
     with (
         pytest.raises(
-            Exception, match="version 2, and this release of tiered-kafka knows version 1"
+            Exception, match="version 2, and this release of tiered-kafka reads version 1"
         ),
         started(writer(registered, options, checkpoint, sink)) as query,
     ):

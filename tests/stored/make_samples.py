@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from kts_source import backfill, plan
+from kts_source import backfill
 from kts_source.metrics import summary
 from tests.stored.samples import (
     CACHE_FOREVER,
     CACHES,
     METRICS,
-    PLANS,
     TABLE_SAMPLES,
     TABLES,
     V1,
@@ -29,7 +28,6 @@ from tests.stored.stable_store import path_of, register_stable_store, scanned
 from tests.stored.topics import write_tier
 from tests.stored.typed_samples import (
     KEPT,
-    TYPED_PLAN,
     TYPED_TABLE_SAMPLES,
     V2,
     answers,
@@ -39,7 +37,7 @@ from tests.stored.typed_samples import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.stored.samples import ScanSample, TableSample
+    from tests.stored.samples import TableSample
 
 
 class Killed(BaseException):
@@ -65,7 +63,7 @@ def main() -> None:
 
 
 def make_v1(made: Path, folder: Path) -> None:
-    """Tables, plans, caches and metrics."""
+    """Tables, caches and metrics."""
     make_tables(made / "tables", folder)
     make_scans(made, folder)
 
@@ -75,8 +73,6 @@ def make_v2(made: Path, folder: Path) -> None:
     tier = folder / "tier"
     write_typed_tier(tier, first=True)
     make_each(TYPED_TABLE_SAMPLES, made / "tables", tier)
-    (made / "plans").mkdir()
-    make_plan(TYPED_PLAN, made, folder)
     with answers():
         scanned({**KEPT, "path": tier.as_uri(), "cacheDir": str(made / "schemas")})
     shutil.rmtree(made / "schemas" / "v1" / "index")  # of a tier that nobody else has
@@ -125,10 +121,7 @@ def make_half_published(tier: Path) -> None:
 
 
 def make_scans(made: Path, folder: Path) -> None:
-    """Plans, caches and metrics."""
-    (made / "plans").mkdir()
-    for sample in PLANS:
-        make_plan(sample, made, folder)
+    """Caches and metrics."""
     for sample in CACHES:
         options = {**sample.source(path_of(sample, folder)), **CACHE_FOREVER}
         for metrics in ("first", "second"):
@@ -139,12 +132,6 @@ def make_scans(made: Path, folder: Path) -> None:
             print(f"{sample.name}, {metrics} read: {total['cache_hits']} found")  # noqa: T201
     options = METRICS.source(path_of(METRICS, folder))
     scanned({**options, "cache": "false", "metricsPath": str(made / "metrics")})
-
-
-def make_plan(sample: ScanSample, made: Path, folder: Path) -> None:
-    """One plan."""
-    options = sample.source(path_of(sample, folder / sample.name))
-    (made / "plans" / f"{sample.name}.json").write_text(plan(options).to_json())
 
 
 SETS = ((V1, make_v1), (V2, make_v2))

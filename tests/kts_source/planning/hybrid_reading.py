@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from kts_source.errors import BrokerError, DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
-from kts_source.planning import hybrid
 from kts_source.planning.planner import plan_scan
 from kts_source.read import fallback
 from kts_source.read.read_settings import ReadSettings
@@ -36,7 +35,7 @@ from tests.kts_source.planning.metadata_events import (
     copied,
     create_metadata_topic,
 )
-from tests.kts_source.planning.reading import ISOLATION_LEVELS, InTurn, without_threads
+from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build
 
 if TYPE_CHECKING:
@@ -70,7 +69,6 @@ def in_one_thread() -> Iterator[None]:
     """Plans and reads in this thread alone; and any number of slices may be lost."""
     with (
         without_threads(),
-        mock.patch.object(hybrid, "ThreadPoolExecutor", InTurn),
         mock.patch.object(fallback, "_MOST_ALIKE", 1 << 30),
     ):
         yield

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError, DataLossError
 from kts_source.options import parse_options
-from kts_source.planning import tail
-from kts_source.planning.plan_json import plan_from_json
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.scan_plan import ScanPlan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -21,7 +19,7 @@ from kts_source.store.joined_store import is_beside
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, World
 from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.reading import ISOLATION_LEVELS, InTurn, without_threads
+from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build, divergence
 from tests.kts_source.planning.replica_disk import DiskWriter
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterator, Mapping
 
-    from kts_source.planning.scan_plan import PartitionPlan
+    from kts_source.planning.partition_plan import PartitionPlan
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.replica import Entry
 
@@ -39,7 +37,7 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
     """Plans and reads in this thread alone."""
-    with without_threads(), mock.patch.object(tail, "ThreadPoolExecutor", InTurn):
+    with without_threads():
         yield
 
 
@@ -230,7 +228,7 @@ def _rows(
     options = parse_options(given)
     tier = Tier(MemoryStore(store))
     plan = plan_scan(options, tier)
-    assert plan_from_json(plan.to_json()).to_json() == plan.to_json()
+    assert ScanPlan.from_json(plan.to_json()).to_json() == plan.to_json()
     reader = SegmentSource(tier, options.key_ring)
     settings = ReadSettings.of(options)
     batches: list[pa.RecordBatch] = []

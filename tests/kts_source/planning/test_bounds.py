@@ -10,12 +10,11 @@ import pytest
 
 from kts_source.errors import InvalidOptionError, OffsetOutOfRangeError
 from kts_source.options import parse_options
-from kts_source.planning.plan_json import plan_from_json
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.scan_plan import ScanPlan
 from tests.golden_data import KEY_PREFIX, TIER, partition_summaries, tier_options
 
 if TYPE_CHECKING:
-    from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
 
 TXN = partition_summaries("txn")
@@ -164,7 +163,7 @@ def test_the_plan_names_the_topic_id_it_reads_and_those_it_does_not(
     (note,) = plan.notes
     assert f"topic id {part.topic_id}" in note
     assert note in plan.explain()
-    assert plan_from_json(plan.to_json()).notes == plan.notes
+    assert ScanPlan.from_json(plan.to_json()).notes == plan.notes
     (other,) = {
         folder.name.removeprefix("recreated-") for folder in (TIER / KEY_PREFIX).glob("recreated-*")
     } - {part.topic_id}

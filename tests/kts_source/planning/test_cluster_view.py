@@ -12,10 +12,9 @@ import kts_source
 from kts_source.broker import cluster as cluster_module
 from kts_source.errors import BrokerUnavailableError, DataLossError, LeaderChangedError
 from kts_source.options import parse_options
-from kts_source.planning import hybrid
+from kts_source.planning import broker_source
 from kts_source.planning.cluster_view import ClusterView
-from kts_source.planning.describe import describe
-from kts_source.planning.describe_brokers import with_brokers
+from kts_source.planning.describe import describe, with_brokers
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
@@ -127,7 +126,7 @@ def test_a_log_start_that_passes_what_is_asked_for_the_plan(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: str
 ) -> None:
     # What nobody was promised yet is no loss.
-    monkeypatch.setattr(hybrid, "_FEW_OFFSETS", 1)
+    monkeypatch.setattr(broker_source, "_FEW_OFFSETS", 1)
     part = FakePartition(fake_log(history(b"value", 60)))
     brokers.create("t", [part])
     options = parse_options(

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from kts_source.planning.isolation import Replay, UnknownStartError, decide
+from kts_source.planning.isolation import UnknownStartError, decide
 from kts_source.planning.lineage import PartitionLog, SegmentRange, partition_log
-from kts_source.planning.side_files import SideFiles, first_ends, replay_batches
+from kts_source.planning.side_files import Replay, SideFiles, first_ends, replay_batches
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches

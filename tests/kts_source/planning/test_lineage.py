@@ -157,7 +157,7 @@ def test_the_checkpoint_carries_the_log_start() -> None:
     assert (below.segment.start_offset, below.reason) == (0, BELOW_LOG_START)
     # Deleted or of a format without epochs: what of a segment is not read has a name.
     assert cut.segment.start_offset == 10
-    assert cut.reason.startswith("offsets [10, 13) lie below the first leader epoch")
+    assert cut.reason.startswith("offsets [10, 13) are below the first leader epoch")
 
 
 def test_a_checkpoint_below_the_first_tiered_offset_is_no_hole() -> None:

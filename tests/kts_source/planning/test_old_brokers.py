@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kts_source.errors import BrokerError
 from kts_source.options import parse_options
-from kts_source.planning import hybrid
+from kts_source.planning.broker_source import BrokerSource
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.kafka_uuid import uuid_from_text
@@ -100,18 +100,17 @@ def test_segments_that_move_while_they_are_listed_are_listed_again(
     part = FakePartition(fake_log(log))
     brokers.create("t", [part], uuid_from_text(writer.topic_id))
     left = [log.segments[1], *[None] * (times - 1)]
-    list_tier = hybrid.list_tier
+    list_tier = BrokerSource.list_tier
 
-    def listed(*given: Any) -> Any:  # noqa: ANN401
-        found = list_tier(*given)
+    def listed(source: BrokerSource) -> None:
+        list_tier(source)
         if left:
             files = left.pop(0)
             part.log.local_start = log.segments[2].base_offset
             if files is not None and times == 1:
                 writer.write_segment(files)
-        return found
 
-    monkeypatch.setattr(hybrid, "list_tier", listed)
+    monkeypatch.setattr(BrokerSource, "list_tier", listed)
     given = {
         "path": "/",
         "layout": "local-tiered-storage",

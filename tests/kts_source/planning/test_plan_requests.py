@@ -16,7 +16,7 @@ from kts_source.cache.disk_cache import CacheLimits
 from kts_source.errors import TieredKafkaError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.options import parse_options
-from kts_source.planning import partial_log, planner, segment_catalog
+from kts_source.planning import segment_catalog, tier_source
 from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
@@ -110,7 +110,7 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 
     def plan(given: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
-            patched.setattr(planner, "can_plan_in_part", lambda *_, **__: False)
+            patched.setattr(tier_source, "can_plan_in_part", lambda *_, **__: False)
             return outcome(given, store)
 
     return plan
@@ -120,14 +120,14 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """Counts the partitions that were planned from all segments (True) and from some (False)."""
     counted: Counter[bool] = Counter()
-    decided = partial_log.PartitionView.decided
+    decided = tier_source.TierLog.decided
 
-    def count(self: partial_log.PartitionView, start: int, stop: int) -> object:
+    def count(self: tier_source.TierLog, start: int, stop: int) -> object:
         found = decided(self, start, stop)
         counted[self.is_complete] += 1
         return found
 
-    monkeypatch.setattr(partial_log.PartitionView, "decided", count)
+    monkeypatch.setattr(tier_source.TierLog, "decided", count)
     return counted
 
 
@@ -141,7 +141,7 @@ def test_golden_windows(
     views: Counter[bool],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partial_log, "NEWEST_UPLOADS", 1)  # partitions have few segments
+    monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)  # partitions have few segments
     store = TimedLocalStore(TIER)
     source = random.Random(topic)
     parts = partition_summaries(topic)
@@ -214,7 +214,7 @@ def newest_is_among_the_last_uploads(objects: Mapping[str, bytes]) -> bool:
             of.append((facts["eventTimestampMs"], epoch, facts["endOffset"]))
     for uploads in groups.values():
         newest = max(uploads, key=lambda upload: upload[1:])
-        if newest not in sorted(uploads)[-partial_log.NEWEST_UPLOADS :]:
+        if newest not in sorted(uploads)[-tier_source.NEWEST_UPLOADS :]:
             return False
     return True
 
@@ -223,7 +223,7 @@ def newest_is_among_the_last_uploads(objects: Mapping[str, bytes]) -> bool:
 def test_bounds_in_time_when_records_are_not_dated_ahead(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partial_log, "NEWEST_UPLOADS", 1)
+    monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
     store = TimedLocalStore(TIER)
     facts = [manifest(path.read_bytes()) for path in TIER.glob(f"*/{topic}-*/*/*.rsm-manifest")]
     ahead = max(fact["maxTimestampMs"] - fact["eventTimestampMs"] for fact in facts)

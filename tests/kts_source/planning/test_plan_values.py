@@ -24,9 +24,8 @@ from kts_source.errors import (
 )
 from kts_source.options import parse_options
 from kts_source.planning.estimate import Price, estimate
-from kts_source.planning.plan_checks import check_plan
-from kts_source.planning.plan_json import plan_from_json
-from kts_source.planning.planner import plan_scan
+from kts_source.planning.planner import check_plan, plan_scan
+from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("topic", TOPICS)
 def test_json_round_trip(topic: str) -> None:
     plan = kts_source.plan(tier_options(topic, targetPartitionBytes="50k"))
-    again = plan_from_json(plan.to_json())
+    again = ScanPlan.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     assert again.partitions == plan.partitions
     assert [len(task.slices) for task in again.tasks] == [len(task.slices) for task in plan.tasks]
@@ -102,7 +101,7 @@ def test_a_replayed_plan_finds_changed_indexes_where_tasks_read_them(tmp_path: P
             kts_source.plan(replay)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":9}', '{"version":1,"segments":[{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":9}', '{"version":4,"segments":[{}]}'])
 def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
     plan_file = tmp_path / "plan.json"
     plan_file.write_text(text)
@@ -375,5 +374,5 @@ def test_one_lineage_column_alone_and_none_by_default() -> None:
 
 def test_a_plan_as_json_is_plain_json() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
-    assert document["version"] == 2
+    assert document["version"] == 4
     assert len(document["segments"]) == 4

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import kts_source
 from kts_source.errors import DataLossError, InvalidOptionError, TieredKafkaError
-from kts_source.planning.plan_json import plan_from_json
+from kts_source.planning.scan_plan import ScanPlan
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.planning.scanning import scan
 
@@ -160,26 +160,10 @@ def test_a_hole_is_an_error_in_a_plan_too(tmp_path: Path) -> None:
     plan = planned(tmp_path, {**given, "failOnDataLoss": "false"})
     assert scan({**given, "failOnDataLoss": "false", "planFile": plan}).num_rows == 21
     document = json.loads((tmp_path / "plan.json").read_text())
-    document["madeWith"] = {}
+    document["madeWith"]["failOnDataLoss"] = True
     (tmp_path / "plan.json").write_text(json.dumps(document))
     with pytest.raises(DataLossError, match=r"\[10, 20\)"):
         kts_source.plan({**given, "planFile": plan})
-
-
-def test_an_early_file_without_an_isolation_level_takes_none_on_trust(
-    source: dict[str, str], tmp_path: Path
-) -> None:
-    """The first version did not tell how a plan was made."""
-    for level, found in (("read_uncommitted", 36), ("read_committed", 28)):
-        plan = planned(tmp_path, {**source, "isolationLevel": level})
-        document = json.loads((tmp_path / "plan.json").read_text())
-        document["madeWith"] = {}
-        (tmp_path / "plan.json").write_text(json.dumps(document))
-        asked = {**source, "planFile": plan}
-        other = "read_committed" if level == "read_uncommitted" else "read_uncommitted"
-        with pytest.raises(InvalidOptionError, match=r"'isolationLevel'.*'planFile'"):
-            kts_source.plan({**asked, "isolationLevel": other})
-        assert scan({**asked, "isolationLevel": level}).num_rows == found
 
 
 class GuardedFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -218,11 +202,14 @@ BAD_FILES: list[tuple[bytes, str]] = [
     (b"null", "not a plan"),
     (b"[]", "not a plan"),
     (b"{}", "not a plan"),
-    (b'{"version":9}', "version '9'.*1 and 2.*anew"),
+    *(
+        (b'{"version":%d}' % version, f"version '{version}'.*version 4 only: plan again")
+        for version in (1, 2, 3, 5)
+    ),
     (b'{"version":true}', "version 'True'"),
     (b'{"version":[]}', "version"),
-    (b'{"version":1,"segments":[{}]}', "not a plan"),
-    (b'{"version":2,"segments":5}', "not a plan"),
+    (b'{"version":4,"segments":[{}]}', "not a plan"),
+    (b'{"version":4,"segments":5}', "not a plan"),
 ]
 
 
@@ -331,7 +318,7 @@ def test_any_other_value_in_a_plan_is_harmless_or_an_error(
         for change in HOSTILE:
             text = json.dumps(replaced(document, path, change(at)))
             try:
-                plan_from_json(text)
+                ScanPlan.from_json(text)
             except InvalidOptionError:
                 seen += 1
                 continue

@@ -101,7 +101,7 @@ def test_a_new_leader_that_lacks_what_was_planned(
 def test_what_was_deleted_since_is_lost(world: World, fail_on_data_loss: str) -> None:
     world.offsets(failOnDataLoss=fail_on_data_loss)
     world.part.log = with_log_start(world.part.log, 2)
-    with pytest.raises(DataLossError, match="the log of the brokers starts at 2 now; plan anew"):
+    with pytest.raises(DataLossError, match="the log of the brokers starts at 2 now; plan again"):
         world.again(failOnDataLoss=fail_on_data_loss)
 
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kts_source.planning import request_count
-from kts_source.planning.request_count import counted_requests
+from kts_source.planning import estimate
+from kts_source.planning.estimate import counted_requests
 from kts_source.read.segment_source import request_groups
 from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex, VariableChunkIndex
 
@@ -58,12 +58,12 @@ def whole(*sizes: int) -> tuple[Any, bool]:
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
 def test_it_is_what_the_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
-    before = request_count._CHUNKS_AT_A_TIME
-    request_count._CHUNKS_AT_A_TIME = at_a_time  # type: ignore[misc]
+    before = estimate._CHUNKS_AT_ONCE
+    estimate._CHUNKS_AT_ONCE = at_a_time  # type: ignore[misc]
     try:
         found = [(n, size) for _, n, size in counted_requests(cast("Any", parts))]
     finally:
-        request_count._CHUNKS_AT_A_TIME = before  # type: ignore[misc]
+        estimate._CHUNKS_AT_ONCE = before  # type: ignore[misc]
     expected = []
     for part, is_first in parts:
         chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)

@@ -8,8 +8,8 @@ import pytest
 
 from kts_source.errors import CorruptSegmentError
 from kts_source.options import parse_options
-from kts_source.planning.plan_json import plan_from_json, plan_to_json
 from kts_source.planning.planner import plan_scan
+from kts_source.planning.scan_plan import ScanPlan
 from kts_source.tier import Tier
 from tests.kts_source.planning.history import TOPIC, History, Shape, Step, World
 from tests.kts_source.planning.memory_store import MemoryStore
@@ -47,7 +47,7 @@ def test_what_begins_by_an_index_that_is_spoiled_later_is_an_error(
         world = World(History(Shape(interval=0), SEGMENT * 2))
         options = options_from(start, **more)
         tier = Tier(MemoryStore(world.store))
-        plan = plan_from_json(plan_to_json(plan_scan(parse_options(options), tier)))
+        plan = ScanPlan.from_json(plan_scan(parse_options(options), tier).to_json())
         for step in spoiled(how):
             world.take(step)
         slices = [part for task in plan.tasks for part in task.slices]

@@ -7,24 +7,19 @@ from typing import TYPE_CHECKING, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kts_source.streaming.admission import (
-    NO_LIMITS,
-    BatchLimits,
-    PendingSegment,
-    Place,
-    admit,
-    dated,
-)
+from kts_source.streaming.admission import NO_LIMITS, BatchLimits, admit
+from kts_source.streaming.look import PendingSegment, dated
+from kts_source.streaming.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Logs: TypeAlias = "Mapping[Place, Sequence[PendingSegment]]"
+Logs: TypeAlias = "Mapping[TopicPartition, Sequence[PendingSegment]]"
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> Logs:
-    found: dict[Place, list[PendingSegment]] = {}
+    found: dict[TopicPartition, list[PendingSegment]] = {}
     for number in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, 100))
         segments = []
@@ -33,7 +28,7 @@ def logs(draw: st.DrawFn) -> Logs:
             size, date = draw(st.integers(1, 1000)), draw(st.integers(-1, 1000))
             segments.append(PendingSegment(at, stop, size, dated(date)))
             at = stop
-        found[Place("t", number)] = segments
+        found[TopicPartition("t", number)] = segments
     return found
 
 
@@ -89,7 +84,7 @@ def test_without_limits_all_is_taken(found: Logs) -> None:
 @given(logs(), st.integers(1, 10))
 def test_the_oldest_of_the_next_segments_comes_first(found: Logs, count: int) -> None:
     rest = {place: list(one) for place, one in found.items()}
-    wanted: dict[Place, int] = {}
+    wanted: dict[TopicPartition, int] = {}
     for _ in range(count):
         heads = {place: one[0] for place, one in rest.items() if one}
         if heads:
@@ -107,10 +102,10 @@ def test_no_more_segments_are_asked_for_than_are_needed() -> None:
             asked.append(number)
             yield PendingSegment(at, at + 1, 10, dated(at))
 
-    pending = {Place("t", number): endless(number) for number in range(3)}
+    pending = {TopicPartition("t", number): endless(number) for number in range(3)}
     assert admit(pending, BatchLimits(segments=4)) == {
-        Place("t", 0): 2,
-        Place("t", 1): 1,
-        Place("t", 2): 1,
+        TopicPartition("t", 0): 2,
+        TopicPartition("t", 1): 1,
+        TopicPartition("t", 2): 1,
     }
     assert len(asked) <= 3 + 4

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kts_source.errors import StreamOffsetError
-from kts_source.streaming.admission import Place
-from kts_source.streaming.batch import BatchRange, batch_ranges
-from kts_source.streaming.next_position import next_position
+from kts_source.streaming.admission import PendingPartition, next_position
 from kts_source.streaming.offsets import (
     INITIAL,
+    BatchRange,
     StreamPosition,
     TopicBegin,
+    TopicPartition,
     TopicPosition,
+    batch_ranges,
     position_from_json,
     position_to_json,
 )
-from kts_source.streaming.pending import PendingPartition
 
 
 def at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
@@ -36,8 +36,8 @@ def begun(end: StreamPosition, **offsets: int) -> StreamPosition:
 def test_a_batch_begins_where_the_end_says_or_the_start() -> None:
     end = begun(at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(at(p0=5, p1=0, p2=5), end) == [
-        BatchRange(Place("t", 0), "A", 5, 9),
-        BatchRange(Place("t", 1), "A", 2, 7),
+        BatchRange(TopicPartition("t", 0), "A", 5, 9),
+        BatchRange(TopicPartition("t", 1), "A", 2, 7),
     ]
 
 
@@ -76,32 +76,33 @@ def test_lines_of_a_checkpoint_that_do_not_belong_together(
 def part(
     number: int, start: int, stop: int, *, told: bool, topic_id: str = "A"
 ) -> PendingPartition:
-    return PendingPartition(Place("t", number), topic_id, start, stop, told, None)
+    return PendingPartition(TopicPartition("t", number), topic_id, start, stop, told, None)
 
 
 def test_nothing_read_is_the_same_position() -> None:
     position = at(p0=5)
     assert next_position(position, [part(0, 5, 9, told=True)], {}) is position
     assert next_position(position, [part(1, 0, 9, told=False)], {}) is position
-    assert next_position(position, [part(0, 5, 9, told=True)], {Place("t", 0): 5}) is position
+    ends = {TopicPartition("t", 0): 5}
+    assert next_position(position, [part(0, 5, 9, told=True)], ends) is position
 
 
 def test_all_partitions_that_are_new_are_told_with_the_next_batch() -> None:
     parts = [part(0, 5, 9, told=True), part(1, 3, 9, told=False)]
-    end = next_position(at(p0=5, p7=1), parts, {Place("t", 0): 8})
+    end = next_position(at(p0=5, p7=1), parts, {TopicPartition("t", 0): 8})
     assert end == begun(at(p0=8, p1=3, p7=1), p1=3)
 
 
 def test_another_topic_id_leaves_nothing_of_the_one_before() -> None:
     parts = [part(1, 0, 9, told=False, topic_id="B")]
-    end = next_position(at(p0=5, p1=8), parts, {Place("t", 1): 9})
+    end = next_position(at(p0=5, p1=8), parts, {TopicPartition("t", 1): 9})
     assert end == begun(at("B", p1=9), p1=0)
 
 
 def test_a_jump_over_lost_offsets_forgets_who_wrote_the_last_record() -> None:
     position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
     parts = [part(0, 20, 20, told=False), part(1, 5, 9, told=True)]
-    end = next_position(position, parts, {Place("t", 1): 9})
+    end = next_position(position, parts, {TopicPartition("t", 1): 9})
     # Nobody has read the record before offset 20: who wrote it, no check may ask.
     assert end.topics["t"] == TopicPosition("A", {0: 20, 1: 9}, {})
 

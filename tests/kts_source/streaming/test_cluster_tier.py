@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from kts_source.errors import DataLossError, InvalidOptionError
-from kts_source.streaming.tier_listing import TierListing
+from kts_source.streaming.cluster_look import TierListing
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log

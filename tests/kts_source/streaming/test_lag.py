@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kts_source import metrics
-from kts_source.streaming.admission import Place
+from kts_source.streaming.offsets import TopicPartition
 from tests.golden_data import TIER, expected_table
 from tests.kts_source.streaming.running import GrowingTier, Running
 from tests.kts_source.streaming.test_triggers import Listings
@@ -80,7 +80,7 @@ def test_how_far_retention_is_from_overtaking_it(tmp_path: Path) -> None:
         assert stream.batch()
         progress = {"sources": [{"latestOffset": stream.stream.lag()}]}
         (lag,) = metrics.stream_lag(progress)
-        found.append(lag.partitions[Place("codecs", 0)].headroom)
+        found.append(lag.partitions[TopicPartition("codecs", 0)].headroom)
         tier.remove(folder, stems[: number + 1])
     assert found == [at - log_start for at, log_start in zip(starts[1:4], starts, strict=False)]
 
@@ -113,7 +113,7 @@ def test_it_is_read_from_the_progress_of_a_query() -> None:
         assert lag.offsets == told["behind"]["offsets"] > 0
         assert lag.size == told["behind"]["bytes"]
         assert lag.oldest_ms == told["behind"]["oldestMs"]
-        assert lag.partitions[Place("txn", 0)].end == told["topics"]["txn"]["0"][0]
+        assert lag.partitions[TopicPartition("txn", 0)].end == told["topics"]["txn"]["0"][0]
 
 
 def test_progress_without_figures_has_none() -> None:

@@ -89,7 +89,7 @@ def test_what_sparks_kafka_source_wrote() -> None:
 @pytest.mark.parametrize(
     ("document", "says"),
     [
-        ({"v": 2, "topics": {}}, "version 2, and this release of tiered-kafka knows version 1"),
+        ({"v": 2, "topics": {}}, "version 2, and this release of tiered-kafka reads version 1"),
         ({"v": 0, "topics": {}}, "version 0"),
         ({"v": 1, "at": "end"}, "begins at 'end'"),
         ({"v": 1}, "the position has members"),

@@ -1,19 +1,19 @@
-"""The surviving log of a partition as far as a query needs it: all of it, or the segments around
-the offsets that are wanted.
+"""The tier as the only source of a scan.
 
-A window needs the manifests of few segments: the first (where the log begins), the last by offset,
-some of the newest uploads (one of them has the lineage, and where the tier ends) and those that a
-later upload began at or below (by a leader of another branch, perhaps), those that begin in the
-window, and earlier ones until its start is covered. That is exact because a segment serves the
-offsets that no later one holds (`lineage.cover`). Whatever does not look like the plain case (no
-upload times, a manifest that cannot be read, an epoch or an end above the newest's, a branch that
-died, a hole) makes it look at all of them.
+The log of a partition is read only as far as a query needs it: all of it, or the segments around
+the wanted offsets. A window needs few manifests: those of the first segment (where the log begins),
+of the last by offset, of some of the newest uploads (one of them has the lineage, and the end of
+the tier), of segments that a later upload began at or below (perhaps by the leader of another
+branch), of those that begin in the window, and of earlier ones until its start is covered. This is
+exact because a segment serves the offsets that no later one holds (`lineage.cover`). Anything
+unusual makes it read all segments: no upload times, an invalid manifest, an epoch or an end above
+the newest's, a dead branch, a hole.
 
-Which uploads are newest is taken from the times in the listing. Where a tool copied the bucket and
-set them anew, the last by offset still counts, and so does every epoch that is met. One case is out
-of reach: after two unclean elections the leader's branch may know only epochs below those that a
-dead branch left in the tier. Until the first segment of its own epoch is copied the tier does not
-tell which one lives, and a window far from the dead one may follow the other.
+The newest uploads are found by the times in the listing. If a tool copied the bucket and reset
+them, the last segment by offset still counts, and so does every epoch found. One case cannot be
+detected: after two unclean elections the leader's branch may know only epochs below those that a
+dead branch left in the tier. Until the first segment of its own epoch is copied, the tier does not
+record which branch survived, and a window far from the dead one may follow the other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from kts_source.layout.find_layout import find_layout
 from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import (
     EARLIEST_OFFSET,
@@ -31,6 +33,7 @@ from kts_source.options.selection import (
     TimestampBound,
     TimestampsBound,
 )
+from kts_source.planning.bounds import Place, first_offset_at_or_after
 from kts_source.planning.isolation import Decisions, UnknownStartError, decide
 from kts_source.planning.lineage import (
     MAX_OFFSET,
@@ -45,17 +48,20 @@ from kts_source.planning.lineage import (
     with_unknown_epoch,
 )
 from kts_source.planning.lineage_evidence import contradiction, unconfirmed_start
-from kts_source.planning.timestamps import first_offset_at_or_after
+from kts_source.planning.segment_catalog import DiscoveredTopic, SegmentCatalog, discover
+from kts_source.planning.sources import SourceLog, SourcePartition
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Executor
 
-    from kts_source.layout.layout import SegmentEntry
+    from kts_source.layout.layout import Layout, SegmentEntry
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.planning.side_files import SideFiles
+    from kts_source.tier import Tier
     from segment_format.index.checkpoints import EpochEntry
 
 log = logging.getLogger(__name__)
@@ -63,17 +69,74 @@ log = logging.getLogger(__name__)
 _Evidence: TypeAlias = "tuple[Sequence[EpochEntry], RemoteSegment, Sequence[RemoteSegment]]"
 
 NEWEST_UPLOADS: Final = 4
-"""So many of the newest uploads are looked at: a leader of the past may finish its copy last."""
-_MANY_UPLOADS: Final = 16
-"""At the same time; more of them say that the times are not of uploads."""
+"""Number of uploads searched for the lineage: a former leader may finish its copy last."""
+_MAX_UPLOADS: Final = 16
+"""More uploads at the same time show that the times are not of uploads."""
+
+
+class TierSource:
+    """Lists the selected partitions of a tier; a `Source`."""
+
+    def __init__(
+        self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor
+    ) -> None:
+        self._options = options
+        self._store = tier.store
+        self._topics: Sequence[DiscoveredTopic] = ()
+        self._pool = pool
+        self._catalog = SegmentCatalog(
+            tier, layout_of(options), describing, fail_on_data_loss=options.fail_on_data_loss
+        )
+
+    @property
+    def topics(self) -> set[str]:
+        """See `Source`."""
+        return {topic.topic for topic in self._topics}
+
+    @property
+    def asked(self) -> Mapping[str, Sequence[int]]:
+        """See `Source`."""
+        return {topic.topic: topic.asked_partitions for topic in self._topics}
+
+    def partitions(self) -> list[SourcePartition]:
+        """See `Source`."""
+        self._topics = discover(self._options, self._catalog, self._pool)
+        listed = [each for topic in self._topics for each in topic.partitions]
+        self._catalog.expect(len(listed))
+        return [
+            SourcePartition(
+                each.topic, each.topic_id, each.partition, each, partial(self._open_log, each)
+            )
+            for each in listed
+        ]
+
+    def _open_log(
+        self, listed: ListedPartition, side_files: SideFiles, is_resumed: bool
+    ) -> TierLog:
+        options = self._options
+        in_part = can_plan_in_part(
+            options, listed.topic, listed.partition, from_the_start=not is_resumed
+        )
+        return open_tier_log(options, listed, side_files, in_part=in_part)
+
+    def finish(self) -> list[str]:
+        """See `Source`."""
+        return [*(note for topic in self._topics for note in topic.notes), *self._store.remarks]
+
+
+def layout_of(options: ScanOptions) -> Layout:
+    """Returns the layout of a tier that is the only source. An instance belongs to one plan."""
+    return find_layout(
+        options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
+    )
 
 
 def can_plan_in_part(
     options: ScanOptions, topic: str, partition: int, *, from_the_start: bool = True
 ) -> bool:
-    """Whether a partition can be planned without looking at all of its segments.
+    """Returns whether a partition can be planned without reading all of its manifests.
 
-    Timestamps need all, as records are dated in any order, unless something bounds how far ahead.
+    Timestamps need all, as records are dated in any order, unless an option bounds how far ahead.
     `from_the_start` says whether a start that names no offset is the log start.
     """
     bounds = (options.starting, options.ending)
@@ -92,10 +155,7 @@ def newest_lineage(
     segments: Sequence[RemoteSegment], damaged: Iterable[RemoteSegment], side_files: SideFiles
 ) -> tuple[Sequence[EpochEntry], RemoteSegment | None]:
     """Returns the checkpoint of the newest segment that has one, and that segment; nothing and
-    `None` if no segment has one.
-
-    Raises:
-        CorruptSegmentError: The checkpoint is not valid, or contradicts its segment.
+    `None` if no segment has one. Raises `CorruptSegmentError` if the checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
     checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
@@ -105,29 +165,41 @@ def newest_lineage(
     return side_files.leader_epochs(newest).entries, newest
 
 
-class PartitionView:
-    """One partition's log, read as far as it is asked for. Used by one thread at a time.
+def open_tier_log(
+    options: ScanOptions,
+    listed: ListedPartition,
+    side_files: SideFiles,
+    *,
+    in_part: bool,
+    keeps_from: int | None = None,
+) -> TierLog:
+    """Opens the log of a listed partition; see `TierLog`."""
+    return TierLog(
+        Place(listed.topic, listed.partition, listed.orphans, options.fail_on_data_loss),
+        listed,
+        side_files,
+        in_part=in_part,
+        max_ahead_ms=options.max_timestamp_ahead_ms,
+        keeps_from=keeps_from,
+    )
+
+
+class TierLog(SourceLog):
+    """One partition's log in the tier, read on demand. Used by one thread at a time.
 
     Args:
+        place: The partition, and whether loss is an error.
         listed: Its segments, at least one, whole or damaged.
-        side_files: Reads checkpoints and what bounds need.
-        in_part: Whether a part of the log will do.
-        max_ahead_ms: No record is dated later after its upload; `None` = nothing is assumed.
-        keeps_from: Offsets from here on belong to the log although its start has passed them, as
-            far as their segments are still there; `None` = the log start is where it is.
-
-    Attributes:
-        log: Log start and end; ranges only when all segments are known.
-        is_complete: Whether every segment was looked at.
-        is_empty: Whether none of the listed segments can be read any more.
-        unknown_lineage: A damaged segment of a newer epoch than all that tell of the lineage, or
-            that does not tell its own: who knows which segments live.
+        side_files: Reads their side files.
+        in_part: Whether a part of the log is enough.
+        max_ahead_ms: No record is dated later than this after its upload; `None` = no bound.
+        keeps_from: Offsets from here on belong to the log although its start has passed them, if
+            their segments still exist; `None` = the log start is not moved.
     """
-
-    log: PartitionLog
 
     def __init__(
         self,
+        place: Place,
         listed: ListedPartition,
         side_files: SideFiles,
         *,
@@ -135,33 +207,28 @@ class PartitionView:
         max_ahead_ms: int | None = None,
         keeps_from: int | None = None,
     ) -> None:
-        self._listed = listed
-        self._side_files = side_files
+        super().__init__(place, listed.topic_id, side_files)
+        self.listed = listed
         self._max_ahead_ms = max_ahead_ms
         self._keeps_from = MAX_OFFSET if keeps_from is None else keeps_from
         self._bases = [entry.base_offset for entry in listed.entries]
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self.is_complete = False
-        self.is_empty = False
-        # What is damaged below the first whole segment is being deleted; what is not, may tell of
-        # an end or an epoch that no whole one knows of.
+        # Damaged segments below the first whole one are being deleted. Others may have an end or an
+        # epoch that no whole one has.
         self._damaged = listed.damaged()
-        self.unknown_lineage: RemoteSegment | None = None
         self._evidence: _Evidence | None = None
-        self._contradiction: str | None = None
-        above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
-        if not in_part or above or not self._bases or not self._frame():
+        is_above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
+        if not in_part or is_above or not self._bases or not self._find_ends():
             self._read_all()
 
     @property
     def contradiction(self) -> str | None:
-        """What other segments say against the lineage that drops some of them; `None` if nothing
-        does. Looked for once, when all segments are known.
-        """
+        """Searched once, when all segments are known."""
         if self._evidence is not None:
             newest = self._evidence[1]
-            evidence = *self._evidence, self._side_files
+            evidence = *self._evidence, self.side_files
             self._evidence = None
             self._contradiction = contradiction(self.log, *evidence)
             if (deleted := unconfirmed_start(*evidence)) is not None:
@@ -174,15 +241,15 @@ class PartitionView:
                 )
         return self._contradiction
 
-    def border(self, offset: int, segments: int) -> int:
-        """Where about so many segments from an offset on end: what to ask for at a time."""
-        at = bisect_right(self._bases, offset) + segments - 1
-        if self.is_complete or at >= len(self._bases):
+    def end_of_segments(self, offset: int, count: int) -> int:
+        """Returns about where `count` segments from an offset on end."""
+        number = bisect_right(self._bases, offset) + count - 1
+        if self.is_complete or number >= len(self._bases):
             return self.log.stop
-        return max(self._bases[at], offset + 1)
+        return max(self._bases[number], offset + 1)
 
     def covering(self, start: int, stop: int) -> PartitionLog:
-        """The log with all ranges of offsets [start, stop), and perhaps all others."""
+        """See `SourceLog`."""
         if self.is_complete or start >= stop:
             return self.log
         first = self._group_start(bisect_right(self._bases, start) - 1)
@@ -203,16 +270,14 @@ class PartitionView:
         return self.log
 
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
-        """The log around [start, stop) and the outcome of its transactions; looks ahead until all
-        that can be is decided.
-        """
+        """Decides transactions; looks ahead until every outcome in the tier is found."""
         ahead = 1
         end = stop
         while True:
             known = self.covering(start, end)
             try:
-                decisions = decide(known, start, stop, self._side_files)
-            except UnknownStartError:  # bad snapshots: what was open is told further down
+                decisions = decide(known, start, stop, self.side_files)
+            except UnknownStartError:  # bad snapshots: earlier segments record what was open
                 self._read_all()
                 continue
             if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
@@ -223,60 +288,58 @@ class PartitionView:
             ahead *= 2
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when
-        there is none. What is missing below it, and may be dated so, is among the log's holes then.
-        """
+        """See `SourceLog`."""
         if not self.is_complete:
             assert self._max_ahead_ms is not None
             since = timestamp_ms - self._max_ahead_ms
             recent = [number for number, upload in enumerate(self._uploads) if upload >= since]
-            found = self._first_in(recent, timestamp_ms)
-            # A hole shows between the last segment that is surely too old and the one found.
+            offset = self._first_offset_in(recent, timestamp_ms)
+            # A hole shows between the last segment that is surely too old and the offset.
             last_old = self._bases[max(recent[0] - 1, 0)] if recent else self.log.stop
             self.covering(
-                max(last_old, self.log.log_start), self.log.stop if found is None else found
+                max(last_old, self.log.log_start), self.log.stop if offset is None else offset
             )
             if not self.is_complete:
-                return found
-        return first_offset_at_or_after(self.log, timestamp_ms, self._side_files)
+                return offset
+        return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
-    def _first_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """The first offset dated so in some segments; looks at all where one is not plain."""
-        at, size = 0, 2
-        while at < len(recent):
-            spans = self._usable(recent[at : at + size])
+    def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
+        """Searches some segments for a timestamp; reads all if one of them is unusual."""
+        begin, size = 0, 2
+        while begin < len(recent):
+            spans = self._usable(recent[begin : begin + size])
             if spans is None:
                 self._read_all()
                 return None
             low = self.log.log_start
             served = [replace(s, start=max(s.start, low)) for s in spans if s.stop > low]
             served.sort(key=lambda span: span.start)
-            part = replace(self.log, ranges=tuple(served))
-            found = first_offset_at_or_after(part, timestamp_ms, self._side_files)
-            if found is not None:
-                return found
-            at, size = at + size, 2 * size
+            known = replace(self.log, ranges=tuple(served))
+            offset = first_offset_at_or_after(known, timestamp_ms, self.side_files)
+            if offset is not None:
+                return offset
+            begin, size = begin + size, 2 * size
         return None
 
     def _read_all(self) -> None:
         self.is_complete = True
-        segments = self._listed.all()
+        segments = self.listed.all()
         self.is_empty = not segments and not self._damaged
-        lineage, newest = newest_lineage(segments, self._damaged, self._side_files)
+        lineage, newest = newest_lineage(segments, self._damaged, self.side_files)
         checkpoint = lineage
         if lineage and self._keeps_from < lineage[0].start_offset:
-            lineage = self._reaching_back(segments, lineage)
+            lineage = self._extended_down(segments, lineage)
         first = self._bases[0] if lineage and self._bases else None
-        known = -1 if newest is None else last_epoch(newest)
-        self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, known, first)), None)
+        epoch = -1 if newest is None else last_epoch(newest)
+        self.unknown_lineage = next(iter(with_unknown_epoch(self._damaged, epoch, first)), None)
         self.log = partition_log(segments, lineage, self._damaged)
         self._evidence = None if newest is None else (checkpoint, newest, segments)
         self._contradiction = None
 
-    def _reaching_back(
+    def _extended_down(
         self, segments: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
     ) -> Sequence[EpochEntry]:
-        """The lineage with what the segments below the log start know of the time before it."""
+        """Returns the lineage with earlier entries that segments below the log start have."""
         start = lineage[0].start_offset
         below = [
             segment
@@ -285,32 +348,32 @@ class PartitionView:
         ]
         if not below:
             return lineage
-        older = self._side_files.leader_epochs(newest_segment(below)).entries
+        older = self.side_files.leader_epochs(newest_segment(below)).entries
         return joined_lineage(older, lineage)
 
-    def _frame(self) -> bool:
-        """Finds where the log begins and ends from few segments; False where that is not safe."""
-        entries = self._listed.entries
+    def _find_ends(self) -> bool:
+        """Finds log start and end from few segments; returns False if that is not safe."""
+        entries = self.listed.entries
         uploads = self._uploads
         threshold = sorted(uploads)[-NEWEST_UPLOADS:][0]
         first = range(bisect_right(self._bases, self._bases[0]))
         numbers = {*first, *range(self._group_start(len(entries) - 1), len(entries))}
         latest = {number for number, upload in enumerate(uploads) if upload >= threshold}
         latest |= _overtaken(self._bases, uploads)
-        if min(uploads) < 0 or len(latest) > _MANY_UPLOADS or len(numbers | latest) == len(entries):
+        if min(uploads) < 0 or len(latest) > _MAX_UPLOADS or len(numbers | latest) == len(entries):
             return False
         wanted = sorted(numbers | latest)
-        segments = self._listed.described(wanted)
+        segments = self.listed.described(wanted)
         if len(segments) < len(wanted):
             return False
         newest = newest_segment(segments)
-        self._lineage = tuple(self._side_files.leader_epochs(newest).entries)
+        self._lineage = tuple(self.side_files.leader_epochs(newest).entries)
         spans = [usable_range(segment, self._lineage) for segment in segments]
         stop = max((span.stop for span in spans if span is not None), default=-1)
         if not self._lineage or stop < 0 or not newest.leader_epochs:
             return False
         checkpoint_start = self._lineage[0].start_offset
-        begins = any(
+        has_start = any(
             segment.stop_offset <= checkpoint_start
             or (span is not None and span.start == max(segment.start_offset, checkpoint_start))
             for segment, span in zip(segments, spans, strict=True)
@@ -318,21 +381,21 @@ class PartitionView:
         )
         log_start = min(max(self._bases[0], checkpoint_start), stop)
         self.log = PartitionLog(self._lineage, log_start, stop, (), (), ())
-        begins &= self._keeps_from >= log_start
-        return begins and all(map(self._is_plain, (*segments, *self._damaged)))
+        has_start &= self._keeps_from >= log_start
+        return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """What these segments may serve; `None` when one of them is not as expected."""
+        """Returns what some segments may serve; `None` if one of them is unusual."""
         wanted = list(numbers)
-        segments = self._listed.described(wanted)
+        segments = self.listed.described(wanted)
         if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):
             return None
         spans = (usable_range(segment, self._lineage) for segment in segments)
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Whether nothing about a segment contradicts the lineage and the end found before, and
-        all of it above the log start is of the lineage: where branches died, a newer one may too.
+        """Returns whether a segment fits the lineage and the end found before, and all of it above
+        the log start is of the lineage. If a branch died, a newer one may have died, too.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False
@@ -343,27 +406,27 @@ class PartitionView:
         return usable_range(segment, self._lineage) == whole and whole.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
-        """The first entry with the base offset of this one."""
+        """Returns the first entry with the base offset of this one."""
         return bisect_left(self._bases, self._bases[max(number, 0)])
 
 
 def _overtaken(bases: Sequence[int], uploads: Sequence[int]) -> set[int]:
-    """Entries that share their base, or after which something was uploaded that begins lower: by a
-    leader of another branch, who may not know of a higher epoch that is on theirs, or by one who
-    tried again.
+    """Returns entries that share their base, or that a later upload begins at or below.
+
+    That upload was repeated, or is by a leader of another branch, which may lack a higher epoch.
     """
-    found = set()
+    numbers = set()
     lowest = MAX_OFFSET
-    for number in sorted(range(len(bases)), key=lambda one: (uploads[one], one), reverse=True):
+    for number in sorted(range(len(bases)), key=lambda n: (uploads[n], n), reverse=True):
         if bases[number] >= lowest:
-            found.add(number)
+            numbers.add(number)
         lowest = min(lowest, bases[number])
     twins = {number for number, base in enumerate(bases[1:]) if base == bases[number]}
-    return found | twins | {number + 1 for number in twins}
+    return numbers | twins | {number + 1 for number in twins}
 
 
 def _uploaded_ms(entry: SegmentEntry) -> int:
-    """When the last object of a segment was written; −1 when the store does not tell."""
+    """Returns when the last object of a segment was written; −1 if the store does not report it."""
     written = [info.last_modified_ms for _, info in entry.objects]
-    known = [time_ms for time_ms in written if time_ms is not None]
-    return max(known, default=-1) if len(known) == len(written) else -1
+    times = [time_ms for time_ms in written if time_ms is not None]
+    return max(times, default=-1) if len(times) == len(written) else -1

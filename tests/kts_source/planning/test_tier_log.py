@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from kts_source.layout.layout import SegmentEntry
-from kts_source.planning import partial_log
-from kts_source.planning.partial_log import PartitionView
+from kts_source.planning import tier_source
+from kts_source.planning.bounds import Place
+from kts_source.planning.tier_source import TierLog
 from kts_source.store.object_store import ObjectInfo
 from tests.kts_source.planning.segments import lineage, segment
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 class Listed:
     """Segments of facts alone, listed with their event timestamp as the time of the upload."""
+
+    topic_id = "id"
 
     def __init__(self, segments: Iterable[RemoteSegment], *, gone: str = "") -> None:
         self._segments = sorted(segments, key=lambda one: (one.start_offset, one.segment_id))
@@ -53,17 +56,17 @@ class Listed:
         return self.described(range(len(self._segments)))
 
 
-def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> PartitionView:
+def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> TierLog:
     def leader_epochs(of: RemoteSegment) -> object:
         return SimpleNamespace(entries=checkpoints.get(of.segment_id, lineage(e0=0)))
 
     side_files = cast("Any", SimpleNamespace(leader_epochs=leader_epochs))
-    return PartitionView(cast("Any", listed), side_files, in_part=True)
+    return TierLog(Place("t", 0), cast("Any", listed), side_files, in_part=True)
 
 
 @pytest.fixture(autouse=True)
 def _one_upload_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_log, "NEWEST_UPLOADS", 1)
+    monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
 
 
 def plain(count: int) -> list[RemoteSegment]:

@@ -1,0 +1,576 @@
+"""A tier and its brokers as the sources of a scan: the whole topic, from log start to end.
+
+The leader says what the log is. The tier serves its segments on the leader's branch, and brokers
+serve every other offset. So a hole, a damaged segment or one without description loses nothing.
+
+Transactions of the tier's part: each run of adjacent segments is decided separately. Abort markers
+in it are in the transaction indexes of its segments. Transactions that are open at its end began
+below the last stable offset, so they are decided, and the leader reports which were aborted. Asking
+at the end of the tier only would be wrong where brokers fill a hole.
+
+`tail=false` ends a read where the tier ends. The end does not depend on which segments can be read,
+because brokers serve the offsets of damaged ones. So damaged segments count, and so does the
+leader's local log start: brokers delete their copy of a segment only after its upload.
+
+Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from kts_source.broker.broker_range import BrokerRange
+from kts_source.broker.cluster import LEAK
+from kts_source.errors import (
+    DataLossError,
+    LeaderChangedError,
+    OldBrokerError,
+    TopicNotFoundError,
+)
+from kts_source.layout.find_layout import find_layout
+from kts_source.planning.bounds import Place
+from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.isolation import Decisions
+from kts_source.planning.lineage import between, epoch_ranges, union_log
+from kts_source.planning.metadata_topic import (
+    REMOTE_LOG_METADATA,
+    MetadataTopicLayout,
+    read_metadata_topic,
+)
+from kts_source.planning.partition_plan import BrokerPart
+from kts_source.planning.segment_catalog import SegmentCatalog
+from kts_source.planning.sources import SourceLog, SourcePartition
+from kts_source.texts import some
+from segment_format.index.transaction_index import AbortedTxn
+from segment_format.isolation import AbortedIntervals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+    from concurrent.futures import Executor
+
+    from kts_source.broker.cluster import TopicPartition
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.planning.bounds import Progress
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.side_files import SideFiles
+    from kts_source.tier import Tier
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 5
+"""Attempts to plan if leaders change in the meantime."""
+_SAMPLE_SEGMENTS: Final = 3
+"""The newest segments show how many bytes an offset takes."""
+_FEW_OFFSETS: Final = 100_000
+"""Without a segment, a range of fewer offsets is not worth a request for a sample."""
+_GUESSED_BYTES: Final = 200.0
+_EMPTY_IN_A_ROW: Final = 16
+"""A reader has no offsets of empty partitions, so partitions after a gap are looked up, too."""
+
+
+def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) -> ScanPlan:
+    """Calls `plan` with a view of the cluster, and again if a leader changes in the meantime."""
+    assert options.brokers is not None
+    was_old = False
+    counts: dict[str, int] = {}
+    for attempt in range(_ATTEMPTS):
+        try:
+            with closing(ClusterView(options.brokers, options, counts=counts)) as view:
+                try:
+                    return plan(view)
+                finally:
+                    counts |= view.partition_counts
+        except (LeaderChangedError, OldBrokerError) as error:
+            # Segments may have moved into the tier after it was listed, but not twice.
+            is_old = isinstance(error, OldBrokerError)
+            if attempt + 1 == _ATTEMPTS or (is_old and was_old):
+                raise
+            was_old |= is_old
+            log.info("planning again: %s", error)
+    raise AssertionError
+
+
+@dataclass(frozen=True, slots=True)
+class TieredPart:
+    """What the tier has of a partition.
+
+    Attributes:
+        segments: All whole segments that can be described, in any order.
+        side_files: Reads their side files.
+        damaged: Described segments that lost objects; empty unless the end of the tier matters.
+        unreadable: Base offset and URI of segments whose description is gone or invalid, or does
+            not contain their end; empty unless the end of the tier matters.
+        epoch_stops: Leader epoch to one past its last offset in segments that the metadata topic
+            names; empty if it is not read.
+    """
+
+    segments: Sequence[RemoteSegment]
+    side_files: SideFiles
+    damaged: Sequence[RemoteSegment] = ()
+    unreadable: Sequence[tuple[int, str]] = ()
+    epoch_stops: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> set[int]:
+        """The leader epochs that segments name."""
+        segments = (*self.segments, *self.damaged)
+        claimed = {entry.epoch for segment in segments for entry in segment.leader_epochs}
+        return claimed | self.epoch_stops.keys()
+
+
+class BrokerSource:
+    """Lists the selected partitions of a cluster and what the tier has of them; a `Source`.
+
+    Args:
+        options: What is read.
+        tier: The tier.
+        describing: Describes segments concurrently.
+        pool: Lists partitions concurrently.
+        view: The cluster.
+        progress: What the reader has already.
+
+    Attributes:
+        listed: Partitions with objects in the tier, of the incarnations that the cluster has.
+    """
+
+    topics: AbstractSet[str] = frozenset()  # the cluster knows all partitions
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        tier: Tier,
+        describing: Executor,
+        pool: Executor,
+        *,
+        view: ClusterView,
+        progress: Progress | None = None,
+    ) -> None:
+        self._options = options
+        self._tier = tier
+        self._describing = describing
+        self._pool = pool
+        self._view = view
+        self._progress = progress
+        self._named: MetadataTopicLayout | None = None
+        self.listed: dict[TopicPartition, ListedPartition] = {}
+
+    @property
+    def asked(self) -> Mapping[str, Sequence[int]]:
+        """See `Source`."""
+        asked: dict[str, list[int]] = {}
+        for topic, number in self._view.logs:
+            asked.setdefault(topic, []).append(number)
+        return asked
+
+    def partitions(self) -> list[SourcePartition]:
+        """See `Source`."""
+        if self._progress is not None:
+            self._check_described(self._progress)
+        self.list_tier()
+        return [
+            SourcePartition(
+                brokers.topic,
+                brokers.topic_id,
+                brokers.partition,
+                self.listed.get(key),
+                partial(self._open_log, brokers),
+            )
+            for key, brokers in self._view.logs.items()
+        ]
+
+    def _open_log(self, brokers: BrokerLog, side_files: SideFiles, is_resumed: bool) -> UnionLog:
+        del is_resumed
+        tiered = self.tiered_part((brokers.topic, brokers.partition), side_files)
+        has_progress = self._progress is not None
+        return UnionLog(
+            self._options, brokers, tiered, self._view, self._named, with_lineage=has_progress
+        )
+
+    def finish(self) -> list[str]:
+        """See `Source`."""
+        self._view.check_topics()
+        if not self._options.path:
+            return []
+        self.check_tier()
+        return self._notes()
+
+    def _check_described(self, progress: Progress) -> None:
+        """Raises `LeaderChangedError` or `BrokerUnavailableError` if brokers describe fewer
+        partitions than the reader has read.
+        """
+        for name, topic in self._view.topics.items():
+            described = count = number = len(topic.leaders)
+            while number < count + _EMPTY_IN_A_ROW:
+                number += 1
+                if progress.bounds_of(name, topic.topic_id, number - 1) is not None:
+                    count = number
+            if count > described:
+                self._view.require_partitions(name, count)
+
+    def list_tier(self) -> None:
+        """Lists the tier, or asks the metadata topic for its segments."""
+        options, view = self._options, self._view
+        layout = find_layout(options.layout)
+        if options.by_metadata_topic:
+            assert options.brokers is not None
+            wanted = {key: brokers.topic_id for key, brokers in view.logs.items()}
+            state = read_metadata_topic(
+                options.brokers, wanted, max_batch_bytes=options.max_batch_bytes
+            )
+            layout = self._named = MetadataTopicLayout(layout, state, view.logs)
+            self._named.look_up(self._tier.store, options.key_prefix, self._describing)
+        # Brokers serve what cannot be described.
+        catalog = SegmentCatalog(self._tier, layout, self._describing, fail_on_data_loss=False)
+        pairs = []
+        for topic in view.topics.values():
+            for folder in layout.topic_folders(catalog.store, options.key_prefix, topic.topic):
+                if folder.topic_id != topic.topic_id:
+                    continue
+                numbers = layout.partitions(catalog.store, folder)
+                if set(numbers) - topic.leaders.keys():
+                    view.require_partitions(folder.topic, max(numbers) + 1)
+                pairs += [(folder, n) for n in numbers if (folder.topic, n) in view.logs]
+        listed = self._pool.map(lambda pair: catalog.listed(*pair), pairs)
+        self.listed = {(each.topic, each.partition): each for each in listed}
+        catalog.expect(len(view.logs))
+
+    def tiered_part(self, key: TopicPartition, side_files: SideFiles) -> TieredPart:
+        """Describes the listed segments of a partition."""
+        listed = self.listed.get(key)
+        segments = listed.all() if listed is not None else ()
+        if self._options.tail:
+            return TieredPart(segments, side_files)
+        stops = self._named.epoch_stops(key) if self._named is not None else {}
+        if listed is None:
+            return TieredPart((), side_files, epoch_stops=stops)
+        damaged, unreadable = listed.damaged(), listed.unreadable()
+        if without_end := listed.without_end():
+            damaged = [one for one in damaged if one.segment_id not in without_end]
+            unreadable += without_end.values()
+        return TieredPart(segments, side_files, damaged, unreadable, stops)
+
+    def check_tier(self) -> None:
+        """Raises `TopicNotFoundError` if the tier has nothing of a topic that brokers have tiered:
+        it is another tier, or the path is wrong.
+        """
+        topics = {topic for topic, _ in self.listed}
+        uri = self._tier.store.uri(self._options.key_prefix)
+        for brokers in self._view.logs.values():
+            is_tiered = brokers.local_start is not None and brokers.local_start > brokers.log_start
+            if is_tiered and brokers.topic not in topics and self._options.fail_on_data_loss:
+                problem = f"there is nothing of topic id {brokers.topic_id} at {uri}"
+                check = "check path, keyPrefix and layout"
+                if self._named is not None and not self._named.names_any(brokers.topic):
+                    problem = (
+                        f"{REMOTE_LOG_METADATA} names no segment of topic id {brokers.topic_id}"
+                    )
+                    check = "leave option catalog=metadata-topic out, so that the tier is listed"
+                raise TopicNotFoundError(
+                    f"brokers say that offsets [{brokers.log_start}, {brokers.local_start}) are"
+                    f" tiered, and {problem}: {check}; without 'path' all of it is read from"
+                    " brokers",
+                    topic=brokers.topic,
+                    partition=brokers.partition,
+                )
+
+    def _notes(self) -> list[str]:
+        topics = {topic for topic, _ in self.listed}
+        uri = self._tier.store.uri(self._options.key_prefix)
+        notes = [
+            f"topic {name}: nothing of topic id {topic.topic_id} at {uri}; all of it is read from"
+            " brokers"
+            for name, topic in self._view.topics.items()
+            if name not in topics
+        ]
+        for note in notes:
+            log.warning("%s", note)
+        named = () if self._named is None else self._named.notes()
+        return [*notes, *named, *self._tier.store.remarks]
+
+
+class UnusableSegmentError(Exception):
+    """A segment whose side files do not record its transactions."""
+
+    def __init__(self, segment_id: str) -> None:
+        super().__init__(segment_id)
+        self.segment_id = segment_id
+
+
+class UnionLog(SourceLog):
+    """The log of a partition that its tier and its leader serve together.
+
+    Args:
+        options: What is read.
+        brokers: The leader's description.
+        tiered: What the tier has.
+        view: Asks the leader.
+        named: The segments that the metadata topic names, if it is read.
+        with_lineage: Whether plans contain the leader's epochs from the last offset before them on.
+    """
+
+    def __init__(
+        self,
+        options: ScanOptions,
+        brokers: BrokerLog,
+        tiered: TieredPart,
+        view: ClusterView,
+        named: MetadataTopicLayout | None = None,
+        *,
+        with_lineage: bool = False,
+    ) -> None:
+        super().__init__(broker_place(options, brokers), brokers.topic_id, tiered.side_files)
+        self._options = options
+        self._brokers = brokers
+        self._tiered = tiered
+        self._view = view
+        self._named = named
+        self._with_lineage = with_lineage
+        self._not_usable: frozenset[str] = frozenset()
+        epochs = tiered.epochs
+        self._owned = view.owned(brokers, epochs) if epochs else {}
+        self._end = brokers.end
+        if not options.tail:
+            self._end = tier_end(tiered, brokers, self._owned, self.place)
+        self.log = self._merged()
+
+    def _merged(self) -> PartitionLog:
+        brokers = self._brokers
+        merged = union_log(
+            self._tiered.segments, brokers.log_start, brokers.end, self._owned, self._not_usable
+        )
+        return replace(merged, stop=self._end)
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """See `SourceLog`."""
+        offset = self._view.first_offset_dated(self._brokers, timestamp_ms)
+        # The leader searches all of its log; tail=false ends before.
+        return None if offset is None or offset >= self.log.stop else offset
+
+    def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
+        """Decides transactions. Segments with unusable side files are left to brokers.
+
+        Raises:
+            DataLossError: Brokers lost records that end a transaction, and loss is not allowed.
+            BrokerError: The leader does not answer, or is too old to be asked.
+        """
+        while True:
+            try:
+                aborted = list(self._aborted(start, stop))
+                break
+            except UnusableSegmentError as error:
+                log.warning("%s: segment %s is read from brokers", self.place, error.segment_id)
+                self._not_usable |= {error.segment_id}
+                self.log = self._merged()
+        rest = next(between(self.log.ranges, start, stop), None)
+        if rest and rest.start < (decided_from := self._view.decided_from(self._brokers)):
+            raise OldBrokerError(
+                f"offsets from {rest.start} to {decided_from} would be read by brokers from their"
+                f" tier, and {LEAK}: give the tier's path, or read with"
+                " isolationLevel=read_uncommitted"
+            )
+        intervals = AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop)
+        return self.log, Decisions(intervals, stop, ())
+
+    def _aborted(self, start: int, stop: int) -> Iterator[AbortedTxn]:
+        """Yields the aborted transactions with data in segments of offsets [start, stop)."""
+        for run in _runs(self.log.ranges):
+            read = [span for span in run if span.start < stop and span.stop > start]
+            if not read:
+                continue
+            last = run.index(read[-1])
+            # If a range ends inside its segment, the next segment has the snapshot. The last range
+            # of a run ends inside its segment only at the end of the log.
+            while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
+                last += 1
+            first = run.index(read[0])
+            yield from self._aborted_in_run(run[first:], last - first)
+
+    def _aborted_in_run(self, run: Sequence[SegmentRange], last: int) -> Iterator[AbortedTxn]:
+        """Yields what was aborted in the segments of a run up to `last`, and what is open after."""
+        end_of_log = self._brokers.end
+        began: set[tuple[int, int]] | None = None
+        for number, span in enumerate(run):
+            entries = self.side_files.aborted(span.segment)
+            if entries is None:
+                raise UnusableSegmentError(span.segment.segment_id)
+            end = span.segment.stop_offset if number == len(run) - 1 else span.stop
+            yield from (txn for txn in entries if span.start <= txn.last_offset < end)
+            if number < last:
+                continue
+            snapshot = self.side_files.snapshot(span.segment)
+            if snapshot is None:
+                raise UnusableSegmentError(span.segment.segment_id)
+            end = span.segment.stop_offset
+            still_open = {
+                (entry.producer_id, entry.current_txn_first_offset)
+                for entry in snapshot
+                if 0 <= entry.current_txn_first_offset < end_of_log
+            }
+            began = still_open if began is None else still_open & began
+            if not began:
+                return
+            if min(end, end_of_log - 1) >= self._view.decided_from(self._brokers):
+                for producer, first in began & self._aborted_at(end, began):
+                    yield AbortedTxn(producer, first, end, end)
+                return
+            # Old brokers do not report all; the next segment of the tier does.
+        oldest = min(first for _, first in began or ())
+        raise OldBrokerError(
+            f"the tier does not hold the end of a transaction that began at offset {oldest};"
+            f" brokers would look for it in their tier, and {LEAK}: plan again later, or read with"
+            " isolationLevel=read_uncommitted"
+        )
+
+    def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
+        """Returns which transactions open at an offset the leader reports as aborted; all of them
+        if its own tier lost the records there, and loss is allowed.
+        """
+        try:
+            return self._view.aborted_behind(self._brokers, offset)
+        except DataLossError as error:
+            oldest = min(first for _, first in began)
+            self.place.raise_or_warn(
+                f"transactions that began at offset {oldest} or later are open at offset {offset},"
+                f" and nothing tells how they ended: {error.message}. Their records are then left"
+                " out"
+            )
+            return began
+
+    def broker_ranges(self, start: int, stop: int) -> list[BrokerRange]:
+        """See `SourceLog`."""
+        brokers = self._brokers
+        rest = list(between(self.log.ranges, start, stop))
+        if not rest:
+            return []
+        each = bytes_per_offset(self.log, brokers, rest[0].start, rest[-1].stop, self._view)
+        return [
+            BrokerRange(
+                brokers.topic,
+                brokers.topic_id,
+                brokers.partition,
+                brokers.leader_epoch,
+                span.start,
+                span.stop,
+                self._options.read_committed,
+                max(1, round((span.stop - span.start) * each)),
+            )
+            for span in rest
+        ]
+
+    def completed(self, plan: PartitionPlan) -> PartitionPlan:
+        """See `SourceLog`."""
+        brokers, key = self._brokers, (plan.topic, plan.partition)
+        rest = between(self.log.ranges, plan.start, plan.wanted_stop)
+        part = BrokerPart(
+            brokers.leader_epoch,
+            tuple((span.start, span.stop) for span in rest),
+            brokers.high_watermark,
+            brokers.last_stable_offset,
+            brokers.local_start,
+        )
+        plan = replace(plan, brokers=part)
+        if self._with_lineage:
+            lineage = self._view.lineage(brokers, plan.start - 1)
+            plan = replace(plan, surviving=replace(plan.surviving, lineage=lineage))
+        if self._named is not None:
+            catalog = self._named.catalog_part(key)
+            plan = replace(plan, orphans=self._named.orphans(key), catalog=catalog)
+        return plan
+
+
+def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
+    """Returns the partition that errors are about."""
+    holder, beyond = "the tier", "not tiered yet (tail=false)"
+    if options.tail:
+        holder = "the cluster"
+        beyond = "above the last stable offset" if options.read_committed else "not written yet"
+    return Place(
+        brokers.topic,
+        brokers.partition,
+        fail_on_data_loss=options.fail_on_data_loss,
+        holder=holder,
+        beyond=beyond,
+    )
+
+
+def _runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:
+    """Groups ranges that follow each other without a gap."""
+    run: list[SegmentRange] = []
+    for span in ranges:
+        if run and run[-1].stop != span.start:
+            yield tuple(run)
+            run = []
+        run.append(span)
+    if run:
+        yield tuple(run)
+
+
+def tier_end(
+    tiered: TieredPart,
+    brokers: BrokerLog,
+    owned: Mapping[int, tuple[int, int]],
+    place: Place,
+) -> int:
+    """Returns one past the last offset of the leader's log that was tiered.
+
+    Args:
+        tiered: What the tier has.
+        brokers: The leader's description.
+        owned: The offsets [start, stop) of the epochs on the leader's branch.
+        place: The partition, and whether an unknown end is an error.
+
+    Raises:
+        DataLossError: A segment beyond the end has no valid description, and loss is not allowed.
+    """
+    reached = [brokers.log_start, brokers.local_start or 0]
+    reached += (
+        min(stop, owned[epoch][1]) for epoch, stop in tiered.epoch_stops.items() if epoch in owned
+    )
+    reached += (_stop_on_branch(one, owned) for one in (*tiered.segments, *tiered.damaged))
+    end = min(max(reached), brokers.end)
+    unknown = [uri for base, uri in tiered.unreadable if base >= end]
+    if unknown:
+        place.raise_or_warn(
+            f"tail=false ends where the tier ends, and nothing describes where these segments end:"
+            f" {some(unknown)}. Restore what describes them, leave tail=false out, or set"
+            f" failOnDataLoss=false to end at offset {end}"
+        )
+    return end
+
+
+def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]) -> int:
+    """Returns one past the last offset of a segment on the leader's branch; 0 if all of it is dead.
+
+    A segment without leader epochs is of message formats 0 and 1, or lost its checkpoint.
+    """
+    if not segment.leader_epochs:
+        return segment.stop_offset
+    stops = [0]
+    for epoch, low, high in epoch_ranges(segment):
+        start, stop = owned.get(epoch, (0, 0))
+        if max(low, start) < min(high, stop):
+            stops.append(min(high, stop))
+    return max(stops)
+
+
+def bytes_per_offset(
+    known: PartitionLog, brokers: BrokerLog, start: int, stop: int, view: ClusterView
+) -> float:
+    """Estimates the original bytes per offset of what brokers serve of a partition."""
+    newest = [span.segment for span in known.ranges[-_SAMPLE_SEGMENTS:]]
+    if newest:
+        offsets = sum(segment.stop_offset - segment.start_offset for segment in newest)
+        return sum(segment.objects.size_in_bytes for segment in newest) / max(offsets, 1)
+    if stop - start < _FEW_OFFSETS:
+        return _GUESSED_BYTES
+    return view.bytes_per_offset(brokers, start) or _GUESSED_BYTES

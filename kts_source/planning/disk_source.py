@@ -1,0 +1,515 @@
+"""A tier and the disks of brokers that are gone as the sources of a scan.
+
+The branch of the highest leader epoch survives, whether tier or disks hold it. The tier serves its
+segments on that branch, as with brokers. Everything else (the tail, copies that were in progress,
+holes) comes from the replica that reaches furthest along the branch, and from other replicas of the
+branch where that one lacks offsets. The log starts at the highest offset that either records:
+brokers write it to disk every minute and when they stop, and the leader-epoch checkpoint moves with
+it. It ends at the high watermark of the disks, or where the tier ends, which was copied from below
+the high watermark of its time.
+
+Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLogStartOffsetsInDir`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from kts_source.errors import InvalidOptionError, TierNotFoundError, TopicNotFoundError
+from kts_source.layout.find_layout import find_layout
+from kts_source.layout.kafka_logs.described import described, lost_partition, lost_reason
+from kts_source.layout.kafka_logs.disks import Disks
+from kts_source.layout.kafka_logs.filling import Filler, ReplicaSource
+from kts_source.layout.kafka_logs.replica import EPOCHS_FILE, Recovery
+from kts_source.layout.kafka_logs.surviving import (
+    Branch,
+    agreed_to,
+    furthest,
+    newest_branch,
+    surviving_log,
+)
+from kts_source.layout.layout import Orphan, TopicFolder
+from kts_source.layout.remote_segment import IndexType
+from kts_source.options.selection import Assign, Subscribe
+from kts_source.planning.bounds import Place
+from kts_source.planning.lineage import (
+    MAX_OFFSET,
+    Hole,
+    OffsetSpan,
+    PartitionLog,
+    SegmentRange,
+    between,
+    last_epoch,
+    owned_offsets,
+    union_log,
+    usable_range,
+    with_epochs,
+)
+from kts_source.planning.lineage_evidence import contradiction
+from kts_source.planning.partition_plan import DiskPart
+from kts_source.planning.segment_catalog import SegmentCatalog, discover, wanted_topic_id
+from kts_source.planning.sources import SourceLog, SourcePartition
+from kts_source.planning.tier_source import newest_lineage, open_tier_log
+from kts_source.store.joined_store import beside
+from kts_source.texts import printable, some
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from kts_source.layout.kafka_logs.described import Lost
+    from kts_source.layout.kafka_logs.surviving import SurvivingLog
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.options import ScanOptions
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.side_files import SideFiles
+    from kts_source.tier import Tier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """A topic of tier or disks.
+
+    Attributes:
+        listed: Its partitions in the tier.
+        on_disks: Partitions with a replica.
+        asked: Selected partitions.
+        notes: For the user.
+    """
+
+    topic: str
+    topic_id: str
+    listed: Mapping[int, ListedPartition]
+    on_disks: frozenset[int]
+    asked: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+class DiskSource:
+    """Lists the selected partitions of a tier and disks; a `Source`."""
+
+    def __init__(
+        self, options: ScanOptions, tier: Tier, describing: Executor, pool: Executor
+    ) -> None:
+        self._options = options
+        self._store = tier.store
+        self._pool = pool
+        self._topics: list[_Topic] = []
+        self._catalog = SegmentCatalog(
+            tier,
+            find_layout(options.layout),
+            describing,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        self._disks = Disks(tier.store, map(beside, range(len(options.tail_paths))))
+        if self._disks.without:
+            names = ", ".join(tier.store.uri(root) for root in self._disks.without)
+            raise TierNotFoundError(
+                f"option 'tailPath': no log directory of a broker at {names}: a folder with"
+                " meta.properties, checkpoints or partitions, or one or two folders above it"
+            )
+
+    @property
+    def topics(self) -> set[str]:
+        """See `Source`."""
+        return {topic.topic for topic in self._topics}
+
+    @property
+    def asked(self) -> Mapping[str, Sequence[int]]:
+        """See `Source`."""
+        return {topic.topic: topic.asked for topic in self._topics}
+
+    def partitions(self) -> list[SourcePartition]:
+        """See `Source`."""
+        self._topics = self._selected_topics()
+        parts = [
+            SourcePartition(
+                topic.topic,
+                topic.topic_id,
+                number,
+                topic.listed.get(number),
+                partial(self._open_log, topic, number),
+            )
+            for topic in self._topics
+            for number in topic.asked
+            if number in topic.listed
+            or number in topic.on_disks
+            or self._disks.lost_replicas((topic.topic, number))
+        ]
+        self._catalog.expect(len(parts))
+        return parts
+
+    def finish(self) -> list[str]:
+        """See `Source`."""
+        return [*(note for topic in self._topics for note in topic.notes), *self._store.remarks]
+
+    def _selected_topics(self) -> list[_Topic]:
+        options, disks = self._options, self._disks
+        on_disks = options.selection.wanted(disks.topics())
+        disk_ids = {name: disks.topic_ids(name) for name in on_disks if name in disks.topics()}
+        uri = self._store.uri(options.key_prefix)
+        tiered = self._tiered_names(disk_ids)
+        available = tiered | disks.topics()
+        names = sorted(options.selection.wanted(available))
+        missing = [name for name in names if name not in available]
+        if missing or not names:
+            problem = f"no topic {', '.join(map(repr, missing))}" if missing else "no topic matches"
+            remains = sorted(disks.remains().intersection(missing))
+            also = (
+                f"; checkpoints or folders set aside there name {some(remains)}" if remains else ""
+            )
+            raise TopicNotFoundError(
+                f"{problem} in the tier at {uri}, nor in the log directories of option"
+                f" 'tailPath'{also}; there are {some(sorted(available)) or 'none'}"
+            )
+        discovered = {}
+        if in_tier := tuple(name for name in names if name in tiered):
+            # Offsets that the tier lacks may be on the disks, so these are searched first.
+            lenient = replace(options, selection=Subscribe(in_tier), fail_on_data_loss=False)
+            found = discover(lenient, self._catalog, self._pool)
+            discovered = {topic.topic: topic for topic in found}
+        topics = []
+        for name in names:
+            ids = disk_ids.get(name, frozenset())
+            if name in discovered:
+                topic_id = discovered[name].topic_id
+                listed = {each.partition: each for each in discovered[name].partitions}
+                notes = list(discovered[name].notes)
+            else:
+                topic_id, listed = _id_on_disks(options, name, ids), {}
+                notes = [f"topic {name}: nothing in the tier at {uri}; all of it is on disks"]
+            topics.append(self._topic(name, topic_id, ids, listed, notes))
+        return topics
+
+    def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
+        """Returns the topics of the tier, except those whose wanted topic id is on disks only."""
+        layout, key_prefix = self._catalog.layout, self._options.key_prefix
+        return {
+            folder.topic
+            for folder in layout.topic_folders(self._store, key_prefix, None)
+            if (wanted := wanted_topic_id(self._options, folder.topic)) in (None, folder.topic_id)
+            or wanted not in disk_ids.get(folder.topic, ())
+        }
+
+    def _topic(
+        self,
+        name: str,
+        topic_id: str,
+        disk_ids: frozenset[str],
+        listed: Mapping[int, ListedPartition],
+        notes: list[str],
+    ) -> _Topic:
+        disks = self._disks
+        if disk_ids and topic_id not in disk_ids:
+            raise InvalidOptionError(
+                f"topic {name!r} has topic id {topic_id} in the tier and"
+                f" {', '.join(sorted(disk_ids))} on the disks of option 'tailPath': it was deleted"
+                " and created again, and they are of different ones; choose with option 'topicId',"
+                " or leave 'tailPath' out"
+            )
+        replicas = self._with_replica(name, topic_id)
+        asked: Sequence[int] = sorted({*listed, *disks.partitions(name, topic_id)})
+        if isinstance(self._options.selection, Assign):
+            asked = self._options.selection.partitions[name]
+        elsewhere = {n for other in disk_ids for n in self._with_replica(name, other)}
+        if lost := sorted(elsewhere - replicas):
+            notes.append(f"topic {name}: on disks, partitions {lost} are of another topic id only")
+        if empty := [n for n in asked if n not in listed and n not in replicas]:
+            aside = [orphan for n in empty for orphan in disks.set_aside((name, n))]
+            note = f"topic {name}: partitions {empty} are neither in the tier nor on disks"
+            notes.append(f"{note}, but {some(map(str, aside))}" if aside else note)
+        if others := disks.aside_of_others(name, topic_id):
+            unused = some(map(str, others))
+            notes.append(f"topic {name}: not read, of no partition in use: {unused}")
+        return _Topic(name, topic_id, listed, replicas, tuple(asked), tuple(notes))
+
+    def _with_replica(self, topic: str, topic_id: str) -> frozenset[int]:
+        """Returns the partitions of a topic id that have a replica in use."""
+        numbers = self._disks.partitions(topic, topic_id)
+        return frozenset(n for n in numbers if self._disks.has_replica((topic, n), topic_id))
+
+    def _open_log(
+        self, topic: _Topic, number: int, side_files: SideFiles, is_resumed: bool
+    ) -> SourceLog | None:
+        del is_resumed
+        options, disks = self._options, self._disks
+        key = topic.topic, number
+        listed = topic.listed.get(number)
+        orphans = () if listed is None else listed.orphans
+        if number not in topic.on_disks:
+            remains = [*map(str, disks.set_aside(key))]
+            remains += [
+                f"{disks.store.uri(replica.checkpoint)}: {lost_reason(*key, replica)}"
+                for replica in disks.lost_replicas(key)
+            ]
+            Place(*key, orphans, options.fail_on_data_loss).raise_or_warn(
+                f"no log directory of option 'tailPath' holds a replica of topic id"
+                f" {topic.topic_id}, so what was not tiered is lost"
+                f"{''.join(f'; {text}' for text in remains)}; failOnDataLoss=false reads what the"
+                " tier has"
+            )
+            if listed is None:
+                return None
+            return open_tier_log(options, listed, side_files, in_part=False)
+        place = Place(
+            *key,
+            orphans,
+            options.fail_on_data_loss,
+            holder="the tier with the disks",
+            beyond="above the end of the log",
+        )
+        disk_log = DiskLog(
+            place, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log
+        )
+        for note in disk_log.notes:
+            log.warning("%s: not read: %s", place, printable(str(note)))
+        if disk_log.is_undecided and options.read_committed:
+            place.raise_or_warn(
+                f"no producer snapshot is sound at the first segment of {disk_log.disks.folder}, so"
+                " nothing tells which transactions were open there, and whether the disk ended"
+                " them; failOnDataLoss=false takes it that none was open"
+            )
+        return disk_log
+
+
+def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
+    """Returns the incarnation of a topic that the tier does not have."""
+    available = sorted(ids)
+    wanted = wanted_topic_id(options, topic)
+    if wanted is not None and wanted not in available:
+        raise InvalidOptionError(
+            f"option 'topicId': topic {topic!r} has no id {wanted}; the disks have"
+            f" {', '.join(available)}"
+        )
+    if wanted is None and len(available) > 1:
+        raise InvalidOptionError(
+            f"topic {topic!r} has several topic ids on the disks ({', '.join(available)}), and"
+            " nothing tells which is newest: choose with option 'topicId'"
+        )
+    return wanted or available[0]
+
+
+class DiskLog(SourceLog):
+    """The log of a partition that a tier and disks hold together.
+
+    Args:
+        place: The partition, and whether loss is an error.
+        topic_id: The incarnation of the topic.
+        side_files: Reads the tier's leader-epoch checkpoint.
+        disks: They hold at least one replica.
+        listed: Its segments in the tier, if there are any.
+        end_of_log: Whether disks are read beyond the high watermark.
+
+    Attributes:
+        disks: The disk that is read.
+        notes: Objects of the disks that are not read.
+        is_undecided: Whether the tier holds the log before the disk's first segment, and nothing
+            records which transactions were open there.
+
+    Raises:
+        DataLossError: Nothing records where the log ends.
+        CorruptSegmentError: A checkpoint cannot be read.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        topic_id: str,
+        side_files: SideFiles,
+        disks: Disks,
+        listed: ListedPartition | None,
+        *,
+        end_of_log: bool,
+    ) -> None:
+        super().__init__(place, topic_id, side_files)
+        self._key = place.topic, place.partition
+        self._all_disks = disks
+        self._replicas = disks.replicas(self._key, topic_id)
+        self._segments = [] if listed is None else listed.all()
+        self._damaged = [] if listed is None else listed.damaged()
+        self._tier_lineage, newest = newest_lineage(self._segments, self._damaged, side_files)
+        tier_epoch = -1 if newest is None else last_epoch(newest)
+        disk_epoch = max(replica.last_epoch for replica in self._replicas)
+        branch = self._branch = self._surviving_branch(tier_epoch, disk_epoch)
+        self._lineage = with_epochs(branch.lineage, self._damaged)
+        log_start = self._log_start()
+        tier = union_log(self._segments, log_start, MAX_OFFSET, owned_offsets(self._lineage))
+        if newest is not None:
+            is_of_tier = self._tier_lineage and branch.lineage == tuple(self._tier_lineage)
+            name = "" if is_of_tier else "the leader-epoch checkpoint of the disks"
+            self._contradiction = contradiction(
+                tier, branch.lineage, newest, self._segments, side_files, name
+            )
+        newest_epoch = max(tier_epoch, disk_epoch)
+        newer = (segment for segment in self._damaged if last_epoch(segment) > newest_epoch)
+        self.unknown_lineage = next(newer, None)
+        self._merge(tier, log_start, end_of_log=end_of_log)
+
+    def completed(self, plan: PartitionPlan) -> PartitionPlan:
+        """See `SourceLog`."""
+        return replace(plan, disks=self.disks)
+
+    def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
+        """Returns the branch of the highest leader epoch, of tier or disks."""
+        branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
+        # One epoch has one history, but not every disk records all of it.
+        is_longer = tier_epoch == disk_epoch and branch.log_start > tier_lineage[0].start_offset
+        if tier_epoch > disk_epoch or is_longer:
+            end = max((segment.stop_offset for segment in self._segments), default=0)
+            end = end if tier_epoch > disk_epoch else MAX_OFFSET
+            branch = Branch(tuple(tier_lineage), tier_lineage[0].start_offset, end)
+        return branch
+
+    def _log_start(self) -> int:
+        """Returns the first offset a consumer may see, as far as tier and disks record it.
+
+        The first segment on the disk of a tiered topic does not show it: brokers delete older ones
+        once they are copied.
+        """
+        branch, tier_lineage = self._branch, self._tier_lineage
+        recorded = []
+        if tier_lineage:
+            end = max(one.stop_offset for one in (*self._segments, *self._damaged))
+            first = tier_lineage[0].start_offset
+            if first <= agreed_to(Branch(tuple(tier_lineage), first, end), branch):
+                recorded.append(first)
+        from_epochs = []
+        for replica in self._replicas:
+            agreed = agreed_to(replica, branch)
+            log_start = replica.log_dir.log_starts.get(self._key)
+            if log_start is not None and log_start <= agreed:
+                recorded.append(log_start)
+            if replica.history and EPOCHS_FILE in replica.files.others:
+                first = replica.history[0].start_offset
+                from_epochs += [first] if first <= agreed else []
+        local = furthest(self._replicas, branch).log_start
+        is_tiered = self._segments or self._damaged
+        if is_tiered or any(offset < local for offset in recorded):
+            return max([*recorded, *from_epochs], default=0)
+        return max([*recorded, local])
+
+    def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
+        """Adds what disks hold to the tier's part of the log."""
+        disks, branch = self._all_disks, self._branch
+        store, (topic, number) = disks.store, self._key
+        folder = TopicFolder(topic, self.topic_id, "")
+        tier_end = tier.ranges[-1].stop if tier.ranges else 0
+        disk = surviving_log(
+            self._key, self._replicas, end_of_log=end_of_log, branch=branch, replicated=tier_end
+        )
+        replica = disk.replica
+        recovery = Recovery(store, replica.log_dir, self._key, replica.files)
+        on_disk, lost = described(store, folder, number, disk, recovery)
+        segments = [segment for segment, _ in on_disk]
+        if tier_end > replica.stop:
+            # The tier grew and was deleted from after the disks were copied. Only the next segment
+            # to be copied would record the log start.
+            low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
+        gaps = between(tier.ranges, low, MAX_OFFSET)
+        from_disk = [span for gap in gaps for span in _held(gap, segments)]
+        held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
+        main = ReplicaSource(replica, on_disk, recovery)
+        others = [other for other in self._replicas if other is not replica]
+        filler = Filler(store, folder, number, branch, main, others, low, disk.stop)
+        filled = _filled(filler, held, low, disk.stop)
+        ranges = sorted([*held, *filled], key=lambda span: span.start)
+        lost_replicas, remarks = _lost_replicas(disks, folder, number, disk, tier_end)
+        lost += lost_replicas
+        gone = [
+            SegmentRange(e.segment, e.segment.start_offset, e.segment.stop_offset) for e in lost
+        ]
+        usable = (usable_range(segment, self._lineage) for segment in self._damaged)
+        gone += [span for span in usable if span is not None]
+        stop = max([low, disk.stop, tier_end, *(span.stop for span in gone)])
+        holes, unverifiable = _holes(ranges, gone, low, stop)
+        lineage = tuple(entry for entry in self._lineage if entry.start_offset < stop)
+        self.log = PartitionLog(
+            lineage, low, stop, tuple(ranges), tuple(holes), tier.skipped, tuple(unverifiable)
+        )
+        folder_uri = store.uri(replica.folder)
+        self.disks = DiskPart(folder_uri, replica.log_start, disk.stop, disk.high_watermark)
+        self.notes: tuple[Orphan, ...] = (
+            *disks.set_aside(self._key),
+            *disk.notes,
+            *dict.fromkeys(filler.notes),
+            *remarks,
+            *(Orphan((each.key,), each.reason) for each in lost),
+        )
+        self.place = replace(self.place, orphans=(*self.place.orphans, *self.notes))
+        begins_on_disk = not ranges or ranges[0] in from_disk
+        is_decided = begins_on_disk or recovery.knows_open()
+        self.is_undecided = not is_decided and any(map(_has_rebuilt_index, from_disk))
+
+
+def _has_rebuilt_index(span: SegmentRange) -> bool:
+    """Returns whether the transaction index of a segment was worked out from its log."""
+    index = span.segment.objects.indexes.get(IndexType.TRANSACTION)
+    return index is not None and index.content is not None
+
+
+def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
+    """Yields what segments of a disk hold of a gap."""
+    for segment in segments:
+        start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
+        if start < stop:
+            yield SegmentRange(segment, start, stop)
+
+
+def _filled(
+    filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
+) -> list[SegmentRange]:
+    """Returns what other replicas hold of the offsets [low, stop) that `held` lacks."""
+    return [
+        span
+        for gap in between(held, low, max(low, stop))
+        for piece in filler.fill(gap.start, gap.stop)
+        for span in _held(
+            OffsetSpan(piece.start, piece.stop), (segment for segment, _ in piece.segments)
+        )
+    ]
+
+
+def _lost_replicas(
+    disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
+) -> tuple[list[Lost], list[Orphan]]:
+    """Returns the records above the end of the log that a checkpoint names of a replica whose
+    folder is gone, and notes of such replicas that had nothing more.
+    """
+    reach = max(disk.promised, disk.replica.stop, tier_end)
+    lost, notes = [], []
+    for replica in disks.lost_replicas((folder.topic, partition)):
+        if replica.stop > max(reach, replica.start):
+            after = replace(disk, promised=max(disk.promised, tier_end))
+            lost.append(lost_partition(disks.store, folder, partition, replica, after))
+        else:
+            text = lost_reason(folder.topic, partition, replica)
+            notes.append(Orphan((replica.checkpoint,), text))
+    return lost, notes
+
+
+def _holes(
+    ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
+) -> tuple[list[Hole], list[Hole]]:
+    """Returns the offsets that no range holds, and those that may never have existed."""
+    holes: list[Hole] = []
+    unverifiable: list[Hole] = []
+    for gap in between(ranges, low, stop):
+        below = [span for span in ranges if span.stop <= gap.start]
+        above = [span for span in (*ranges, *gone) if span.stop > gap.start]
+        before = below[-1] if below else None
+        after = min(above, key=lambda span: (span.start, span.stop)) if above else below[-1]
+        hole = Hole(gap.start, gap.stop, None if before is None else before.segment, after.segment)
+        existed = any(span.start < gap.stop and span.stop > gap.start for span in gone)
+        has_inexact_end = (
+            before is not None
+            and before.stop == before.segment.stop_offset == gap.start
+            and not before.segment.end_is_exact
+        )
+        (unverifiable if has_inexact_end and not existed else holes).append(hole)
+    return holes, unverifiable

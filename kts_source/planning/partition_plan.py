@@ -1,0 +1,209 @@
+"""The plan of one partition as a value: which offsets are read, and from which sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from kts_source.layout.remote_segment import IndexType, SegmentObjects
+from kts_source.read.task import SegmentSlice
+from kts_source.store.joined_store import is_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kts_source.layout.layout import Orphan
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.read.task import ScanTask
+    from segment_format.index.checkpoints import EpochEntry
+    from segment_format.isolation import AbortedIntervals, OpenTransaction
+
+SegmentName: TypeAlias = tuple[str, int, str]
+"""Topic, partition and segment id: a copied partition has the segment ids of the original."""
+
+
+def segment_name(segment: RemoteSegment | SegmentSlice) -> SegmentName:
+    """Returns the key of a segment in a plan."""
+    return segment.topic, segment.partition, segment.segment_id
+
+
+def segment_slice(
+    segment: RemoteSegment,
+    cuts: Sequence[int],
+    offsets: Sequence[int],
+    aborted: AbortedIntervals,
+    lineage: tuple[EpochEntry, ...],
+) -> SegmentSlice:
+    """Returns a slice of a segment, with only the objects that a task needs."""
+    objects = segment.objects
+    cut_start, cut_stop = cuts
+    start, stop = offsets
+    return SegmentSlice(
+        topic=segment.topic,
+        partition=segment.partition,
+        segment_id=segment.segment_id,
+        segment_start=segment.start_offset,
+        segment_stop=segment.stop_offset,
+        objects=SegmentObjects(
+            objects.log,
+            objects.chunk_index,
+            objects.compression,
+            objects.encryption,
+            {IndexType.OFFSET: objects.indexes[IndexType.OFFSET]},
+        ),
+        cut_start=cut_start,
+        cut_stop=cut_stop,
+        start_offset=start,
+        stop_offset=stop,
+        aborted=aborted,
+        lineage=lineage,
+        topic_id=segment.topic_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPart:
+    """What brokers serve of a partition's range.
+
+    Attributes:
+        leader_epoch: Epoch of the last record below the end.
+        ranges: Offsets [start, stop) in order; the tier serves those between them.
+        high_watermark: One past the last offset that consumers may see.
+        last_stable_offset: The same for `read_committed`.
+        local_start: First offset on the leader's own disk; `None` if the leader does not report it.
+    """
+
+    leader_epoch: int
+    ranges: tuple[tuple[int, int], ...]
+    high_watermark: int
+    last_stable_offset: int
+    local_start: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPart:
+    """The broker disk that serves what the tier does not.
+
+    Attributes:
+        folder: The replica that is read.
+        local_start: First offset on that disk.
+        local_stop: One past the last offset that is read of it.
+        high_watermark: The highest that a replica of its branch recorded; `None` if none did.
+    """
+
+    folder: str
+    local_start: int
+    local_stop: int
+    high_watermark: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPart:
+    """What the topic `__remote_log_metadata` records of a partition.
+
+    Attributes:
+        partition: The partition of that topic that was read.
+        start: First offset read there.
+        stop: One past the last offset read there.
+        records: Number of records read, those about other partitions included.
+        live: Segments that may be read.
+        copying: Copies in progress, or given up.
+        deleting: Deletions in progress.
+        not_named: Offsets [start, stop) that brokers have only in the tier, and no segment names.
+    """
+
+    partition: int
+    start: int
+    stop: int
+    records: int
+    live: int
+    copying: int
+    deleting: int
+    not_named: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """The offsets of one partition that are read, and why they end there.
+
+    Attributes:
+        surviving: The log, and the ranges that segments serve.
+        orphans: Objects that belong to no whole segment.
+        start: First offset read, inclusive.
+        stop: One past the last offset read.
+        wanted_stop: The same before undecided transactions bounded it.
+        undecided: Transactions that bound it.
+        brokers: What brokers serve; `None` without brokers.
+        disks: The disk that is read; `None` without disks next to a tier.
+        catalog: What the metadata topic records; `None` if the store was listed.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    surviving: PartitionLog
+    orphans: tuple[Orphan, ...]
+    start: int
+    stop: int
+    wanted_stop: int
+    undecided: tuple[OpenTransaction, ...]
+    brokers: BrokerPart | None = None
+    disks: DiskPart | None = None
+    catalog: CatalogPart | None = None
+
+    @property
+    def topic_partition(self) -> str:
+        """Topic and partition number, as Kafka writes them."""
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def disk_ranges(self) -> tuple[SegmentRange, ...]:
+        """Offset ranges read from broker disks next to the tier."""
+        ranges = self.surviving.ranges
+        return tuple(span for span in ranges if is_beside(span.segment.objects.log.key))
+
+    @property
+    def tier_end(self) -> int:
+        """One past the last offset in the tier; the log start if the tier holds nothing."""
+        ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
+        return ranges[-1].stop if ranges else self.surviving.log_start
+
+    def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
+        """Yields each segment that is read, and the offsets [start, stop) read of it."""
+        for span in self.surviving.ranges:
+            start, stop = max(span.start, self.start), min(span.stop, self.stop)
+            if start < stop:
+                yield span.segment, start, stop
+
+    @property
+    def end_reason(self) -> str:
+        """Why the range ends at `stop`, for people."""
+        if self.stop < self.wanted_stop:
+            first = self.undecided[0]
+            producer = f"open transaction of producer {first.producer_id}"
+            return f"{producer} since offset {first.first_offset}"
+        if self.stop < self.surviving.stop:
+            return "as asked for"
+        is_tier_only = self.brokers is None and self.disks is None
+        return "end of the tier" if is_tier_only else "end of the log"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContent:
+    """The fields of a `ScanPlan`.
+
+    Attributes:
+        tasks: In order of topic, partition and offset.
+        columns: Columns of the table, in order.
+        where: The predicate that the tasks were narrowed for, as text; `None` = they hold all rows.
+        notes: For people: which incarnation of a topic is read, and which partitions are empty.
+        made_with: Options that the plan depends on, by name.
+    """
+
+    partitions: tuple[PartitionPlan, ...]
+    tasks: tuple[ScanTask, ...]
+    columns: tuple[str, ...]
+    where: str | None = None
+    notes: tuple[str, ...] = ()
+    made_with: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,123 @@
+"""What a plan asks of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
+
+A `Source` lists the selected partitions. Each opens a `SourceLog`, which merges what its sources
+hold into one `PartitionLog` and knows the outcome of its transactions. Bounds, isolation and
+slices work on that log alone, whatever serves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from kts_source.planning.bounds import first_offset_at_or_after
+from kts_source.planning.isolation import decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from kts_source.broker.broker_range import BrokerRange
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.bounds import Place
+    from kts_source.planning.isolation import Decisions
+    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.partition_plan import PartitionPlan
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.side_files import SideFiles
+
+
+class SourceLog:
+    """A partition's log. This class is a log that is known completely; a subclass reads on demand.
+
+    Args:
+        place: The partition, and whether loss is an error.
+        topic_id: The incarnation of the topic.
+        side_files: Reads the side files of its segments.
+
+    Attributes:
+        log: Log start and end; ranges perhaps only of offsets that were asked for.
+        is_complete: Whether every segment was read. Before, the log start and end may be wrong.
+        is_empty: Whether the log turned out to have no segment.
+        unknown_lineage: A damaged segment that leaves open which segments belong to the log.
+    """
+
+    log: PartitionLog
+    is_complete: bool = True
+    is_empty: bool = False
+    unknown_lineage: RemoteSegment | None = None
+    _contradiction: str | None = None
+
+    def __init__(self, place: Place, topic_id: str, side_files: SideFiles) -> None:
+        self.place = place
+        self.topic_id = topic_id
+        self.side_files = side_files
+
+    @property
+    def contradiction(self) -> str | None:
+        """What the tier says against the lineage that drops some of its segments."""
+        return self._contradiction
+
+    def covering(self, start: int, stop: int) -> PartitionLog:
+        """Returns the log with all ranges of offsets [start, stop), and perhaps others."""
+        del start, stop
+        return self.log
+
+    def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
+        """Returns the log around [start, stop) and the outcome of its transactions."""
+        return self.log, decide(self.log, start, stop, self.side_files)
+
+    def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
+        """Returns the first offset dated at or after a time; `None` if there is none.
+
+        Afterwards `log` has the holes below it that may hold an earlier one.
+        """
+        return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
+
+    def broker_ranges(self, start: int, stop: int) -> Sequence[BrokerRange]:
+        """Returns the offsets of [start, stop) that brokers serve."""
+        del start, stop
+        return ()
+
+    def completed(self, plan: PartitionPlan) -> PartitionPlan:
+        """Returns the plan of its offsets with what only this source reports."""
+        return plan
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePartition:
+    """A selected partition.
+
+    Attributes:
+        listed: Its segments in the tier, if there are any.
+        open_log: Opens its log, given its side files and whether a reader resumes in it. `None` if
+            nothing of it is left.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    listed: ListedPartition | None
+    open_log: Callable[[SideFiles, bool], SourceLog | None]
+
+
+class Source(Protocol):
+    """Where the records of a scan are stored."""
+
+    @property
+    def topics(self) -> AbstractSet[str]:
+        """Topics of which bounds in JSON may name partitions without data."""
+        ...
+
+    @property
+    def asked(self) -> Mapping[str, Sequence[int]]:
+        """Partition numbers that the options select, by topic."""
+        ...
+
+    def partitions(self) -> Sequence[SourcePartition]:
+        """Lists the selected partitions with data, in order of topic and number."""
+        ...
+
+    def finish(self) -> Iterable[str]:
+        """Checks what may have changed during planning, and returns notes for the user."""
+        ...
