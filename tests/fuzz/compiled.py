@@ -80,9 +80,7 @@ def _compare(data: bytes, mode: int) -> str:
     wanted = yardstick.expected(data, aborted=aborted, **options)  # type: ignore[arg-type]
     copy = _guarded.at_start(data) if mode & 1 else _guarded.at_end(data)
     found = yardstick.actual(copy, cut=cut, aborted=aborted, **options)
-    assert found == wanted, (
-        f"kernels {str(found)[:300]}, readable decoder {str(wanted)[:300]}"
-    )
+    assert found == wanted, f"kernels {str(found)[:300]}, readable decoder {str(wanted)[:300]}"
     return wanted if isinstance(wanted, str) else VALUE
 
 

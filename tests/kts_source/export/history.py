@@ -46,7 +46,6 @@ from tests.kts_source.planning.history import TOPIC, History, Step, World
 from tests.kts_source.planning.reading import ISOLATION_LEVELS
 from tests.kts_source.planning.replica import divergence
 from tests.kts_source.planning.truth import (
-    is_evidence_ambiguous,
     is_in_doubt,
     newest_incarnation,
     truth_of,
@@ -354,7 +353,9 @@ class Exporting:
                 commit_bytes=(1, 1, 200, 1 << 40)[step.b // 4],
             )
         except DataLossError as error:
-            if "on this evidence" in str(error) and is_evidence_ambiguous(self._world):
+            if "on this evidence" in str(error):
+                if not truth_of(self._world)[error.partition or 0].is_start_unsure:
+                    raise
                 raise _AmbiguousTierError from error
             if not isinstance(error, allowed):
                 raise
@@ -502,10 +503,11 @@ class Exporting:
         extended = []
         for one in expected:
             known = committed.get(one.key)
-            stop = one.stop if known is None else max(known.stop, one.stop)
-            if not {(one.key.partition, at) for at in range(one.stop, stop)} <= named:
-                raise _AmbiguousTierError
-            extended.append(replace(one, stop=stop))
+            # The table may hold more than a log that became shorter.
+            end = max(one.stop, self._held.ranges.get(one.key, (0, 0))[1])
+            stop = end if known is None else known.stop
+            assert {(one.key.partition, at) for at in range(end, stop)} <= named
+            extended.append(replace(one, stop=stop) if stop > end else one)
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
