@@ -10,11 +10,13 @@ from functools import partial
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kts_source.errors import CorruptSegmentError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_between
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.planning.isolation import Replay
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
+from kts_source.texts import printable
 from segment_format.errors import (
     CorruptIndexError,
     CorruptRecordError,
@@ -171,6 +173,24 @@ class SideFiles:
         position = int(index.positions[-1]) if index is not None else 0
         for entry in chain(first, self._whole_entries(segment, position, _epochs)):
             yield entry.base_offset, entry.epoch
+
+    def end_of_batches(self, segment: RemoteSegment) -> int | None:
+        """Returns one past the last offset of a segment's last batch; `None` if it has no batch or
+        its log cannot be read now, which a read of its rows reports.
+        """
+        is_archived = segment.objects.log.storage_class in ARCHIVE_CLASSES
+        if is_archived or not segment.objects.size_in_bytes:
+            return None
+        stop = None
+        try:
+            index = self.offset_index(segment)
+            position = int(index.positions[-1]) if index is not None else 0
+            for entry in self._whole_entries(segment, position, _epochs):
+                stop = entry.last_offset + 1
+        except (SegmentFormatError, TieredKafkaError) as error:
+            log.warning("%s", printable(str(error)))
+            return None
+        return stop
 
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
