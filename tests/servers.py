@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -25,6 +26,20 @@ _PORTS = range(20_000, 32_000)
 """Linux gives ports from 32768 on to clients, others from 49152 on."""
 
 
+@contextlib.contextmanager
+def build_lock(name: str) -> Iterator[None]:
+    """Holds a lock among all processes of this checkout while something is built.
+
+    Args:
+        name: Of what is built; part of a file name.
+    """
+    folder = BUILD / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def go_program(module: str) -> Path:
     """A program built from its source with Go, once a checkout; one on PATH is taken first.
 
@@ -37,9 +52,10 @@ def go_program(module: str) -> Path:
         return Path(found)
     needs("go")
     path = BUILD / "go" / name
-    if not path.exists():
-        environment = {**os.environ, "GOBIN": str(path.parent)}
-        subprocess.run(["go", "install", module], check=True, env=environment, timeout=800)
+    with build_lock(f"go-{name}"):
+        if not path.exists():
+            environment = {**os.environ, "GOBIN": str(path.parent)}
+            subprocess.run(["go", "install", module], check=True, env=environment, timeout=800)
     return path
 
 
@@ -53,7 +69,9 @@ def npm_script(package: str, script: str) -> list[str]:
     needs("npm", "node")
     folder = BUILD / "npm"
     path = folder / "node_modules" / package.partition("@")[0] / script
-    if not path.exists():
+    with build_lock("npm"):
+        if path.exists():
+            return ["node", str(path)]
         quiet = ["--no-audit", "--no-fund", "--silent", "--prefix", str(folder)]
         subprocess.run(["npm", "install", *quiet, package], check=True, timeout=500)
     return ["node", str(path)]
