@@ -33,6 +33,20 @@ _PORTS = range(20_000, 32_000)
 """Linux gives ports from 32768 on to clients, others from 49152 on."""
 
 
+@contextlib.contextmanager
+def build_lock(name: str) -> Iterator[None]:
+    """Holds a lock among all processes of this checkout while something is built.
+
+    Args:
+        name: Of what is built; part of a file name.
+    """
+    folder = BUILD / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def go_program(module: str) -> Path:
     """Returns a program from PATH, or builds it with Go once per checkout.
 
@@ -82,10 +96,9 @@ def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
         target: The file or folder.
         build: Builds it within an empty folder and returns its path there.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with build_lock(target.name):
         if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(
                 dir=target.parent, ignore_cleanup_errors=True
             ) as scratch:

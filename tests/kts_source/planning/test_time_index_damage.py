@@ -14,7 +14,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.record.largest_timestamp import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
-from tests.kts_source.planning.written_logs import index_key, read_offsets, written
+from tests.kts_source.planning.written_logs import index_key, read, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,12 +71,7 @@ def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> No
             ({"timestampRange": f"{since},"}, dated),
         ):
             try:
-                assert read_offsets(objects, more, local=local) == wanted, (
-                    files.base_offset,
-                    at,
-                    since,
-                    more,
-                )
+                assert read(objects, local, **more) == wanted, (files.base_offset, at, since, more)
             except (TieredKafkaError, SegmentFormatError):
                 changed += 1
         objects[key] = whole
@@ -96,8 +91,8 @@ def test_time_index_without_its_last_entries_loses_no_row(seed: int) -> None:
         objects[key] = whole[: 12 * kept]
         for since in range(FIRST_MS + 500, FIRST_MS + 70_000, 7_000):
             dated = [offset for offset, dated in rows if dated >= since]
-            assert read_offsets(objects, {"timestampRange": f"{since},"}, local=True) == dated
-            started = read_offsets(objects, {"startingTimestamp": str(since)}, local=True)
+            assert read(objects, True, timestampRange=f"{since},") == dated
+            started = read(objects, True, startingTimestamp=str(since))
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 

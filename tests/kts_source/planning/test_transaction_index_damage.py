@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import TieredKafkaError
-from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.planning.written_logs import index_key, read_offsets, written
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +56,23 @@ def built(seed: int) -> BuiltLog:
     return builder.build()
 
 
+def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
+    for files in log.segments:
+        if files.log:
+            writer.write_segment(files)
+    return objects
+
+
+def read(objects: dict[str, bytes], local: bool, more: dict[str, str]) -> list[int]:
+    layout = {"layout": "local-tiered-storage"} if local else {}
+    given = {"path": "/", "subscribe": "t", "isolationLevel": "read_committed", **layout, **more}
+    tier = Tier(MemoryStore(objects))
+    rows = run(plan_scan(parse_options(given), tier), given, tier)
+    return [int(offset) for offset in rows["offset"].to_pylist()]
+
+
 def flips(
     log: BuiltLog, objects: dict[str, bytes], *, local: bool
 ) -> Iterator[tuple[int, int, int, dict[str, bytes]]]:
@@ -59,7 +80,12 @@ def flips(
     for files in log.segments:
         if not files.txnindex:
             continue
-        key = index_key(objects, files.base_offset, ".txnindex", local=local)
+        key = next(
+            key
+            for key in objects
+            if key.endswith(".txnindex" if local else ".indexes")
+            and f"/{files.base_offset:020d}-" in key
+        )
         whole = objects[key]
         start = whole.index(files.txnindex)
         for at in range(len(files.txnindex)):
@@ -77,9 +103,8 @@ def outcomes(
     """
     log = built(seed)
     objects = written(log, local=local)
-    more = {"isolationLevel": "read_committed", **more}
     expected = [row.offset for row in log.rows("read_committed", start=start, stop=stop)]
-    assert read_offsets(objects, more, local=local) == expected
+    assert read(objects, local, more) == expected
     refused = 0
     wrong = []
     damages = list(flips(log, objects, local=local))
@@ -90,7 +115,7 @@ def outcomes(
         if at % 34 in range(3, 7) and bit:  # high bytes of a producer id are alike
             continue
         try:
-            rows = read_offsets(damaged, more, local=local)
+            rows = read(damaged, local, more)
         except TieredKafkaError as error:
             refused += (error.topic, error.partition) == ("t", 0)
         else:

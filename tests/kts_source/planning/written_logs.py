@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 
-def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
-    """Returns the objects of topic `t`; `local` writes LocalTieredStorage instead of Aiven's."""
+def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
+    """Returns the objects of topic `t`.
+
+    Args:
+        log: Its segments.
+        local: Whether the layout is LocalTieredStorage instead of Aiven's.
+        lost_segment: Number of a segment that is not written.
+    """
     objects: dict[str, bytes] = {}
     writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
-    for files in log.segments:
-        if files.log:
+    for number, files in enumerate(log.segments):
+        if files.log and number != lost_segment:
             writer.write_segment(files)
     return objects
 
@@ -41,9 +47,7 @@ def index_key(objects: Mapping[str, bytes], base_offset: int, suffix: str, *, lo
     return next(key for key in objects if key.endswith(ending) and name in key)
 
 
-def read_offsets(
-    objects: dict[str, bytes], options: Mapping[str, str], *, local: bool
-) -> list[int]:
+def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
     """Returns the offsets that a scan of topic `t` reads."""
     layout = {"layout": "local-tiered-storage"} if local else {}
     given = {"path": "/", "subscribe": "t", **layout, **options}
