@@ -12,15 +12,11 @@ import pytest
 
 import kts_source
 from kts_source.errors import TieredKafkaError
-from kts_source.options import parse_options
-from kts_source.planning.planner import plan_scan
-from kts_source.tier import Tier
 from segment_format.errors import SegmentFormatError
 from segment_format.record.largest_timestamp import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
-from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.scanning import run
+from tests.kts_source.planning.written_logs import index_key, read, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,28 +39,11 @@ def built(seed: int) -> BuiltLog:
     return builder.build()
 
 
-def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
-    objects: dict[str, bytes] = {}
-    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
-    for files in log.segments:
-        if files.log:
-            writer.write_segment(files)
-    return objects
-
-
 def largest_at(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
     """The largest timestamp of the batch at an offset."""
     return next(max_timestamps_from(read, len(log), position, offset), None)
-
-
-def read(objects: dict[str, bytes], local: bool, **more: str) -> list[int]:
-    layout = {"layout": "local-tiered-storage"} if local else {}
-    given = {"path": "/", "subscribe": "t", **layout, **more}
-    tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(given), tier), given, tier)
-    return [int(offset) for offset in rows["offset"].to_pylist()]
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -77,12 +56,7 @@ def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> No
     changed = 0
     for _ in range(60):
         files = source.choice([one for one in log.segments if one.timeindex])
-        key = next(
-            key
-            for key, data in objects.items()
-            if key.endswith(".timeindex" if local else ".indexes")
-            and f"/{files.base_offset:020d}-" in key
-        )
+        key = index_key(objects, files.base_offset, ".timeindex", local=local)
         whole = objects[key]
         at = whole.index(files.timeindex) + source.randrange(len(files.timeindex))
         objects[key] = (
