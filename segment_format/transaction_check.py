@@ -35,14 +35,18 @@ class TransactionCheck:
     """
 
     def __init__(self, aborted: AbortedIntervals, *, start_offset: int, stop_offset: int) -> None:
-        self._aborted = aborted
         self._start_offset = start_offset
         self._stop_offset = stop_offset
-        self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
         self._table: NDArray[np.int64] = np.zeros(0, np.int64)
         self.state: NDArray[np.int64] = np.zeros(c.TXN_STATE_SIZE, np.int64)
-        self.state[c.TXN_MET] = self._met.ctypes.data
+        self.use(aborted)
         self._make_table(_FIRST_ROOM)
+
+    def use(self, aborted: AbortedIntervals) -> None:
+        """Replaces the intervals for the batches that follow; what was open stays known."""
+        self._aborted = aborted
+        self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
+        self.state[c.TXN_MET] = self._met.ctypes.data
 
     def grow(self) -> None:
         """Doubles the room for producers."""

@@ -129,7 +129,8 @@ def check_ends(
     Raises:
         CorruptSegmentError: The transaction indexes do not fit the log.
     """
-    if decisions.ends is None:
+    aborted, ends = decisions.aborted, decisions.ends
+    if ends is None:
         return
     start_of_run: int | None = None
     for (start, stop), following in zip_longest(read, read[1:]):
@@ -141,24 +142,28 @@ def check_ends(
         span = partition.ranges[last]
         if span.start > start_of_run and stop < span.stop:
             # Tasks see only markers in the rest of this segment for its own data.
-            _check_end(partition, decisions, last - 1, stop, side_files)
-        _check_end(partition, decisions, last, stop, side_files)
+            check_end(partition, aborted, ends, last - 1, stop, side_files)
+        check_end(partition, aborted, ends, last, stop, side_files)
         start_of_run = None
 
 
-def _check_end(
+def check_end(
     partition: PartitionLog,
-    decisions: Decisions,
+    aborted: AbortedIntervals,
+    ends: EndStates,
     number: int,
     below: int,
     side_files: SideFiles,
 ) -> None:
-    """Compares transactions begun below an offset, and open at the end of range `number`."""
-    ends = decisions.ends
-    if ends is None or not ends.is_known(number):
+    """Compares transactions begun below an offset, and open at the end of range `number`.
+
+    Raises:
+        CorruptSegmentError: The log shows another outcome than the intervals.
+        UnknownStartError: What is open there is recorded in ranges below those at hand.
+    """
+    if not ends.is_known(number):
         return  # after a gap, and without a usable snapshot
     waiting = {txn.producer_id: txn.first_offset for txn in ends.undecided(number, below=below)}
-    aborted = decisions.aborted
     while waiting and number + 1 < len(partition.ranges) and ends.follows(number + 1):
         number += 1
         span = partition.ranges[number]
@@ -254,7 +259,7 @@ class EndStates:
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
         unproven: tuple[AbortedTxn, ...] = ()
-        if entries and not is_first and self._contradicts_snapshot(number, entries):
+        if entries and not is_first and self.contradicts_snapshot(number, entries):
             # Such a snapshot may not know a transaction that was open before a broker lost state.
             unproven = tuple(
                 txn
@@ -272,7 +277,7 @@ class EndStates:
             entries = (*self._replay(number).aborted, *unproven)
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
-    def _contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
+    def contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
         """Whether entries of range `number` do not fit what was open where it begins."""
         if not (self.follows(number) and self.is_known(number - 1)):
             return False

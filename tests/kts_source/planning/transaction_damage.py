@@ -151,7 +151,14 @@ def reads(log: BuiltLog, source: random.Random) -> list[Read]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a read of a damaged tier ended; `rows` is `None` if it was refused."""
+    """How a read of a damaged tier ended.
+
+    Attributes:
+        read: The entry point.
+        damage: Number of the segment times 1000, and number of its damage.
+        rows: Offsets of the rows; `None` if the read was refused.
+        expected: Offsets of the rows without the damage.
+    """
 
     read: Read
     damage: int
@@ -164,16 +171,37 @@ class Outcome:
         return self.rows is not None and self.rows != self.expected
 
 
-def outcomes(
-    seed: int, *, local: bool, flips: int, lost_snapshots: bool = False, undecided: bool = False
-) -> Iterator[Outcome]:
-    """Damages each transaction index of a log and reads the tier at every entry point."""
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of a tier in addition to its transaction index.
+
+    Attributes:
+        lost_snapshots: Whether all producer snapshots are empty.
+        undecided: Whether transactions stay open at the end of the log.
+        lost_segment: Number of a segment that is missing; reads skip it.
+    """
+
+    lost_snapshots: bool = False
+    undecided: bool = False
+    lost_segment: int | None = None
+
+
+def reads_of_damage(seed: int, *, local: bool, flips: int, damage: Damage) -> Iterator[Outcome]:
+    """Damages each transaction index of a log and reads the tier at every entry point.
+
+    Expects the rows of the undamaged index, which are those of the log itself, except in a hole.
+    """
     source = random.Random(seed)
-    log = built(seed, undecided=undecided)
-    segments = [replace(files, snapshot=b"") if lost_snapshots else files for files in log.segments]
+    log = built(seed, undecided=damage.undecided)
+    segments = [
+        replace(files, snapshot=b"") if damage.lost_snapshots else files for files in log.segments
+    ]
     log = replace(log, segments=tuple(segments))
     wanted = reads(log, source)
-    whole = written(log, local=local)
+    if damage.lost_segment is not None:
+        loss = {"failOnDataLoss": "false"}
+        wanted = [replace(entry, options={**entry.options, **loss}) for entry in wanted]
+    whole = written(log, local=local, lost_segment=damage.lost_segment)
     healthy = []
     for entry_point in wanted:
         expected = [
@@ -181,20 +209,29 @@ def outcomes(
             for row in log.rows("read_committed", start=entry_point.start, stop=entry_point.stop)
         ]
         try:
-            assert read(whole, local, entry_point.options) == expected, entry_point
+            rows = read(whole, local, entry_point.options)
         except TieredKafkaError:
-            if not undecided:
+            if not (damage.undecided or damage.lost_segment is not None):
                 raise
-            continue  # the range ends after the last stable offset
+            continue  # the range ends after the last stable offset, or begins in the hole
+        if damage.lost_segment is None:
+            assert rows == expected, entry_point
+        assert set(rows) <= set(expected), entry_point
+        expected = rows
         healthy.append((entry_point, expected))
     for number, files in enumerate(segments):
-        for damage, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
+        if number == damage.lost_segment:
+            continue
+        indexes = damaged_indexes(files.txnindex or b"", source, flips)
+        for variant, index in enumerate(indexes):
             damaged = [*segments]
             damaged[number] = replace(files, txnindex=index or None)
-            objects = written(replace(log, segments=tuple(damaged)), local=local)
+            changed = replace(log, segments=tuple(damaged))
+            objects = written(changed, local=local, lost_segment=damage.lost_segment)
             for entry_point, expected in healthy:
+                found: list[int] | None
                 try:
-                    rows = read(objects, local, entry_point.options)
+                    found = read(objects, local, entry_point.options)
                 except TieredKafkaError:
-                    rows = None
-                yield Outcome(entry_point, number * 1000 + damage, rows, expected)
+                    found = None
+                yield Outcome(entry_point, number * 1000 + variant, found, expected)
