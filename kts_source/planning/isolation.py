@@ -164,9 +164,19 @@ def check_end(
     if not ends.is_known(number):
         return  # after a gap, and without a usable snapshot
     waiting = {txn.producer_id: txn.first_offset for txn in ends.undecided(number, below=below)}
-    while waiting and number + 1 < len(partition.ranges) and ends.follows(number + 1):
+    while waiting and number + 1 < len(partition.ranges):
         number += 1
         span = partition.ranges[number]
+        if not ends.is_known(number):
+            return
+        if not ends.follows(number):  # the others are left out, as their marker may be lost
+            after = ends.open_after(number)
+            waiting = {
+                producer: first
+                for producer, first in waiting.items()
+                if after.get(producer) == first
+                or (aborted.end_of(producer, first) or -1) >= span.start
+            }
         ended = {
             producer: first
             for producer, first in waiting.items()

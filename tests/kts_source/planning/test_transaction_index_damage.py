@@ -14,15 +14,17 @@ from kts_source.errors import TieredKafkaError
 from tests.kts_source.planning.transaction_damage import (
     Damage,
     built,
+    hybrid_reads_of_damage,
     read,
     reads_of_damage,
     written,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from segment_format.testing import BuiltLog
+    from tests.kts_source.planning.transaction_damage import Outcome
 
 
 def flips(
@@ -90,25 +92,31 @@ def test_flipped_bit_changes_no_row_of_small_slices(seed: int) -> None:
     assert refused > 10
 
 
-def silently_wrong(seed: int, *, local: bool, flips: int, damage: Damage) -> list[str]:
-    """Reads the tier of a seed at every entry point with each damage; returns the wrong reads."""
-    results = list(reads_of_damage(seed, local=local, flips=flips, damage=damage))
+def check(outcomes: Iterable[Outcome]) -> None:
+    """Fails on a wrong read without an error, and if the damages do nothing."""
+    results = list(outcomes)
     assert any(result.rows is None for result in results)
     assert any(result.rows == result.expected for result in results)
-    return [str(result) for result in results if result.is_silently_wrong]
+    assert [str(result) for result in results if result.is_silently_wrong] == []
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_index_is_never_silent_at_any_entry_point(seed: int) -> None:
-    assert silently_wrong(seed, local=seed == 0, flips=2, damage=Damage()) == []
+    check(reads_of_damage(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
 
 
-def test_damaged_index_after_lost_snapshots_is_never_silent() -> None:
-    assert silently_wrong(2, local=True, flips=1, damage=Damage(lost_snapshots=True)) == []
+def test_damaged_index_with_lost_snapshots_is_never_silent() -> None:
+    damage = Damage(lost_snapshots=True)
+    check(reads_of_damage(2, local=True, flips=1, damage=damage, share=0.3))
 
 
 def test_damaged_index_around_a_hole_is_never_silent() -> None:
-    assert silently_wrong(3, local=False, flips=2, damage=Damage(lost_segment=1)) == []
+    damage = Damage(lost_segment=1)
+    check(reads_of_damage(1, local=False, flips=1, damage=damage, share=0.3))
+
+
+def test_damaged_index_of_a_tier_with_brokers_is_never_silent() -> None:
+    check(hybrid_reads_of_damage(0, flips=1, share=0.2))
 
 
 @pytest.mark.fuzz
@@ -117,8 +125,11 @@ def test_random_damages_of_indexes_are_never_silent() -> None:
     end = time.monotonic() + seconds
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
-        damage = (Damage(), Damage(undecided=True), Damage(lost_snapshots=True))[seed % 3]
-        results = reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage)
+        damage = (Damage(), Damage(undecided=True), Damage(lost_segment=1))[seed % 3]
+        results = itertools.chain(
+            reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage),
+            hybrid_reads_of_damage(seed, flips=2, share=0.2),
+        )
         wrong = [str(result) for result in results if result.is_silently_wrong]
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"
         if time.monotonic() > end:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
 
@@ -186,10 +189,19 @@ class Damage:
     lost_segment: int | None = None
 
 
-def reads_of_damage(seed: int, *, local: bool, flips: int, damage: Damage) -> Iterator[Outcome]:
+def reads_of_damage(
+    seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
+) -> Iterator[Outcome]:
     """Damages each transaction index of a log and reads the tier at every entry point.
 
     Expects the rows of the undamaged index, which are those of the log itself, except in a hole.
+
+    Args:
+        seed: Decides the log, the bounds and the flipped bits.
+        local: Whether the tier has the layout of `LocalTieredStorage`.
+        flips: Flipped bits of each index.
+        damage: Other damage of the tier.
+        share: Share of the reads that are done.
     """
     source = random.Random(seed)
     log = built(seed, undecided=damage.undecided)
@@ -229,9 +241,48 @@ def reads_of_damage(seed: int, *, local: bool, flips: int, damage: Damage) -> It
             changed = replace(log, segments=tuple(damaged))
             objects = written(changed, local=local, lost_segment=damage.lost_segment)
             for entry_point, expected in healthy:
+                if source.random() >= share:
+                    continue
                 found: list[int] | None
                 try:
                     found = read(objects, local, entry_point.options)
                 except TieredKafkaError:
                     found = None
                 yield Outcome(entry_point, number * 1000 + variant, found, expected)
+
+
+def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
+    """Damages the indexes of a tier that brokers continue, and reads both at every entry point."""
+    source = random.Random(seed)
+    log = built(seed)
+    wanted = reads(log, source)
+    tiered = 2 + seed % 2
+    topic_id = uuid.UUID(int=seed % 2**64 + 1)
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        part = FakePartition(fake_log(log))
+        part.log.local_start = log.segments[tiered - 1].base_offset
+        brokers.create("t", [part], topic_id)
+        cluster = {"kafka.bootstrap.servers": brokers.bootstrap}
+        for number, files in enumerate(log.segments[:tiered]):
+            for variant, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
+                segments = [*log.segments[:tiered]]
+                segments[number] = replace(files, txnindex=index or None)
+                objects: dict[str, bytes] = {}
+                writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
+                for damaged in segments:
+                    writer.write_segment(damaged)
+                for entry_point in wanted:
+                    if source.random() >= share:
+                        continue
+                    expected = [
+                        row.offset
+                        for row in log.rows(
+                            "read_committed", start=entry_point.start, stop=entry_point.stop
+                        )
+                    ]
+                    rows: list[int] | None
+                    try:
+                        rows = read(objects, True, {**entry_point.options, **cluster})
+                    except CorruptSegmentError:
+                        rows = None
+                    yield Outcome(entry_point, number * 1000 + variant, rows, expected)
