@@ -116,7 +116,9 @@ def test_damaged_index_around_a_hole_is_never_silent() -> None:
 
 
 def test_damaged_index_of_a_tier_with_brokers_is_never_silent() -> None:
-    check(hybrid_reads_of_damage(0, flips=1, share=0.2))
+    results = list(hybrid_reads_of_damage(0, flips=1, share=0.06))
+    assert any(result.rows == result.expected for result in results)
+    assert [str(result) for result in results if result.is_silently_wrong] == []
 
 
 @pytest.mark.fuzz
@@ -128,7 +130,7 @@ def test_random_damages_of_indexes_are_never_silent() -> None:
         damage = (Damage(), Damage(undecided=True), Damage(lost_segment=1))[seed % 3]
         results = itertools.chain(
             reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage),
-            hybrid_reads_of_damage(seed, flips=2, share=0.2),
+            hybrid_reads_of_damage(seed, flips=2, share=0.1),
         )
         wrong = [str(result) for result in results if result.is_silently_wrong]
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, OldBrokerError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.tier import Tier
@@ -262,7 +262,7 @@ def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterat
         part = FakePartition(fake_log(log))
         part.log.local_start = log.segments[tiered - 1].base_offset
         brokers.create("t", [part], topic_id)
-        cluster = {"kafka.bootstrap.servers": brokers.bootstrap}
+        cluster = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
         for number, files in enumerate(log.segments[:tiered]):
             for variant, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
                 segments = [*log.segments[:tiered]]
@@ -283,6 +283,6 @@ def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterat
                     rows: list[int] | None
                     try:
                         rows = read(objects, True, {**entry_point.options, **cluster})
-                    except CorruptSegmentError:
+                    except (CorruptSegmentError, OldBrokerError):
                         rows = None
                     yield Outcome(entry_point, number * 1000 + variant, rows, expected)
