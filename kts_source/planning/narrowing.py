@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.planning.pruning import fingerprint
 from kts_source.planning.scan_plan import segment_name
+from kts_source.planning.surroundings import with_surroundings
 from kts_source.predicate.implied_ranges import first_millisecond, region, specialised
 from kts_source.predicate.model import And
 from kts_source.read.task import ScanTask
@@ -44,7 +45,8 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
     tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
     kept = tuple(task for task in tasks if task.slices or task.ranges)
-    return replace(plan, tasks=kept, where=fingerprint(whole))
+    placed = with_surroundings(kept, plan.partitions)
+    return replace(plan, tasks=placed, where=fingerprint(whole))
 
 
 def conjunction(*terms: Predicate | None) -> Predicate | None:

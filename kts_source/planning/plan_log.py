@@ -13,7 +13,7 @@ from kts_source.planning.bounds import (
     check_outcomes,
     refuse_contradiction,
 )
-from kts_source.planning.isolation import Decisions
+from kts_source.planning.isolation import Decisions, check_ends
 from kts_source.planning.scan_plan import PartitionPlan
 from kts_source.planning.slicing import bounded, spans
 from segment_format.isolation import NO_ABORTED
@@ -137,5 +137,7 @@ def plan_log(
         disks=disks,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = bounded(spans(plan, decisions, options, side_files)) if with_slices else ()
+    slices = [*bounded(spans(plan, decisions, options, side_files))] if with_slices else []
+    read = [(part.start_offset, part.stop_offset) for part in slices]
+    check_ends(surviving, decisions, read, side_files)
     return PlannedPartition(plan, [*slices], len(decisions.aborted))

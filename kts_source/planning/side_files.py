@@ -5,7 +5,7 @@ not.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -154,7 +154,7 @@ class SideFiles:
 
         Reads the log up to the last of their markers.
         """
-        return first_ends(self.batches(span.segment, 0), span, open_before)
+        return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
         """Batches from a border on, decoded by the readable reference; for the few that planning
@@ -354,9 +354,14 @@ def replay_batches(
 
 
 def first_ends(
-    batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
+    batches: Iterable[DecodedBatch | _EntryEpoch],
+    span: SegmentRange,
+    open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Of the transactions open where a range begins, those that the segment's batches abort."""
+    """Of the transactions open where a range begins, those that the segment's batches abort.
+
+    Only control batches matter; the others need no records.
+    """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
     if not waiting:
@@ -364,7 +369,11 @@ def first_ends(
     for batch in batches:
         if batch.base_offset >= span.stop:
             break
-        if batch.last_offset >= span.start and batch.producer_id in waiting:
+        if (
+            isinstance(batch, DecodedBatch)
+            and batch.last_offset >= span.start
+            and batch.producer_id in waiting
+        ):
             marker = marker_of(batch)
             state.see(batch, marker)
             if marker is not None:
@@ -393,6 +402,21 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
             yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
         else:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
+
+
+def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
+    """Yields each whole entry; only control batches are decoded."""
+    for entry in iter_entries(data):
+        if entry.magic != MAGIC_2:
+            yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
+            continue
+        header = RecordBatchHeader.from_bytes(data, entry.position)
+        if header.is_control_batch:
+            for batch in iter_batches(data[entry.position : entry.stop]):
+                yield replace(batch, position=entry.position)
+        else:
+            epoch = header.partition_leader_epoch
+            yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
 
 
 def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, stop: int) -> None:

@@ -62,7 +62,7 @@ def spans(
                 cut_stop = int(behind[1]) if len(behind) > 1 else cuts[1]
                 # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
-            aborted = decisions.aborted.clip(low, high)
+            aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
             part = segment_slice(segment, cuts, (low, high), aborted, lineage)
             yield _in_one_piece(part) if looks_up and index is None else part

@@ -2,8 +2,9 @@
 
 A transaction index has no checksum, a control batch has one. So the kernel follows the transactions
 of each producer: all data up to a marker has the same outcome, an ABORT marker ends an interval or
-a transaction without data, and a COMMIT marker is in no interval. The memory for it is a
-`segment_format.transaction_check.TransactionCheck`.
+a transaction without data, and a COMMIT marker is in no interval. An ABORT marker in no interval
+that comes before any data of its producer is stray: the data may precede the batches walked. The
+memory for it is a `segment_format.transaction_check.TransactionCheck`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = np.uint64(0)
 _EIGHT = np.uint64(8)
+_SIXTEEN = np.uint64(16)
 _HEADER_SIZE = np.uint64(61)
 _MULTIPLIER = np.uint64(c.TXN_MULTIPLIER)
 _UNKNOWN_MARKER = -1
@@ -94,6 +96,7 @@ def _producer_entry(producer_id: Value, state: Address) -> Address:
         if load_i64_native(entry + _EIGHT) == c.TXN_NO_ENTRY:
             store_i64(entry, np.int64(producer_id))
             store_i64(entry + _EIGHT, np.int64(c.TXN_UNSEEN))
+            store_i64(entry + _SIXTEEN, np.int64(-1))
             free = state + np.uint64(8 * c.TXN_FREE)
             store_i64(free, np.int64(load_i64_native(free) - 1))
             return entry
@@ -140,6 +143,8 @@ def track_transaction(at: Address, size: Value, frame: Frame) -> Value:
             store_i64(met, np.int64(1))
         elif marker == _ABORT:
             is_wrong = has_data or last_offset > base_offset
+            if before == c.TXN_UNSEEN:
+                store_i64(entry + _SIXTEEN, base_offset)
         else:
             is_wrong = before == c.TXN_LEFT_OUT or last_offset >= base_offset
         now = np.int64(c.TXN_ENDED)
