@@ -42,7 +42,7 @@ Codegen: TypeAlias = Any
 numba_config: Any = numba.config
 """Settings that numba makes out of the environment at import; it declares none of them."""
 
-_OPTIONS: Final = {"nogil": True, "_nrt": False}
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False}
 """Options of all functions. Kernels own no memory. With reference counts of the frame, which every
 call would raise and lower, a batch of one record takes a third longer.
 """
