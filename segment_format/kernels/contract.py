@@ -179,9 +179,16 @@ WANT_TRANSACTIONAL: Final = 1024
 WANT_BASE_OFFSET: Final = 2048
 WANT_CODEC: Final = 4096
 NEEDS_BODY: Final = WANT_KEY | WANT_VALUE | WANT_HEADERS | WANT_SEQUENCE
-WANT_PER_BATCH: Final = (
-    WANT_TIMESTAMP_TYPE
-    | WANT_LEADER_EPOCH
+WANT_ORIGIN: Final = (  # columns for which a batch's producer, epoch and base offset are copied
+    WANT_LEADER_EPOCH
+    | WANT_PRODUCER_ID
+    | WANT_PRODUCER_EPOCH
+    | WANT_SEQUENCE
+    | WANT_TRANSACTIONAL
+    | WANT_BASE_OFFSET
+)
+WANT_OF_BATCH: Final = (  # columns besides the timestamp type that are the same for a whole batch
+    WANT_LEADER_EPOCH
     | WANT_PRODUCER_ID
     | WANT_PRODUCER_EPOCH
     | WANT_TRANSACTIONAL
