@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +93,21 @@ def planned_with_brokers(
     raise AssertionError
 
 
+@dataclass(frozen=True, slots=True)
+class ListedTier:
+    """Objects in the tier of the topics in a view of the cluster.
+
+    Attributes:
+        partitions: Those of the view, by topic and number.
+        topics: Topics of the view of which the tier has a partition, in the view or not.
+        named: The metadata topic's names; `None` if the tier was listed.
+    """
+
+    partitions: Mapping[tuple[str, int], ListedPartition]
+    topics: frozenset[str]
+    named: MetadataTopicLayout | None
+
+
 def _planned(
     options: ScanOptions, tier: Tier, view: ClusterView, progress: Progress | None
 ) -> ScanPlan:
@@ -105,11 +120,12 @@ def _planned(
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-plan") as pool,
     ):
-        listed, named = list_tier(options, tier, view, describing, pool)
+        listing = list_tier(options, tier, view, describing, pool)
+        named = listing.named
 
         def plan(brokers: BrokerLog) -> PlannedPartition:
             place = brokers.topic, brokers.partition
-            part = listed.get(place)
+            part = listing.partitions.get(place)
             source = SegmentSource(tier, key_ring, pack=part.side_files if part else None)
             side_files = SideFiles(source, max_batch_bytes=options.max_batch_bytes)
             goes_on = None
@@ -138,8 +154,8 @@ def _planned(
         asked.setdefault(topic, []).append(number)
     notes: list[str] = []
     if options.path:
-        check_tier(options, tier, listed, view, named)
-        notes = _notes(options, tier, listed, view, named)
+        check_tier(options, tier, listing, view)
+        notes = _notes(options, tier, listing, view)
     return assembled(options, found, notes, asked)
 
 
@@ -166,18 +182,18 @@ def list_tier(
     view: ClusterView,
     describing: ThreadPoolExecutor,
     pool: ThreadPoolExecutor,
-) -> tuple[dict[tuple[str, int], ListedPartition], MetadataTopicLayout | None]:
-    """The partitions that have objects in the tier, of the incarnations that the cluster has, and
-    what the metadata topic says of them where it is asked.
+) -> ListedTier:
+    """Lists the partitions of a view that have objects in the tier, of the topic ids that the
+    cluster has; with the option for it, by the metadata topic.
     """
     named = _named_segments(options, tier, view, describing)
     # What cannot be described is left to brokers.
     catalog = SegmentCatalog(
         tier, named or find_layout(options.layout), describing, fail_on_data_loss=False
     )
-    listed = _listed(options, catalog, view, pool)
+    partitions, topics = _listed(options, catalog, view, pool)
     catalog.expect(len(view.logs))
-    return listed, named
+    return ListedTier(partitions, topics, named)
 
 
 def _named_segments(
@@ -207,38 +223,40 @@ def _with_catalog(plan: PartitionPlan, named: MetadataTopicLayout) -> PartitionP
 
 def _listed(
     options: ScanOptions, catalog: SegmentCatalog, view: ClusterView, pool: ThreadPoolExecutor
-) -> dict[tuple[str, int], ListedPartition]:
+) -> tuple[dict[tuple[str, int], ListedPartition], frozenset[str]]:
     folders: list[TopicFolder] = []
     for topic in view.topics.values():
         found = catalog.layout.topic_folders(catalog.store, options.key_prefix, topic.topic)
         folders += [folder for folder in found if folder.topic_id == topic.topic_id]
     places = []
+    topics = set()
     for folder in folders:
         numbers = catalog.layout.partitions(catalog.store, folder)
         if set(numbers) - view.topics[folder.topic].leaders.keys():
             view.require_partitions(folder.topic, max(numbers) + 1)
         places += [(folder, number) for number in numbers if (folder.topic, number) in view.logs]
+        if numbers:
+            topics.add(folder.topic)
     listed = pool.map(lambda place: catalog.listed(*place), places)
-    return {(part.topic, part.partition): part for part in listed}
+    return {(part.topic, part.partition): part for part in listed}, frozenset(topics)
 
 
 def check_tier(
     options: ScanOptions,
     tier: Tier,
-    listed: Mapping[tuple[str, int], ListedPartition],
+    listing: ListedTier,
     view: ClusterView,
-    named: MetadataTopicLayout | None,
 ) -> None:
     """Refuses a tier that has nothing of a topic of which brokers say that it is tiered.
 
     Raises:
         TopicNotFoundError: It is another tier, or named wrongly.
     """
-    held = {topic for topic, _ in listed}
+    named = listing.named
     where = tier.store.uri(options.key_prefix)
     for log_ in view.logs.values():
         tiered = log_.local_start is not None and log_.local_start > log_.log_start
-        if tiered and log_.topic not in held and options.fail_on_data_loss:
+        if tiered and log_.topic not in listing.topics and options.fail_on_data_loss:
             what = f"there is nothing of topic id {log_.topic_id} at {where}"
             check = "check path, keyPrefix and layout"
             if named is not None and not named.names_any(log_.topic):
@@ -255,17 +273,16 @@ def check_tier(
 def _notes(
     options: ScanOptions,
     tier: Tier,
-    listed: Mapping[tuple[str, int], ListedPartition],
+    listing: ListedTier,
     view: ClusterView,
-    named: MetadataTopicLayout | None,
 ) -> list[str]:
-    held = {topic for topic, _ in listed}
+    named = listing.named
     where = tier.store.uri(options.key_prefix)
     found = [
         f"topic {name}: nothing of topic id {topic.topic_id} at {where}; all of it is read from"
         " brokers"
         for name, topic in view.topics.items()
-        if name not in held
+        if name not in listing.topics
     ]
     for note in found:
         log.warning("%s", note)

@@ -11,6 +11,7 @@ other (`plan_fits`), or an error.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ from kts_source.planning.scan_plan import (
     segment_name,
 )
 from kts_source.planning.slicing import segment_slice
+from kts_source.planning.surroundings import with_surroundings
 from kts_source.read.task import ScanTask, SegmentSlice
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
@@ -111,6 +113,7 @@ def plan_from_json(text: str) -> ScanPlan:
             dict(document["madeWith"]) if version > 1 else {},
         )
         check_fits(plan, segments)
+        plan = replace(plan, tasks=with_surroundings(plan.tasks, plan.partitions))
     except InvalidOptionError:
         raise
     except (

@@ -13,7 +13,7 @@ from kts_source.planning.bounds import (
     check_outcomes,
     refuse_contradiction,
 )
-from kts_source.planning.isolation import Decisions
+from kts_source.planning.isolation import Decisions, check_ends
 from kts_source.planning.scan_plan import PartitionPlan
 from kts_source.planning.slicing import bounded, spans
 from segment_format.isolation import NO_ABORTED
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.bounds import BoundsOf, Place
-    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.planning.scan_plan import DiskPart
     from kts_source.planning.side_files import SideFiles
 
@@ -60,6 +60,30 @@ class LogView(Protocol):
         ...
 
 
+def end_of_batches(view: LogView, side_files: SideFiles) -> int:
+    """Returns one past the last offset of the log's last batch, if its last segment can be read.
+
+    No later segment confirms where the last one ends, and the end in its manifest has no checksum.
+    A reader that continues after an end that is too high leaves records of the next segment out.
+    """
+    stop = view.log.stop
+    while stop > view.log.log_start:
+        last = _range_of(view.covering(stop - 1, stop), stop - 1)
+        if last is None or stop != last.segment.stop_offset:
+            return stop
+        end = side_files.end_of_batches(last.segment)
+        if end is None or end >= stop:
+            return stop
+        if end > last.start:
+            return end
+        stop = last.start  # the segment has no batch of these offsets
+    return stop
+
+
+def _range_of(log: PartitionLog, offset: int) -> SegmentRange | None:
+    return next((span for span in log.ranges if span.start <= offset < span.stop), None)
+
+
 def plan_log(
     options: ScanOptions,
     place: Place,
@@ -70,9 +94,11 @@ def plan_log(
     disks: DiskPart | None = None,
     *,
     with_slices: bool = True,
+    records_end: bool = False,
 ) -> PlannedPartition:
     """Plans what is read of a log; `disks` tells of those that it is read from, beside a tier.
-    The plan is to be run only `with_slices`.
+    The plan is to be run only `with_slices`. With `records_end` the reader records the end of the
+    plan and continues there, so the end must not lie above the last batch.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -87,6 +113,8 @@ def plan_log(
         return view.log, found
 
     start, stop = bounds_of(view.log, lookup)
+    if records_end and start < stop == view.log.stop:
+        stop = max(start, end_of_batches(view, side_files))
     side_files.bounds = start, stop
     surviving = view.covering(start, stop)
     check_no_holes(place, surviving, start, stop)
@@ -109,5 +137,7 @@ def plan_log(
         disks=disks,
     )
     check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    slices = bounded(spans(plan, decisions, options, side_files)) if with_slices else ()
+    slices = [*bounded(spans(plan, decisions, options, side_files))] if with_slices else []
+    read = [(part.start_offset, part.stop_offset) for part in slices]
+    check_ends(surviving, decisions, read, side_files)
     return PlannedPartition(plan, [*slices], len(decisions.aborted))

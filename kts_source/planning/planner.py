@@ -175,7 +175,9 @@ def _plan_partition(
     while not view.is_empty:
         in_part = not view.is_complete
         planned = plan_log(
-            options, place, part.topic_id, side_files, view, bounds_of, with_slices=tasks
+            *(options, place, part.topic_id, side_files, view, bounds_of),
+            with_slices=tasks,
+            records_end=progress is not None,
         )
         # What a part of the log said of its start and end may be wrong where it did not do.
         if not (in_part and view.is_complete):

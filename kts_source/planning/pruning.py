@@ -6,10 +6,10 @@ before, and hold for what is not read too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kts_source.planning.estimate import ARCHIVE_CLASSES
-from kts_source.planning.timestamps import confirmed_skip
+from kts_source.planning.timestamps import confirmed_skip, has_confirmed_time, is_skipped
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
     first_millisecond,
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.side_files import SideFiles
     from kts_source.predicate.model import Predicate
+
+_MOST_DISORDERED: Final = 16
+"""Segments out of order whose largest timestamp is compared with their time index, by a request."""
 
 
 class Pruner:
@@ -40,24 +43,35 @@ class Pruner:
         self._side_files = side_files
         # A time index is worth a request only where the times wanted begin.
         self._all_earlier = True
+        self._disordered = 0
 
-    def narrowed(self, segment: RemoteSegment, start: int, stop: int) -> tuple[int, int]:
+    def narrowed(
+        self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None = None
+    ) -> tuple[int, int]:
         """The part of offsets [start, stop) of the segment outside of which no row can match; empty
-        (start ≥ stop) when none can.
+        (start ≥ stop) when none can. `following` is the segment that is asked for next.
         """
         box = self._box
         if box.is_empty:
             return stop, stop
         start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
         if start < stop and box.first_timestamp > MIN_INT64:
-            start = max(start, self._first_late_enough(segment, stop))
+            start = max(start, self._first_late_enough(segment, following, stop))
         return start, stop
 
-    def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
+    def _first_late_enough(
+        self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
+    ) -> int:
         """An offset below which all records are dated too early."""
         first_ms = first_millisecond(self._box)
-        if segment.is_dated_before(first_ms):
-            return stop
+        if self._all_earlier:
+            if is_skipped(segment, following, first_ms, self._side_files):
+                return stop
+        elif segment.is_dated_before(first_ms):  # although an earlier segment is not
+            self._disordered += 1
+            is_sure = self._disordered > _MOST_DISORDERED
+            if is_sure or has_confirmed_time(segment, self._side_files):
+                return stop
         if not self._all_earlier:
             return segment.start_offset
         self._all_earlier = False

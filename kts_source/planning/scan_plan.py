@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.notebook import rows_table
 from kts_source.planning.estimate import estimate
+from kts_source.planning.surroundings import with_surroundings
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
 from kts_source.texts import format_bytes
@@ -233,7 +234,7 @@ class ScanPlan:
             )
             if slices or ranges:
                 tasks.append(ScanTask(slices, ranges))
-        return replace(self, partitions=partitions, tasks=tuple(tasks))
+        return replace(self, partitions=partitions, tasks=with_surroundings(tasks, partitions))
 
     @property
     def nominal_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import PlanTooLargeError
@@ -45,8 +45,10 @@ def spans(
         PlanTooLargeError: More slices than a plan may have.
     """
     pruner = Pruner(options.where, plan.topic, plan.partition, side_files)
-    for segment, first, end in plan.wanted_ranges():
-        start, stop = pruner.narrowed(segment, first, end)
+    wanted = list(plan.wanted_ranges())
+    following = [segment for segment, _, _ in wanted[1:]]
+    for (segment, first, end), after in zip_longest(wanted, following):
+        start, stop = pruner.narrowed(segment, first, end, after)
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
@@ -60,7 +62,7 @@ def spans(
                 cut_stop = int(behind[1]) if len(behind) > 1 else cuts[1]
                 # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
-            aborted = decisions.aborted.clip(low, high)
+            aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
             part = segment_slice(segment, cuts, (low, high), aborted, lineage)
             yield _in_one_piece(part) if looks_up and index is None else part

@@ -13,6 +13,7 @@ Source: `UnifiedLog`, `LogLoader`, `RemoteLogManager`, `LogManager.checkpointLog
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from kts_source.layout.kafka_logs.surviving import SurvivingLog
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.planning.lineage import SkippedSegment
     from kts_source.planning.side_files import SideFiles
     from segment_format.index.checkpoints import EpochEntry
 
@@ -111,82 +113,112 @@ def tail_log(
     """
     place = folder.topic, partition
     store, replicas = disks.store, disks.replicas(place, folder.topic_id)
-    told, newest = newest_lineage(tiered.segments, tiered.damaged, side_files)
-    known = -1 if newest is None else last_epoch(newest)
-    newest_epoch = max(one.last_epoch for one in replicas)
-    branch = _branch(replicas, tiered, told, known)
-    is_of_tier = told and branch.lineage == tuple(told)
-    lineage: Sequence[EpochEntry] = branch.lineage
-    lineage = with_epochs(lineage, tiered.damaged)
-    low = _log_start(place, tiered, told, branch, replicas)
-    tier = union_log(tiered.segments, low, MAX_OFFSET, _owned(lineage))
-    evidence = None
-    if newest is not None:
-        said_by = "" if is_of_tier else "the leader-epoch checkpoint of the disks"
-        evidence = contradiction(tier, branch.lineage, newest, tiered.segments, side_files, said_by)
-    tier_end = tier.ranges[-1].stop if tier.ranges else 0
+    tier = _tier_share(place, tiered, replicas, side_files)
     disk = surviving_log(
-        place,
-        replicas,
-        end_of_log=end_of_log,
-        branch=branch,
-        replicated=tier_end,
+        place, replicas, end_of_log=end_of_log, branch=tier.branch, replicated=tier.stop
     )
     recovery = Recovery(store, disk.replica.log_dir, place, disk.replica.files)
-    found, lost = described(store, folder, partition, disk, recovery)
-    segments = [segment for segment, _ in found]
-    main = ReplicaSource(disk.replica, found, recovery)
-    if tier_end > disk.replica.stop:
-        # The tier went on after the disks were copied, and deletion did: of that only the next
-        # segment to be copied would tell.
-        low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
+    recovered, lost = described(store, folder, partition, disk, recovery)
+    segments = [segment for segment, _ in recovered]
+    low = _confirmed_start(tier, disk, segments)
+    main = ReplicaSource(disk.replica, recovered, recovery)
+    others = [replica for replica in replicas if replica is not disk.replica]
+    filler = Filler(store, folder, partition, tier.branch, main, others, low, disk.stop)
     gaps = between(tier.ranges, low, MAX_OFFSET)
     from_disk = [span for gap in gaps for span in _held(gap, segments)]
-    others = [replica for replica in replicas if replica is not disk.replica]
-    filler = Filler(store, folder, partition, branch, main, others, low, disk.stop)
-    held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)
-    filled = _filled(filler, held, low, disk.stop)
-    ranges = sorted([*held, *filled], key=lambda span: span.start)
-    gone_replicas, remarks = _gone_replicas(disks, folder, partition, disk, tier_end)
+    held = _ascending(tier.ranges, from_disk)
+    ranges = _ascending(held, _filled(filler, held, low, disk.stop))
+    gone_replicas, remarks = _gone_replicas(disks, folder, partition, disk, tier.stop)
     lost += gone_replicas
-    gone = [SegmentRange(one, one.start_offset, one.stop_offset) for one in _segments(lost)]
-    gone += [span for one in tiered.damaged if (span := usable_range(one, lineage)) is not None]
-    stop = max([low, disk.stop, tier_end, *(span.stop for span in gone)])
+    gone = _gone_ranges(lost, tiered.damaged, tier.lineage)
+    stop = max([low, disk.stop, tier.stop, *(span.stop for span in gone)])
     holes, unverifiable = _holes(ranges, gone, low, stop)
-    kind = IndexType.TRANSACTION
-    rebuilt = (
-        span.segment
-        for span in from_disk
-        if kind in (indexes := span.segment.objects.indexes) and indexes[kind].content is not None
-    )
+    lineage = tuple(entry for entry in tier.lineage if entry.start_offset < stop)
+    unread = (Orphan((one.key,), one.reason) for one in lost)
     begins_on_disk = not ranges or ranges[0] in from_disk
-    newer_damage = (one for one in tiered.damaged if last_epoch(one) > max(known, newest_epoch))
     return TailLog(
-        PartitionLog(
-            tuple(entry for entry in lineage if entry.start_offset < stop),
-            low,
-            stop,
-            tuple(ranges),
-            tuple(holes),
-            tier.skipped,
-            tuple(unverifiable),
-        ),
+        PartitionLog(lineage, low, stop, ranges, tuple(holes), tier.skipped, tuple(unverifiable)),
         DiskPart(
-            store.uri(disk.replica.folder),
-            disk.replica.log_start,
-            disk.stop,
-            disk.high_watermark,
+            store.uri(disk.replica.folder), disk.replica.log_start, disk.stop, disk.high_watermark
         ),
-        (
-            *disk.notes,
-            *dict.fromkeys(filler.notes),
-            *remarks,
-            *(Orphan((one.key,), one.reason) for one in lost),
-        ),
-        next(newer_damage, None),
-        None if begins_on_disk or recovery.knows_open() else next(rebuilt, None),
-        evidence,
+        (*disk.notes, *dict.fromkeys(filler.notes), *remarks, *unread),
+        tier.newer_damage,
+        None if begins_on_disk or recovery.knows_open() else _first_rebuilt(from_disk),
+        tier.contradiction,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _TierShare:
+    """The part of the log that the tier serves, before the disks are read.
+
+    Attributes:
+        branch: The surviving branch, of tier or disks.
+        lineage: Its leader epochs, with those of damaged segments.
+        low: The first offset that a consumer may see.
+        ranges: Offsets that the tier serves.
+        skipped: Segments of the tier that are not on the branch.
+        newer_damage: A damaged segment that may be newer than all other evidence.
+        contradiction: See `TailLog`.
+    """
+
+    branch: Branch
+    lineage: Sequence[EpochEntry]
+    low: int
+    ranges: Sequence[SegmentRange]
+    skipped: tuple[SkippedSegment, ...]
+    newer_damage: RemoteSegment | None
+    contradiction: str | None
+
+    @property
+    def stop(self) -> int:
+        """The offset after the last one in the tier; 0 if the tier serves none."""
+        return self.ranges[-1].stop if self.ranges else 0
+
+
+def _tier_share(
+    place: tuple[str, int], tiered: Tiered, replicas: Sequence[Replica], side_files: SideFiles
+) -> _TierShare:
+    """Chooses the branch and returns what the tier serves of it."""
+    told, newest = newest_lineage(tiered.segments, tiered.damaged, side_files)
+    known = -1 if newest is None else last_epoch(newest)
+    newest_epoch = max(known, *(one.last_epoch for one in replicas))
+    branch = _branch(replicas, tiered, told, known)
+    lineage = with_epochs(branch.lineage, tiered.damaged)
+    low = _log_start(place, tiered, told, branch, replicas)
+    log = union_log(tiered.segments, low, MAX_OFFSET, _owned(lineage))
+    evidence = None
+    if newest is not None:
+        is_of_tier = told and branch.lineage == tuple(told)
+        source = "" if is_of_tier else "the leader-epoch checkpoint of the disks"
+        evidence = contradiction(log, branch.lineage, newest, tiered.segments, side_files, source)
+    newer_damage = (one for one in tiered.damaged if last_epoch(one) > newest_epoch)
+    return _TierShare(
+        branch, lineage, low, log.ranges, log.skipped, next(newer_damage, None), evidence
+    )
+
+
+def _confirmed_start(
+    tier: _TierShare, disk: SurvivingLog, segments: Sequence[RemoteSegment]
+) -> int:
+    """Returns the first offset that a consumer may see.
+
+    If the tier continued after the disks were copied, so did deletion: only a segment that was
+    copied later would record the log start of that time.
+    """
+    if tier.stop <= disk.replica.stop:
+        return tier.low
+    first = min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
+    return max(tier.low, first)
+
+
+def _first_rebuilt(from_disk: Sequence[SegmentRange]) -> RemoteSegment | None:
+    """Returns the first segment of the disk whose transaction index was rebuilt from its log."""
+    for span in from_disk:
+        index = span.segment.objects.indexes.get(IndexType.TRANSACTION)
+        if index is not None and index.content is not None:
+            return span.segment
+    return None
 
 
 def _branch(
@@ -285,8 +317,19 @@ def _gone_replicas(
     return lost, notes
 
 
-def _segments(lost: Iterable[Lost]) -> list[RemoteSegment]:
-    return [one.segment for one in lost]
+def _gone_ranges(
+    lost: Sequence[Lost], damaged: Sequence[RemoteSegment], lineage: Sequence[EpochEntry]
+) -> list[SegmentRange]:
+    """Returns the offsets of segments that disks lost or that lack objects in the tier."""
+    segments = [one.segment for one in lost]
+    ranges = [SegmentRange(one, one.start_offset, one.stop_offset) for one in segments]
+    clipped = (usable_range(segment, lineage) for segment in damaged)
+    return [*ranges, *(span for span in clipped if span is not None)]
+
+
+def _ascending(*parts: Iterable[SegmentRange]) -> tuple[SegmentRange, ...]:
+    """Returns the ranges of all parts by their start."""
+    return tuple(sorted(itertools.chain(*parts), key=lambda span: span.start))
 
 
 def _holes(

@@ -6,18 +6,21 @@ not looked at: the answer may be a marker's or an aborted record's offset, as a 
 Source: `RemoteLogManager.findOffsetByTimestamp`.
 
 The time index has no checksum. An entry of it is used only if the records around its offset
-confirm it; otherwise the segment is read from its start.
+confirm it; otherwise the segment is read from its start. A manifest has none either, so the last
+segment that is passed over is compared with its time index.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kts_source.layout.remote_segment import IndexType
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.texts import printable
 from segment_format.index.sparse_indexes import TimestampOffset
 
@@ -37,13 +40,48 @@ def first_offset_at_or_after(
     """The first tiered offset whose record is dated at or after `timestamp_ms`; `None` when there
     is none.
     """
-    for span in partition.ranges:
-        if span.segment.is_dated_before(timestamp_ms):
+    following = [span.segment for span in partition.ranges[1:]]
+    for span, after in zip_longest(partition.ranges, following):
+        if is_skipped(span.segment, after, timestamp_ms, side_files):
             continue
         offset = _first_in(span, timestamp_ms, side_files)
         if offset is not None:
             return offset
     return None
+
+
+def is_skipped(
+    segment: RemoteSegment,
+    following: RemoteSegment | None,
+    timestamp_ms: int,
+    side_files: SideFiles,
+) -> bool:
+    """Returns whether all records of a segment are dated before a timestamp.
+
+    If the next segment is not dated before it, the largest timestamp of this one must be confirmed:
+    where records ascend in time, a wrong one drops wanted records only there.
+
+    Args:
+        segment: The segment.
+        following: The next one; `None` after the last.
+        timestamp_ms: In ms since 1970.
+        side_files: Reads the time index.
+    """
+    if not segment.is_dated_before(timestamp_ms):
+        return False
+    if following is not None and following.is_dated_before(timestamp_ms):
+        return True
+    return has_confirmed_time(segment, side_files)
+
+
+def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
+    """Returns whether the time index of a segment ends with its largest timestamp, which has no
+    checksum in a manifest. True if there is no time index or it cannot be read now.
+    """
+    stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
+    if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
+        return True
+    return side_files.time_index(segment) is not None
 
 
 def _first_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:

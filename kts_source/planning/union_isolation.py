@@ -11,10 +11,12 @@ Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kts_source.broker.cluster import LEAK
-from kts_source.errors import DataLossError, OldBrokerError
+from kts_source.errors import CorruptSegmentError, DataLossError, OldBrokerError
+from kts_source.planning.isolation import EndStates, UnknownStartError, check_end
 from kts_source.planning.union_log import runs
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from kts_source.planning.bounds import Place
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
-    from kts_source.planning.lineage import PartitionLog, SegmentRange
+    from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.side_files import SideFiles
 
 log = logging.getLogger(__name__)
@@ -71,12 +73,50 @@ def aborted_in_tier(
         while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
             last += 1
         first = run.index(read[0])
-        txns += _decided(run[first:], last - first, side_files, brokers, view, place)
+        log_of_run = replace(partition, ranges=run[first:], holes=(), unverifiable=())
+        decided = [*_decided(log_of_run, last - first, side_files, brokers, view, place)]
+        _check_inside(log_of_run, last - first, stop, decided, side_files)
+        txns += decided
     return AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
 
 
+def _check_inside(
+    run: PartitionLog,
+    last: int,
+    stop: int,
+    txns: Sequence[AbortedTxn],
+    side_files: SideFiles,
+) -> None:
+    """Compares transactions with data below range `last` and a marker in it with the log.
+
+    Tasks may not read as far as that marker.
+
+    Raises:
+        NotUsableError: They do not fit, or the log cannot be read.
+    """
+    span = run.ranges[last]
+    if last == 0 or stop >= span.stop:
+        return
+    whole = replace(run, ranges=run.ranges[: last + 1])
+    intervals = AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=span.stop)
+    try:
+        ends = EndStates(whole, side_files)
+        check_end(whole, intervals, ends, last - 1, stop, side_files)
+    except (CorruptSegmentError, UnknownStartError) as error:
+        log.warning("%s", error)
+        raise NotUsableError(span.segment.segment_id) from error
+
+
+def _fits_the_range_before(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
+    """Returns whether entries of range `number` fit what is open where it begins."""
+    try:
+        return not ends.contradicts_snapshot(number, entries)
+    except UnknownStartError:
+        return False
+
+
 def _decided(
-    run: Sequence[SegmentRange],
+    run: PartitionLog,
     last: int,
     side_files: SideFiles,
     brokers: BrokerLog,
@@ -85,11 +125,12 @@ def _decided(
 ) -> Iterator[AbortedTxn]:
     """What was aborted in the segments of a run up to `last`, and what is open behind them."""
     began: set[tuple[int, int]] | None = None
-    for number, span in enumerate(run):
+    ends = EndStates(run, side_files)
+    for number, span in enumerate(run.ranges):
         entries = side_files.aborted(span.segment)
-        if entries is None:
+        if entries is None or (entries and not _fits_the_range_before(ends, number, entries)):
             raise NotUsableError(span.segment.segment_id)
-        end = span.segment.stop_offset if number == len(run) - 1 else span.stop
+        end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
         yield from (txn for txn in entries if span.start <= txn.last_offset < end)
         if number < last:
             continue

@@ -13,7 +13,7 @@ from kts_source.errors import DataLossError
 from kts_source.planning.bounds import Place, refuse_contradiction
 from kts_source.planning.isolation import decide
 from kts_source.planning.partial_log import PartitionView
-from kts_source.planning.plan_log import plan_log
+from kts_source.planning.plan_log import end_of_batches, plan_log
 from kts_source.streaming.admission import PendingSegment, dated
 from kts_source.streaming.batch import bounds_left
 from kts_source.streaming.lag import PartitionLag
@@ -99,9 +99,11 @@ class PartitionLook:
         while self._stable is None or self._stable[0] != view.is_complete:
             stop = view.log.stop
             end = stop
-            if self._options.read_committed and stop > view.log.log_start:
-                _, decisions = view.decided(stop - 1, stop)
-                end = _first(decisions.undecided, stop)
+            if stop > view.log.log_start:
+                end = max(end_of_batches(view, self.side_files), view.log.log_start)
+            if self._options.read_committed and end > view.log.log_start:
+                _, decisions = view.decided(end - 1, end)
+                end = _first(decisions.undecided, end)
             if stop == view.log.stop:
                 self._stable = view.is_complete, end
         return self._stable[1]

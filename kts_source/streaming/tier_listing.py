@@ -87,19 +87,21 @@ class TierListing:
         logs = self._view.logs
         options, tier = self._options, self._tier
         with ThreadPoolExecutor(PLANNING_THREADS, "kts-list") as pool:
-            listed, named = list_tier(options, tier, self._view, self._describing, pool)
-            check_tier(options, tier, listed, self._view, named)
+            listing = list_tier(options, tier, self._view, self._describing, pool)
+            check_tier(options, tier, listing, self._view)
 
             def described(part: ListedPartition) -> TieredPart:
                 side_files = self._side_files(part)
                 place = part.topic, part.partition
                 try:
-                    return tiered_part(part, side_files, named, place, needs_end=not options.tail)
+                    return tiered_part(
+                        part, side_files, listing.named, place, needs_end=not options.tail
+                    )
                 finally:
                     part.save()
 
-            found = pool.map(described, listed.values())
-            self._parts = dict(zip(listed, found, strict=True))
+            found = pool.map(described, listing.partitions.values())
+            self._parts = dict(zip(listing.partitions, found, strict=True))
         self._ids = {place: one.topic_id for place, one in logs.items()}
         self._listed_at = time.monotonic()
 

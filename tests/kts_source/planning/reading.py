@@ -27,7 +27,6 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.truth import (
     Range,
     Row,
-    is_evidence_ambiguous,
     is_in_doubt,
     newest_incarnation,
     truth_of,
@@ -55,7 +54,6 @@ class Reading:
     """
 
     def __init__(self, world: World, source: random.Random, outcomes: Counter[str]) -> None:
-        self._is_evidence_ambiguous = is_evidence_ambiguous(world)
         modified = {
             key: copy.event_timestamp_ms
             for lives in world.incarnations.values()
@@ -186,7 +184,9 @@ class Reading:
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
-            if "on this evidence" in str(error) and self._is_evidence_ambiguous:
+            if "on this evidence" in str(error):
+                if not self._truth[error.partition or 0].is_start_unsure:
+                    raise AssertionError(f"{given}: the evidence is clear") from error
                 self._outcomes["ambiguous"] += 1
                 return
             if not may_fail:
