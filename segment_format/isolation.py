@@ -84,18 +84,38 @@ class AbortedIntervals(ArrayValue):
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
         """Whether a transactional batch of a producer that begins at an offset was aborted."""
+        return self.end_of(producer_id, base_offset) is not None
+
+    def end_of(self, producer_id: int, base_offset: int) -> int | None:
+        """The offset of the abort marker of a producer's batch; `None` if it was not aborted."""
         low = int(np.searchsorted(self.producer_ids, producer_id, side="left"))
         high = int(np.searchsorted(self.producer_ids, producer_id, side="right"))
         index = low + int(
             np.searchsorted(self.first_offsets[low:high], base_offset, side="right") - 1
         )
-        return index >= low and base_offset < int(self.last_offsets[index])
+        if index < low or base_offset >= int(self.last_offsets[index]):
+            return None
+        return int(self.last_offsets[index])
 
-    def clip(self, start_offset: int, stop_offset: int) -> AbortedIntervals:
-        """The intervals, not cut, that can matter for offsets `[start_offset, stop_offset)`."""
+    def clip(
+        self, start_offset: int, stop_offset: int, *, next_until: int | None = None
+    ) -> AbortedIntervals:
+        """The intervals, not cut, that can matter for offsets `[start_offset, stop_offset)`.
+
+        Args:
+            start_offset: First offset.
+            stop_offset: First offset after the range.
+            next_until: Also keep the next interval of each producer if it begins below this offset.
+        """
         if not len(self):
             return self
-        keep = (self.last_offsets >= start_offset) & (self.first_offsets < stop_offset)
+        first_offsets = self.first_offsets
+        keep = (self.last_offsets >= start_offset) & (first_offsets < stop_offset)
+        if next_until is not None and next_until > stop_offset:
+            later = first_offsets >= stop_offset
+            is_next = later.copy()
+            is_next[1:] &= ~(later[:-1] & (self.producer_ids[1:] == self.producer_ids[:-1]))
+            keep |= is_next & (first_offsets < next_until)
         rows = keep.nonzero()[0]
         if not len(rows):
             return NO_ABORTED

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from segment_format.errors import CorruptRecordError
-from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels import contract as c
 from segment_format.record.control_record import ControlRecordType
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from segment_format.isolation import AbortedIntervals
-    from segment_format.record.records import DecodedBatch
 
 _FIRST_ROOM: Final = 64
 
@@ -37,14 +35,18 @@ class TransactionCheck:
     """
 
     def __init__(self, aborted: AbortedIntervals, *, start_offset: int, stop_offset: int) -> None:
-        self._aborted = aborted
         self._start_offset = start_offset
         self._stop_offset = stop_offset
-        self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
         self._table: NDArray[np.int64] = np.zeros(0, np.int64)
         self.state: NDArray[np.int64] = np.zeros(c.TXN_STATE_SIZE, np.int64)
-        self.state[c.TXN_MET] = self._met.ctypes.data
+        self.use(aborted)
         self._make_table(_FIRST_ROOM)
+
+    def use(self, aborted: AbortedIntervals) -> None:
+        """Replaces the intervals for the batches that follow; what was open stays known."""
+        self._aborted = aborted
+        self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
+        self.state[c.TXN_MET] = self._met.ctypes.data
 
     def grow(self) -> None:
         """Doubles the room for producers."""
@@ -52,11 +54,11 @@ class TransactionCheck:
         self._make_table(2 * len(before))
         mask = int(self.state[c.TXN_MASK])
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
-        for producer_id, kind in before[before[:, 1] != c.TXN_NO_ENTRY].tolist():
-            number = (producer_id * c.TXN_MULTIPLIER % 2**64 >> 32) & mask
+        for entry in before[before[:, 1] != c.TXN_NO_ENTRY].tolist():
+            number = (entry[0] * c.TXN_MULTIPLIER % 2**64 >> 32) & mask
             while table[number, 1] != c.TXN_NO_ENTRY:
                 number = (number + 1) & mask
-            table[number] = producer_id, kind
+            table[number] = entry
             self.state[c.TXN_FREE] -= 1
 
     def _make_table(self, room: int) -> None:
@@ -65,16 +67,41 @@ class TransactionCheck:
         self.state[c.TXN_MASK] = room - 1
         self.state[c.TXN_FREE] = room // 2
 
-    def undecided(self, next_offset: int) -> set[int]:
-        """Returns the producers whose next marker after the batches walked must be a COMMIT.
+    def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
+        """Returns which marker must come next, by producer, after the batches walked.
 
-        Records of them were returned, and an interval of theirs begins at `next_offset` or later,
-        so a wrong first offset would go unnoticed here.
+        The value is the offset of an ABORT marker, or `None` for a COMMIT marker.
+
+        Args:
+            next_offset: First offset after the batches walked.
+            only_doubtful: Return only producers whose records were kept and that have an interval
+                at `next_offset` or later: if its first offset is too high, no marker shows it.
+                Use it if the batches after these are walked by another check.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
-        kept = set(table[table[:, 1] == c.TXN_KEPT, 0].tolist())
-        later = self._aborted.first_offsets >= next_offset
-        return kept & set(self._aborted.producer_ids[later].tolist())
+        aborted = self._aborted
+        kept = table[table[:, 1] == c.TXN_KEPT, 0].tolist()
+        if only_doubtful:
+            later = aborted.producer_ids[aborted.first_offsets >= next_offset]
+            return dict.fromkeys(set(kept) & set(later.tolist()))
+        expected: dict[int, int | None] = dict.fromkeys(kept)
+        for producer_id in table[table[:, 1] == c.TXN_LEFT_OUT, 0].tolist():
+            ends = aborted.last_offsets[
+                (aborted.producer_ids == producer_id) & (aborted.last_offsets >= next_offset)
+            ]
+            if len(ends):  # `finish` raises for a marker that is missing before
+                expected[producer_id] = int(ends.min())
+        return expected
+
+    def stray_aborts(self) -> dict[int, int]:
+        """Returns producers and the offset of their first marker, an ABORT in no interval.
+
+        No data of the producer precedes it in the batches walked. Data before them contradicts the
+        intervals.
+        """
+        table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
+        rows = table[(table[:, 1] != c.TXN_NO_ENTRY) & (table[:, 2] >= 0)]
+        return {producer_id: offset for producer_id, _, offset in rows.tolist()}
 
     def finish(self, first_offset: int, next_offset: int) -> None:
         """Checks that each interval that ends in the batches walked ended at an ABORT marker.
@@ -100,25 +127,54 @@ class TransactionCheck:
                 )
 
 
-def check_next_marker(batch: DecodedBatch, expected: set[int]) -> None:
-    """Checks that a producer's next marker is a COMMIT; the producer is removed from `expected`.
+def check_next_marker(
+    producer_id: int, marker: ControlRecordType, offset: int, expected: dict[int, int | None]
+) -> None:
+    """Compares a marker with the expected next one of its producer, and removes that.
+
+    Args:
+        producer_id: Producer of the marker.
+        marker: ABORT or COMMIT.
+        offset: Offset of the marker.
+        expected: See `TransactionCheck.next_markers`.
 
     Raises:
-        ContradictedIntervalsError: It is an ABORT.
+        ContradictedIntervalsError: They differ.
     """
-    marker = marker_of(batch)
-    if marker is None or batch.producer_id not in expected:
+    if producer_id not in expected:
         return
-    expected.remove(batch.producer_id)
-    if marker is ControlRecordType.ABORT:
-        raise ContradictedIntervalsError(
-            transaction_message(
-                batch.producer_id,
-                f"the log aborts a transaction at offset {batch.base_offset} that began before the"
-                " first offset in the index",
-            ),
-            offset=batch.base_offset,
+    end = expected.pop(producer_id)
+    if end == (offset if marker is ControlRecordType.ABORT else None):
+        return
+    if marker is ControlRecordType.ABORT and end is None:
+        text = (
+            f"the log aborts a transaction at offset {offset} that began before the first offset"
+            " in the index"
         )
+    else:
+        text = (
+            f"the log has a marker of type {marker.name} at offset {offset}, the index has an"
+            f" abort marker at offset {end}"
+        )
+    raise ContradictedIntervalsError(transaction_message(producer_id, text), offset=offset)
+
+
+def check_markers_found(expected: dict[int, int | None], stop_offset: int) -> None:
+    """Checks that no ABORT marker below an offset is still expected there.
+
+    Raises:
+        ContradictedIntervalsError: One is.
+    """
+    for producer_id, end in expected.items():
+        if end is not None and end < stop_offset:
+            text = f"the index has an abort marker at offset {end}, the log has none there"
+            raise ContradictedIntervalsError(transaction_message(producer_id, text), offset=end)
+
+
+def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError:
+    """Returns the error for an ABORT marker of a transaction with data that no index has."""
+    text = f"the log aborts a transaction at offset {offset} that is missing in the index"
+    return ContradictedIntervalsError(transaction_message(producer_id, text), offset=offset)
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:

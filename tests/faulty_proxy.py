@@ -114,91 +114,109 @@ class FaultyProxy:
     seen: list[tuple[str, str]] = field(default_factory=list)
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    """A proxy's server.
+
+    Attributes:
+        target: Host and port of the upstream server.
+        proxy: What it does, and what came.
+        ended: Set when the proxy closes, to end stalls.
+    """
+
+    def __init__(self, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = target
+        self.proxy = FaultyProxy(f"http://127.0.0.1:{self.server_port}")
+        self.ended = threading.Event()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
+        proxy = self.server.proxy
+        given = {name.lower(): value for name, value in headers.items()}  # obstore's are lower
+        asked = (self.command, self.path, *map(str, map(given.get, ("range", "if-match"))))
+        if proxy.remembered is None:
+            return self.asked_of_server(headers, body)
+        if asked not in proxy.remembered:
+            proxy.remembered[asked] = self.asked_of_server(headers, body)
+        known = proxy.remembered[asked]
+        return dataclasses.replace(known, headers=dict(known.headers))
+
+    def asked_of_server(self, headers: dict[str, str], body: bytes) -> Answer:
+        with contextlib.closing(
+            http.client.HTTPConnection(self.server.target, timeout=30)
+        ) as connection:
+            connection.request(self.command, self.path, body=body or None, headers=headers)
+            response = connection.getresponse()
+            kept = {
+                name: value
+                for name, value in response.getheaders()
+                if name.lower() not in ("connection", "transfer-encoding", "content-length")
+            }
+            answer = Answer(response.status, kept, response.read())
+            if self.command == "HEAD" and (length := response.getheader("Content-Length")):
+                answer.headers["Content-Length"] = length
+            return answer
+
+    def handle_one(self) -> None:
+        proxy = self.server.proxy
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        proxy.seen.append((self.command, self.path))
+        if proxy.choose is not None:
+            fault = proxy.choose(self.command, self.path)
+        else:
+            fault = proxy.faults.popleft() if proxy.faults else None
+        headers = dict(self.headers.items())
+        if isinstance(fault, IgnoreRange):
+            headers = {n: value for n, value in headers.items() if n.lower() != "range"}
+        if isinstance(fault, Stall):
+            self.server.ended.wait(proxy.silence_seconds)
+            self.reset()
+            return
+        answer = self.forwarded(headers, body)
+        if fault is not None and not isinstance(fault, IgnoreRange):
+            fault(answer)
+        if answer.dropped:
+            self.reset()
+            return
+        self.send_response(answer.status)
+        answer.headers.setdefault("Content-Length", str(len(answer.body)))
+        # HTTP clients repeat requests by themselves when a connection they kept breaks.
+        answer.headers["Connection"] = "close"
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body[: answer.cut_at])
+        if answer.cut_at is not None:
+            self.wfile.flush()
+            if answer.silent:
+                self.server.ended.wait(proxy.silence_seconds)
+            self.reset()
+
+    def reset(self) -> None:
+        # Lingering zero seconds makes the close a reset.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+
+    do_GET = do_HEAD = do_PUT = do_POST = handle_one  # noqa: N815  # names of the library
+
+
 @contextlib.contextmanager
 def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
-    """A proxy in front of `upstream` (http://host:port) on a free loopback port."""
-    target = urllib.parse.urlsplit(upstream).netloc
-    ended = threading.Event()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
-            given = {name.lower(): value for name, value in headers.items()}  # obstore's are lower
-            asked = (self.command, self.path, *map(str, map(given.get, ("range", "if-match"))))
-            if proxy.remembered is None:
-                return self.asked_of_server(headers, body)
-            if asked not in proxy.remembered:
-                proxy.remembered[asked] = self.asked_of_server(headers, body)
-            known = proxy.remembered[asked]
-            return dataclasses.replace(known, headers=dict(known.headers))
-
-        def asked_of_server(self, headers: dict[str, str], body: bytes) -> Answer:
-            with contextlib.closing(http.client.HTTPConnection(target, timeout=30)) as connection:
-                connection.request(self.command, self.path, body=body or None, headers=headers)
-                response = connection.getresponse()
-                kept = {
-                    name: value
-                    for name, value in response.getheaders()
-                    if name.lower() not in ("connection", "transfer-encoding", "content-length")
-                }
-                answer = Answer(response.status, kept, response.read())
-                if self.command == "HEAD" and (length := response.getheader("Content-Length")):
-                    answer.headers["Content-Length"] = length
-                return answer
-
-        def handle_one(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            proxy.seen.append((self.command, self.path))
-            if proxy.choose is not None:
-                fault = proxy.choose(self.command, self.path)
-            else:
-                fault = proxy.faults.popleft() if proxy.faults else None
-            headers = dict(self.headers.items())
-            if isinstance(fault, IgnoreRange):
-                headers = {n: value for n, value in headers.items() if n.lower() != "range"}
-            if isinstance(fault, Stall):
-                ended.wait(proxy.silence_seconds)
-                self.reset()
-                return
-            answer = self.forwarded(headers, body)
-            if fault is not None and not isinstance(fault, IgnoreRange):
-                fault(answer)
-            if answer.dropped:
-                self.reset()
-                return
-            self.send_response(answer.status)
-            answer.headers.setdefault("Content-Length", str(len(answer.body)))
-            # HTTP clients repeat requests by themselves when a connection they kept breaks.
-            answer.headers["Connection"] = "close"
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(answer.body[: answer.cut_at])
-            if answer.cut_at is not None:
-                self.wfile.flush()
-                if answer.silent:
-                    ended.wait(proxy.silence_seconds)
-                self.reset()
-
-        def reset(self) -> None:
-            # Lingering zero seconds makes the close a reset.
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.close_connection = True
-
-        do_GET = do_HEAD = do_PUT = do_POST = handle_one  # noqa: N815  # names of the library
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        proxy = FaultyProxy(f"http://127.0.0.1:{server.server_port}")
+    """Runs a proxy in front of `upstream` (http://host:port) on a free loopback port."""
+    with _Server(urllib.parse.urlsplit(upstream).netloc) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield proxy
+            yield server.proxy
         finally:
-            ended.set()
+            server.ended.set()
             server.shutdown()
             thread.join()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,69 +17,147 @@ from typing import TYPE_CHECKING
 from tests.needs import needs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # A real S3 gateway over a folder; the benchmarks read from it, too.
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD = Path(__file__).resolve().parents[1] / "build"
-_START_SECONDS = 30
+_START_SECONDS = 120
+_STOP_SECONDS = 30
+_GO_SECONDS = 800
+_NPM_SECONDS = 500
+_INSTALL_ATTEMPTS = 3
+_RETRY_SECONDS = 5
+_SHOWN_CHARACTERS = 2_000
 _PORTS = range(20_000, 32_000)
 """Linux gives ports from 32768 on to clients, others from 49152 on."""
 
 
+@contextlib.contextmanager
+def build_lock(name: str) -> Iterator[None]:
+    """Holds a lock among all processes of this checkout while something is built.
+
+    Args:
+        name: Of what is built; part of a file name.
+    """
+    folder = BUILD / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def go_program(module: str) -> Path:
-    """A program built from its source with Go, once a checkout; one on PATH is taken first.
+    """Returns a program from PATH, or builds it with Go once per checkout.
 
     Args:
         module: Package and version, such as `example.com/tool@v1.0.0`.
     """
     name = module.partition("@")[0].rpartition("/")[2]
-    found = shutil.which(name)
-    if found:
-        return Path(found)
+    installed = shutil.which(name)
+    if installed:
+        return Path(installed)
     needs("go")
     path = BUILD / "go" / name
-    if not path.exists():
-        environment = {**os.environ, "GOBIN": str(path.parent)}
-        subprocess.run(["go", "install", module], check=True, env=environment, timeout=800)
+
+    def build(scratch: Path) -> Path:
+        _install(["go", "install", module], _GO_SECONDS, {"GOBIN": str(scratch)})
+        return scratch / name
+
+    _build_once(path, build)
     return path
 
 
 def npm_script(package: str, script: str) -> list[str]:
-    """The command that runs a script of an npm package, installed once a checkout.
+    """Returns the command for a script of an npm package, which is installed once per checkout.
 
     Args:
         package: Name and version, such as `tool@1.0.0`.
         script: Path of the script within the package.
     """
     needs("npm", "node")
-    folder = BUILD / "npm"
-    path = folder / "node_modules" / package.partition("@")[0] / script
-    if not path.exists():
-        quiet = ["--no-audit", "--no-fund", "--silent", "--prefix", str(folder)]
-        subprocess.run(["npm", "install", *quiet, package], check=True, timeout=500)
-    return ["node", str(path)]
+    folder = BUILD / "npm" / package
+
+    def build(scratch: Path) -> Path:
+        quiet = ["--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(scratch)]
+        _install(["npm", "install", *quiet, package], _NPM_SECONDS)
+        return scratch
+
+    _build_once(folder, build)
+    return ["node", str(folder / "node_modules" / package.partition("@")[0] / script)]
+
+
+def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
+    """Creates a file or folder unless it exists; other processes wait until it is complete.
+
+    The target appears by a rename, so an interrupted build leaves no incomplete target.
+
+    Args:
+        target: The file or folder.
+        build: Builds it within an empty folder and returns its path there.
+    """
+    with build_lock(target.name):
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                dir=target.parent, ignore_cleanup_errors=True
+            ) as scratch:
+                folder = Path(scratch, "build")
+                folder.mkdir()
+                build(folder).rename(target)
+
+
+def _install(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> None:
+    """Runs an installer; retries when it fails, since it downloads from public registries."""
+    deadline = time.monotonic() + seconds
+    for attempts_left in reversed(range(_INSTALL_ATTEMPTS)):
+        done = subprocess.run(
+            command,
+            env={**os.environ, **(environment or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=max(1.0, deadline - time.monotonic()),
+            check=False,
+        )
+        if done.returncode == 0:
+            return
+        if attempts_left:
+            time.sleep(_RETRY_SECONDS)
+    raise AssertionError(f"{' '.join(command)} failed:\n{done.stdout[-_SHOWN_CHARACTERS:]}")
 
 
 def free_port() -> int:
-    """A port that nothing listens to."""
+    """Returns a port that no server listens on."""
     (port,) = free_ports(1)
     return port
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, all different, and none that a client is given by the system: its
-    connection may take the port before the server is up, or while it is started again.
+    """Returns different ports that no server listens on.
+
+    They are outside the range that the system gives to clients: a client's connection could take
+    the port before the server starts, or while it restarts.
     """
     choose = random.SystemRandom()
+    candidates = _worker_ports()
     ports: list[int] = []
     with contextlib.ExitStack() as stack:
         while len(ports) < count:
-            probe, port = stack.enter_context(socket.socket()), choose.choice(_PORTS)
+            probe, port = stack.enter_context(socket.socket()), choose.choice(candidates)
             with contextlib.suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
     return ports
+
+
+def _worker_ports() -> range:
+    """Returns the ports of this pytest worker: concurrent workers must not choose the same port."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return _PORTS[worker::workers]
 
 
 @contextlib.contextmanager
@@ -88,23 +168,33 @@ def running(
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = _START_SECONDS,
 ) -> Iterator[None]:
-    """Runs a server for the block, which begins when its port answers."""
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        env={**os.environ, **(environment or {})},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + patience_seconds
-        while not _answers(port):
-            assert process.poll() is None, f"{command[0]} ended"
-            assert time.monotonic() < deadline, f"{command[0]} does not answer"
-            time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+    """Runs a server for the block, which begins when its port accepts connections."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [str(argument) for argument in command],
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            deadline = time.monotonic() + patience_seconds
+            while not _answers(port):
+                ended = process.poll() is not None
+                if ended or time.monotonic() > deadline:
+                    state = f"ended with {process.returncode}" if ended else "does not answer"
+                    output.seek(0)
+                    text = output.read().decode(errors="replace")[-_SHOWN_CHARACTERS:]
+                    raise AssertionError(f"{command[0]} {state} (port {port}):\n{text}")
+                time.sleep(0.1)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _answers(port: int) -> bool:

@@ -356,7 +356,32 @@ def _commit() -> str:
 
 
 def main() -> int:
-    """What the command line asks for."""
+    """Runs the parts that the command line names."""
+    arguments = _arguments()
+    logging.disable(logging.CRITICAL)
+    say(f"seed {arguments.seed}")
+    failed = False
+    for part, total in TOTALS.items():
+        if arguments.only not in (None, part):
+            continue
+        began = time.monotonic()
+        facts, lines = _run_part(part, math.ceil(total * arguments.share), arguments)
+        say(f"{part}: {facts}")
+        failed = failed or facts["failed"] > 0
+        if arguments.share == 1 and not arguments.target:
+            minutes = (time.monotonic() - began) / 60
+            run = {
+                "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+                "took": f"{minutes:.0f} minutes, {arguments.jobs} processes",
+                "seed": f"{arguments.seed}",
+                "code": _commit(),
+                "versions": _versions(),
+            }
+            write_section(part, {**facts, **run}, lines)
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -371,57 +396,43 @@ def main() -> int:
         choices=[target.name for target in targets()],
         help="of the fuzzer; all others not",
     )
-    given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    say(f"seed {given.seed}")
-    failed = False
-    for part, total in TOTALS.items():
-        if given.only not in (None, part):
-            continue
-        began = time.monotonic()
-        wanted = math.ceil(total * given.share)
-        if part == "fuzz":
-            facts, lines = parsers_report(
-                soak_parsers(wanted, given.seed, given.target, given.jobs)
-            )
-        elif part == "flips":
-            facts, lines = flips_report(soak_flips(wanted, given.seed, given.jobs))
-        elif part == "faults":
-            faulted = soak_faults(wanted, given.seed)
-            for text in (*faulted.tables, *faulted.failures):
-                say(text)
-            facts, lines = faults_report(faulted)
-        elif part == "hybrid":
-            scanned = soak_hybrid(wanted, given.seed)
-            for text in scanned.failures:
-                say(text)
-            facts, lines = hybrid_report(scanned)
-        elif part == "disks":
-            crashed = soak_disks(wanted, given.seed)
-            for text in crashed.failures:
-                say(text)
-            facts, lines = disks_report(crashed)
-        elif part == "streams":
-            killed = soak_streams(wanted, given.seed)
-            for text in killed.failures:
-                say(text)
-            facts, lines = streams_report(killed)
-        elif part == "live":
-            followed = soak_live(wanted, given.seed)
-            for text in followed.failures:
-                say(text)
-            facts, lines = live_report(followed)
-        else:
-            block = scan_block if part == "histories" else export_block
-            facts, lines = histories_report(soak_histories(block, wanted, given.seed, given.jobs))
-        say(f"{part}: {facts}")
-        failed = failed or facts["failed"] > 0
-        if given.share == 1 and not given.target:
-            spent = f"{(time.monotonic() - began) / 60:.0f} minutes, {given.jobs} processes"
-            about = {"when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "took": spent}
-            run = {**about, "seed": f"{given.seed}", "code": _commit(), "versions": _versions()}
-            write_section(part, {**facts, **run}, lines)
-    return 1 if failed else 0
+    return parser.parse_args()
+
+
+def _run_part(part: str, total: int, arguments: argparse.Namespace) -> tuple[Facts, list[str]]:
+    """Runs one part with `total` trials, prints its failures, and returns its report."""
+    seed, jobs = arguments.seed, arguments.jobs
+    if part == "fuzz":
+        return parsers_report(soak_parsers(total, seed, arguments.target, jobs))
+    if part == "flips":
+        return flips_report(soak_flips(total, seed, jobs))
+    if part == "faults":
+        faulted = soak_faults(total, seed)
+        _say_all(*faulted.tables, *faulted.failures)
+        return faults_report(faulted)
+    if part == "hybrid":
+        scanned = soak_hybrid(total, seed)
+        _say_all(*scanned.failures)
+        return hybrid_report(scanned)
+    if part == "disks":
+        crashed = soak_disks(total, seed)
+        _say_all(*crashed.failures)
+        return disks_report(crashed)
+    if part == "streams":
+        killed = soak_streams(total, seed)
+        _say_all(*killed.failures)
+        return streams_report(killed)
+    if part == "live":
+        followed = soak_live(total, seed)
+        _say_all(*followed.failures)
+        return live_report(followed)
+    block = scan_block if part == "histories" else export_block
+    return histories_report(soak_histories(block, total, seed, jobs))
+
+
+def _say_all(*texts: str) -> None:
+    for text in texts:
+        say(text)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,7 @@ def _text(bound: int | None) -> int:
 
 
 _GAPS: Final = ("hole", "unsure-gap")
+_BELOW_START: Final = ("below-log-start", "log-start-unconfirmed")
 _ID_CHARS: Final = 22
 
 
@@ -254,6 +255,38 @@ def without_deleted(
     if start is not None and stop is not None and start < low and statement.digest is None:
         statement = replace(statement, start=min(low, stop))
     return statement, [one for one, stop in stops if stop is None]
+
+
+def with_leaders_start(
+    part: PartitionObjects, findings: Sequence[Finding], last: BrokerSide
+) -> list[Finding]:
+    """Compares the log start that a checkpoint states with that of the leader.
+
+    A log start that is not above the leader's is confirmed. If it is above, the tier does not serve
+    offsets that consumers read, and nothing may be deleted on its word.
+
+    Args:
+        part: The objects of a partition.
+        findings: What is wrong with it.
+        last: What brokers said after everything was read.
+    """
+    log = last.logs.get((part.topic, part.partition))
+    if log is None or log.topic_id != part.topic_id:
+        return [*findings]
+    starts = [one for one in findings if one.name in _BELOW_START and one.stop is not None]
+    wrong = [one for one in starts if one.stop is not None and one.stop > log.log_start]
+    confirmed = [one for one in starts if one.name == "log-start-unconfirmed" and one not in wrong]
+    kept = [one for one in findings if one not in wrong and one not in confirmed]
+    if not wrong:
+        return kept
+    low = min(one.start for one in wrong if one.start is not None)
+    high = max(one.stop for one in wrong if one.stop is not None)
+    keys = dict.fromkeys(key for one in wrong for key in one.objects)
+    text = (
+        f"the leader's log starts at offset {log.log_start}, and the newest leader-epoch checkpoint"
+        f" drops offsets [{max(low, log.log_start)}, {high})"
+    )
+    return [*kept, place_of(part).finding("lineage-disagrees", low, high, [*keys], text)]
 
 
 def unlisted(

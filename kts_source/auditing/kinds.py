@@ -198,8 +198,9 @@ _TABLE: Final = (
         "lineage-disagrees",
         Severity.ERROR,
         METADATA,
-        "The newest leader-epoch checkpoint contradicts other segments, so nothing says for sure"
-        " which segments belong to the log. Reads that would leave segments out are refused.",
+        "The newest leader-epoch checkpoint contradicts other segments or the leader's log start,"
+        " so nothing says for sure which segments belong to the log. Reads that would leave"
+        " segments out are refused, except for a log start that is too high: reads only warn.",
         "Restore the damaged side file from a replica or a version of the bucket. Delete no segment"
         " of the partition before.",
     ),
@@ -276,8 +277,8 @@ _TABLE: Final = (
         "Offsets in the tier that are not read because the log starts above them, as the newest"
         " leader-epoch checkpoint alone says. This is normal after DeleteRecords until the next"
         " segment is copied; a damaged checkpoint looks the same.",
-        "Compare with the log start of the brokers, for example by an audit with"
-        " kafka.bootstrap.servers. Delete no segment of the partition before.",
+        "Audit with kafka.bootstrap.servers, which compares it with the log start of the leader."
+        " Delete no segment of the partition before.",
     ),
     Kind(
         "open-transaction",

@@ -389,7 +389,12 @@ def _compared(
     old_ms: int,
 ) -> tuple[list[PartitionStatement], list[Finding]]:
     """What the tier alone tells, put right by what brokers said before and behind its listing."""
-    from kts_source.auditing.brokers import against_brokers, unlisted, without_deleted
+    from kts_source.auditing.brokers import (
+        against_brokers,
+        unlisted,
+        with_leaders_start,
+        without_deleted,
+    )
 
     before, after = sides
     last = after
@@ -402,9 +407,10 @@ def _compared(
     found = unlisted(objects, before, after)
     for part in objects:
         at = _place(part)
-        own = without_deleted(part, stated[at], told[at], (before, after, last), old_ms)
-        stated[at], told[at] = own
-        found += against_brokers(part, *own, before, after, last, old_ms=old_ms)
+        statement, own = without_deleted(part, stated[at], told[at], (before, after, last), old_ms)
+        own = with_leaders_start(part, own, last)
+        stated[at], told[at] = statement, own
+        found += against_brokers(part, statement, own, before, after, last, old_ms=old_ms)
     found += [one for own in told.values() for one in own]
     faulty = {_place(one) for one in found if one.severity is Severity.ERROR}
     return [replace(one, is_whole=at not in faulty) for at, one in stated.items()], found

@@ -19,6 +19,9 @@ from kts_source.planning.planner import plan_scan
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kts_source.export.ranges import CommittedRanges
+    from kts_source.export.settings import ExportSettings
+
 
 def end_offsets(
     *,
@@ -54,44 +57,45 @@ def end_offsets(
     """
     settings = export_settings(target, source=source, **arguments)
     asked = parse_options(source)
-    options = replace(
-        asked,
-        starting=EarliestBound(),
-        ending=LatestBound(),
-        fail_on_data_loss=False,
-        plan_file=None,
-    )
+    whole = replace(asked, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
+    options = replace(whole, fail_on_data_loss=False)
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
         check_rollback(asked, state)
-        # Behind the table: what it holds is not looked at, and may have gone.
+        # The plan starts after the table: what the table holds may have left the source.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_parts = [
             part
             for part in plan.partitions
             if held_range(committed, part.topic, part.topic_id, part.partition) is not None
         ]
-        strict = replace(options, fail_on_data_loss=asked.fail_on_data_loss)
-        check_logs(strict, held_parts, state)
+        check_logs(whole, held_parts, state)
         numbers: dict[tuple[str, str], set[int]] = {}
         for part in plan.partitions:
             numbers.setdefault((part.topic, part.topic_id), set()).add(part.partition)
-        found: dict[str, dict[str, int]] = {}
-        for (topic, topic_id), known in sorted(numbers.items()):
-            ends: dict[int, int] = {}
-            # Those that have left the tier are in the table still.
-            for number in range(max(max(known) + 1, (partitions or {}).get(topic, 0))):
-                held = held_range(committed, topic, topic_id, number)
-                ends[number] = EARLIEST_OFFSET if held is None else held.stop
-            if all(end == EARLIEST_OFFSET for end in ends.values()):
-                raise ExportError(
-                    f"the table holds no offsets of topic id {topic_id} for the export"
-                    f" {settings.export_id!r}: give the target, format and export_id of the export"
-                    " that wrote it. If the topic was created again since, export its new id first,"
-                    " or begin at earliest",
-                    topic=topic,
-                    uri=settings.target,
-                )
-            found[topic] = {str(number): end for number, end in ends.items()}
-    return json.dumps(found)
+    ends: dict[str, dict[int, int]] = {}
+    for (topic, topic_id), in_source in sorted(numbers.items()):
+        count = max(max(in_source) + 1, (partitions or {}).get(topic, 0))
+        ends[topic] = _ends_of_topic(settings, committed, topic, topic_id, count)
+    return json.dumps(ends)
+
+
+def _ends_of_topic(
+    settings: ExportSettings, committed: CommittedRanges, topic: str, topic_id: str, count: int
+) -> dict[int, int]:
+    """Returns the end of each partition below `count`, including those that left the tier."""
+    held = {number: held_range(committed, topic, topic_id, number) for number in range(count)}
+    if all(offsets is None for offsets in held.values()):
+        raise ExportError(
+            f"the table holds no offsets of topic id {topic_id} for the export"
+            f" {settings.export_id!r}: give the target, format and export_id of the export"
+            " that wrote it. If the topic was created again since, export its new id first,"
+            " or begin at earliest",
+            topic=topic,
+            uri=settings.target,
+        )
+    return {
+        number: EARLIEST_OFFSET if offsets is None else offsets.stop
+        for number, offsets in held.items()
+    }

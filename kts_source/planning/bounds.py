@@ -7,7 +7,8 @@ it, as a broker's ListOffsets answers.
 Producers set timestamps in any order, so timestamps are never bisected: a segment, a stretch of the
 index or a batch is skipped only if its largest timestamp is lower. The result may be the offset of
 a transaction marker or of an aborted record, as on a broker. The time index has no checksum: an
-entry is used only if the records around its offset confirm it.
+entry is used only if the records around its offset confirm it. A manifest has no checksum
+either, so the last segment that is skipped is compared with its time index.
 Source: `RemoteLogManager.findOffsetByTimestamp`.
 """
 
@@ -17,12 +18,13 @@ import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
 from kts_source.errors import DataLossError, InvalidOptionError, OffsetOutOfRangeError
+from kts_source.layout.remote_segment import IndexType
 from kts_source.options.selection import (
     EARLIEST_OFFSET,
     LATEST_OFFSET,
@@ -32,6 +34,7 @@ from kts_source.options.selection import (
     OffsetsBound,
     TimestampBound,
 )
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.planning.lineage import PartitionLog
 from kts_source.texts import printable, some
 from segment_format.index.sparse_indexes import TimestampOffset
@@ -311,13 +314,42 @@ def first_offset_at_or_after(
     partition: PartitionLog, timestamp_ms: int, side_files: SideFiles
 ) -> int | None:
     """Returns the first offset in segments that is dated at or after a time, or `None`."""
-    for span in partition.ranges:
-        if span.segment.is_dated_before(timestamp_ms):
+    following = [span.segment for span in partition.ranges[1:]]
+    for span, after in zip_longest(partition.ranges, following):
+        if is_skipped(span.segment, after, timestamp_ms, side_files):
             continue
         offset = _first_offset_in(span, timestamp_ms, side_files)
         if offset is not None:
             return offset
     return None
+
+
+def is_skipped(
+    segment: RemoteSegment,
+    following: RemoteSegment | None,
+    timestamp_ms: int,
+    side_files: SideFiles,
+) -> bool:
+    """Returns whether all records of a segment are dated before a timestamp.
+
+    If the next segment is not dated before it, the largest timestamp of this one must be confirmed:
+    if records ascend in time, a wrong one drops wanted records only there.
+    """
+    if not segment.is_dated_before(timestamp_ms):
+        return False
+    if following is not None and following.is_dated_before(timestamp_ms):
+        return True
+    return has_confirmed_time(segment, side_files)
+
+
+def has_confirmed_time(segment: RemoteSegment, side_files: SideFiles) -> bool:
+    """Returns whether the time index of a segment ends with its largest timestamp, which has no
+    checksum in a manifest. True if there is no time index or it cannot be read now.
+    """
+    stored = segment.objects.indexes.get(IndexType.TIMESTAMP)
+    if stored is None or not stored.size or stored.source.storage_class in ARCHIVE_CLASSES:
+        return True
+    return side_files.time_index(segment) is not None
 
 
 def _first_offset_in(span: SegmentRange, timestamp_ms: int, side_files: SideFiles) -> int | None:

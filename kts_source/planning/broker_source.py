@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from kts_source.broker.broker_range import BrokerRange
 from kts_source.broker.cluster import LEAK
 from kts_source.errors import (
+    CorruptSegmentError,
     DataLossError,
     LeaderChangedError,
     OldBrokerError,
@@ -34,7 +35,7 @@ from kts_source.errors import (
 from kts_source.layout.find_layout import find_layout
 from kts_source.planning.bounds import Place
 from kts_source.planning.cluster_view import ClusterView
-from kts_source.planning.isolation import Decisions
+from kts_source.planning.isolation import Decisions, EndStates, UnknownStartError, check_end
 from kts_source.planning.lineage import between, epoch_ranges, union_log
 from kts_source.planning.metadata_topic import (
     REMOTE_LOG_METADATA,
@@ -162,6 +163,7 @@ class BrokerSource:
         self._view = view
         self._progress = progress
         self._named: MetadataTopicLayout | None = None
+        self._tiered_topics: set[str] = set()  # also of partitions that are not selected
         self.listed: dict[TopicPartition, ListedPartition] = {}
 
     @property
@@ -239,6 +241,8 @@ class BrokerSource:
                 numbers = layout.partitions(catalog.store, folder)
                 if set(numbers) - topic.leaders.keys():
                     view.require_partitions(folder.topic, max(numbers) + 1)
+                if numbers:
+                    self._tiered_topics.add(folder.topic)
                 pairs += [(folder, n) for n in numbers if (folder.topic, n) in view.logs]
         listed = self._pool.map(lambda pair: catalog.listed(*pair), pairs)
         self.listed = {(each.topic, each.partition): each for each in listed}
@@ -263,11 +267,11 @@ class BrokerSource:
         """Raises `TopicNotFoundError` if the tier has nothing of a topic that brokers have tiered:
         it is another tier, or the path is wrong.
         """
-        topics = {topic for topic, _ in self.listed}
         uri = self._tier.store.uri(self._options.key_prefix)
         for brokers in self._view.logs.values():
             is_tiered = brokers.local_start is not None and brokers.local_start > brokers.log_start
-            if is_tiered and brokers.topic not in topics and self._options.fail_on_data_loss:
+            is_missing = is_tiered and brokers.topic not in self._tiered_topics
+            if is_missing and self._options.fail_on_data_loss:
                 problem = f"there is nothing of topic id {brokers.topic_id} at {uri}"
                 check = "check path, keyPrefix and layout"
                 if self._named is not None and not self._named.names_any(brokers.topic):
@@ -284,13 +288,12 @@ class BrokerSource:
                 )
 
     def _notes(self) -> list[str]:
-        topics = {topic for topic, _ in self.listed}
         uri = self._tier.store.uri(self._options.key_prefix)
         notes = [
             f"topic {name}: nothing of topic id {topic.topic_id} at {uri}; all of it is read from"
             " brokers"
             for name, topic in self._view.topics.items()
-            if name not in topics
+            if name not in self._tiered_topics
         ]
         for note in notes:
             log.warning("%s", note)
@@ -393,17 +396,42 @@ class UnionLog(SourceLog):
             while last + 1 < len(run) and run[last].stop < run[last].segment.stop_offset:
                 last += 1
             first = run.index(read[0])
-            yield from self._aborted_in_run(run[first:], last - first)
+            run_log = replace(self.log, ranges=run[first:], holes=(), unverifiable=())
+            aborted = list(self._aborted_in_run(run_log, last - first))
+            self._check_inside(run_log, last - first, stop, aborted)
+            yield from aborted
 
-    def _aborted_in_run(self, run: Sequence[SegmentRange], last: int) -> Iterator[AbortedTxn]:
+    def _check_inside(
+        self, run: PartitionLog, last: int, stop: int, aborted: Sequence[AbortedTxn]
+    ) -> None:
+        """Compares transactions with data below range `last` and a marker in it with the log,
+        because tasks may not read as far as that marker.
+
+        Raises:
+            UnusableSegmentError: They do not fit, or the log cannot be read.
+        """
+        span = run.ranges[last]
+        if last == 0 or stop >= span.stop:
+            return
+        whole = replace(run, ranges=run.ranges[: last + 1])
+        intervals = AbortedIntervals.from_txns(aborted, start_offset=0, stop_offset=span.stop)
+        try:
+            ends = EndStates(whole, self.side_files)
+            check_end(whole, intervals, ends, last - 1, stop, self.side_files)
+        except (CorruptSegmentError, UnknownStartError) as error:
+            log.warning("%s", error)
+            raise UnusableSegmentError(span.segment.segment_id) from error
+
+    def _aborted_in_run(self, run: PartitionLog, last: int) -> Iterator[AbortedTxn]:
         """Yields what was aborted in the segments of a run up to `last`, and what is open after."""
         end_of_log = self._brokers.end
         began: set[tuple[int, int]] | None = None
-        for number, span in enumerate(run):
+        ends = EndStates(run, self.side_files)
+        for number, span in enumerate(run.ranges):
             entries = self.side_files.aborted(span.segment)
-            if entries is None:
+            if entries is None or (entries and not _fits_previous_range(ends, number, entries)):
                 raise UnusableSegmentError(span.segment.segment_id)
-            end = span.segment.stop_offset if number == len(run) - 1 else span.stop
+            end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
             yield from (txn for txn in entries if span.start <= txn.last_offset < end)
             if number < last:
                 continue
@@ -501,6 +529,14 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
         holder=holder,
         beyond=beyond,
     )
+
+
+def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
+    """Returns whether entries of range `number` fit what is open where it begins."""
+    try:
+        return not ends.contradicts_snapshot(number, entries)
+    except UnknownStartError:
+        return False
 
 
 def _runs(ranges: Iterable[SegmentRange]) -> Iterator[tuple[SegmentRange, ...]]:

@@ -12,8 +12,8 @@ the tier's last stable offset. Source: KIP-98, KIP-405; `CompletedFetch`,
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from segment_format.errors import CorruptIndexError
@@ -42,6 +42,7 @@ class Decisions:
             aborted.
         unknown_behind: A gap behind which nothing tells which transactions were open, as the
             producer snapshots there are not usable; `None` = no such gap matters.
+        ends: What is open at the end of each range; for `check_ends`.
     """
 
     aborted: AbortedIntervals
@@ -49,6 +50,7 @@ class Decisions:
     undecided: tuple[OpenTransaction, ...]
     lost: tuple[AbortedTxn, ...] = ()
     unknown_behind: Hole | None = None
+    ends: EndStates | None = field(default=None, repr=False, compare=False)
 
 
 def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
@@ -65,17 +67,20 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     if not read:  # all of it lies in a hole
         return Decisions(NO_ABORTED, stop, ())
     first, last = read[0], read[-1]
-    ends = _EndStates(partition, side_files)
+    ends = EndStates(partition, side_files)
     horizon = last
     while horizon + 1 < len(partition.ranges) and (
         ends.goes_on_elsewhere(horizon) or ends.undecided(horizon, below=stop)
     ):
         horizon += 1
+    if first < last and stop < partition.ranges[last].stop and ends.is_known(last - 1):
+        ends.open_after(last - 1)  # for `check_ends`; raises here if it needs ranges below
     undecided = ends.undecided(horizon, below=stop)
     aborted = [
         txn for n in range(first, horizon + 1) for txn in ends.aborted(n, is_first=n == first)
     ]
     _refuse_overlaps(partition, aborted, side_files)
+    aborted += _begun_earlier(partition, first, horizon, ends, aborted)
     in_gaps = _lost_in_gaps(partition, first, horizon, ends, aborted)
     lost = tuple(txn for txn in in_gaps if txn.first_offset < stop)
     aborted += lost
@@ -86,7 +91,99 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         undecided=undecided,
         lost=lost,
         unknown_behind=ends.unknown_behind,
+        ends=ends,
     )
+
+
+def check_ends(
+    partition: PartitionLog,
+    decisions: Decisions,
+    read: Sequence[tuple[int, int]],
+    side_files: SideFiles,
+) -> None:
+    """Compares the transactions that end after what is read with the log.
+
+    Tasks compare what they read with the markers in the same segment. A transaction that is open at
+    the end of a segment has its marker in a later one, which tasks may not read, or only in part.
+    So the later segments are read up to that marker here.
+
+    Args:
+        partition: The log with the ranges up to the last marker.
+        decisions: What the transaction indexes and snapshots say.
+        read: Offsets [start, stop) that are read, in order.
+        side_files: Reads the logs.
+
+    Raises:
+        CorruptSegmentError: The transaction indexes do not fit the log.
+    """
+    aborted, ends = decisions.aborted, decisions.ends
+    if ends is None:
+        return
+    start_of_run: int | None = None
+    for (start, stop), following in zip_longest(read, read[1:]):
+        if start_of_run is None:
+            start_of_run = start
+        if following is not None and following[0] == stop:
+            continue
+        last = next(n for n, span in enumerate(partition.ranges) if span.start < stop <= span.stop)
+        span = partition.ranges[last]
+        try:
+            if span.start > start_of_run and stop < span.stop:
+                # Tasks see only markers in the rest of this segment for its own data.
+                check_end(partition, aborted, ends, last - 1, stop, side_files)
+            check_end(partition, aborted, ends, last, stop, side_files)
+        except UnknownStartError:
+            log.warning("transactions open at offset %d are not compared with the log", stop)
+        start_of_run = None
+
+
+def check_end(
+    partition: PartitionLog,
+    aborted: AbortedIntervals,
+    ends: EndStates,
+    number: int,
+    below: int,
+    side_files: SideFiles,
+) -> None:
+    """Compares transactions begun below an offset, and open at the end of range `number`.
+
+    Raises:
+        CorruptSegmentError: The log shows another outcome than the intervals.
+        UnknownStartError: What is open there is recorded in ranges below those at hand.
+    """
+    if not ends.is_known(number):
+        return  # after a gap, and without a usable snapshot
+    waiting = {txn.producer_id: txn.first_offset for txn in ends.undecided(number, below=below)}
+    while waiting and number + 1 < len(partition.ranges):
+        number += 1
+        span = partition.ranges[number]
+        if not ends.is_known(number):
+            return
+        if not ends.follows(number):  # the others are left out, as their marker may be lost
+            after = ends.open_after(number)
+            waiting = {
+                producer: first
+                for producer, first in waiting.items()
+                if after.get(producer) == first
+                or (aborted.end_of(producer, first) or -1) >= span.start
+            }
+        ended = {
+            producer: first
+            for producer, first in waiting.items()
+            if ends.open_after(number).get(producer) != first
+        }
+        aborts = {txn.producer_id: txn for txn in side_files.first_ends(span, ended)}
+        for producer, first in ended.items():
+            last = aborts[producer].last_offset if producer in aborts else None
+            if aborted.end_of(producer, first) != last:
+                text = (
+                    f"the log {'commits' if last is None else 'aborts'} the transaction that began"
+                    f" at offset {first}, the index does not"
+                )
+                raise side_files.contradicted(
+                    span.segment, CorruptIndexError(transaction_message(producer, text))
+                )
+            del waiting[producer]
 
 
 def _refuse_overlaps(
@@ -108,7 +205,7 @@ class UnknownStartError(Exception):
     """What is open where the first range begins is written in segments that are not at hand."""
 
 
-class _EndStates:
+class EndStates:
     """The transactional facts of each range, from side files where they are sound, else from the
     headers. Each is worked out once: no log is read twice, however many side files are bad.
 
@@ -130,7 +227,7 @@ class _EndStates:
         right there: that one's snapshot tells, its own is of another place.
         """
         span = self._ranges[number]
-        return span.stop < span.segment.stop_offset and self._follows(number + 1)
+        return span.stop < span.segment.stop_offset and self.follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
         """Transactions begun below an offset and still open at the end of range `number`, oldest
@@ -145,7 +242,7 @@ class _EndStates:
         Where its snapshot is not usable: from the last sound one on, or the log start.
         """
         first = number
-        while first not in self._open and not self._has_snapshot(first) and self._follows(first):
+        while first not in self._open and not self._has_snapshot(first) and self.follows(first):
             first -= 1
         for at in range(first, number + 1):
             if at not in self._open:
@@ -162,7 +259,7 @@ class _EndStates:
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
         unproven: tuple[AbortedTxn, ...] = ()
-        if entries and not is_first and self._contradicts_snapshot(number, entries):
+        if entries and not is_first and self.contradicts_snapshot(number, entries):
             # Such a snapshot may not know a transaction that was open before a broker lost state.
             unproven = tuple(
                 txn
@@ -175,18 +272,16 @@ class _EndStates:
             log.warning(
                 "transaction index of %s is not usable: replaying batch headers", _name(span)
             )
-            if self._follows(number):
+            if self.follows(number):
                 self.open_after(number - 1)
             entries = (*self._replay(number).aborted, *unproven)
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
-    def _contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
+    def contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
         """Whether entries of range `number` do not fit what was open where it begins."""
-        if not self._follows(number):
+        if not (self.follows(number) and self.is_known(number - 1)):
             return False
-        if number - 1 not in self._open and not self._has_snapshot(number - 1):
-            return False
-        span, before = self._ranges[number], self._open[number - 1]
+        span, before = self._ranges[number], self.open_after(number - 1)
         doubtful = set()
         for txn in entries:
             if span.start <= txn.last_offset < span.stop:
@@ -203,6 +298,14 @@ class _EndStates:
             )
         }
         return not ended <= {(t.producer_id, t.first_offset, t.last_offset) for t in entries}
+
+    def is_known(self, number: int) -> bool:
+        """Whether a snapshot, or one before it and the logs after that, tells what is open."""
+        while number not in self._open and not self._has_snapshot(number):
+            if not self.follows(number):
+                return self._ranges[number].start not in self._gaps
+            number -= 1
+        return True
 
     def _has_snapshot(self, number: int) -> bool:
         """Whether the snapshot of range `number` tells what is open at its end."""
@@ -226,11 +329,11 @@ class _EndStates:
     def _replay(self, number: int) -> Replay:
         """What the headers of range `number` tell; what was open before it must be known."""
         if number not in self._replays:
-            before = self._open[number - 1] if self._follows(number) else self._open_at(number)
+            before = self._open[number - 1] if self.follows(number) else self._open_at(number)
             self._replays[number] = self._side_files.replay(self._ranges[number], before)
         return self._replays[number]
 
-    def _follows(self, number: int) -> bool:
+    def follows(self, number: int) -> bool:
         """Whether range `number` begins where the one before it ends."""
         return number > 0 and self._ranges[number].start not in self._gaps
 
@@ -252,7 +355,7 @@ def _lost_in_gaps(
     partition: PartitionLog,
     first: int,
     horizon: int,
-    ends: _EndStates,
+    ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
     """Transactions open where a gap begins and not known to end behind it, up to the gap's end.
@@ -278,6 +381,34 @@ def _lost_in_gaps(
             if producer_id not in decided
         ]
     return lost
+
+
+def _begun_earlier(
+    partition: PartitionLog,
+    first: int,
+    horizon: int,
+    ends: EndStates,
+    aborted: Sequence[AbortedTxn],
+) -> list[AbortedTxn]:
+    """Returns aborted transactions across a gap that began before the first offset in the index.
+
+    A transaction across a gap is the one that was open where the gap begins. Where that is known
+    from a snapshot, which has a checksum, an entry with a higher first offset is damaged.
+    """
+    gaps = {gap.start for gap in partition.missing}
+    begun_earlier = []
+    for number in range(first, min(horizon, len(partition.ranges) - 1)):
+        low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
+        across = [txn for txn in aborted if txn.first_offset < low and txn.last_offset >= high]
+        if low not in gaps or not across:
+            continue
+        opened = ends.open_after(number)
+        begun_earlier += [
+            replace(txn, first_offset=opened[txn.producer_id])
+            for txn in across
+            if opened.get(txn.producer_id, txn.first_offset) < txn.first_offset
+        ]
+    return begun_earlier
 
 
 def _name(span: SegmentRange) -> str:

@@ -1,16 +1,20 @@
-"""The plan of one partition as a value: which offsets are read, and from which sources."""
+"""The plan of one partition as a value: which offsets are read, and from which sources.
+
+A slice also records which offsets around it the plan reads (`with_surroundings`), because a task
+compares the transactions of its slices with the log: see `read.slice_transactions`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
-from kts_source.read.task import SegmentSlice
+from kts_source.read.task import SegmentSlice, SliceSurroundings
 from kts_source.store.joined_store import is_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
@@ -207,3 +211,83 @@ class PlanContent:
     where: str | None = None
     notes: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
+
+
+def with_surroundings(
+    tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan]
+) -> tuple[ScanTask, ...]:
+    """Returns the tasks with `SegmentSlice.surroundings` of what they read together.
+
+    Args:
+        tasks: All tasks of a plan; the slices of a partition are in the order of the log.
+        partitions: The plans of their partitions.
+    """
+    tasks = tuple(tasks)
+    ranges = {(part.topic, part.partition): part.surviving.ranges for part in partitions}
+    slices: dict[tuple[str, int], list[SegmentSlice]] = {}
+    for task in tasks:
+        for piece in task.slices:
+            slices.setdefault((piece.topic, piece.partition), []).append(piece)
+    located = {
+        place: iter(_with_surroundings(pieces, ranges.get(place, ())))
+        for place, pieces in slices.items()
+    }
+    return tuple(
+        replace(
+            task, slices=tuple(next(located[piece.topic, piece.partition]) for piece in task.slices)
+        )
+        for task in tasks
+    )
+
+
+def _with_surroundings(
+    pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]
+) -> list[SegmentSlice]:
+    """Returns the slices of a partition with their surroundings."""
+    spans = {span.segment.segment_id: span for span in ranges}
+    located: list[SegmentSlice] = []
+    read_to: int | None = None  # end of the previous run if that is the end of its range
+    before: SegmentRange | None = None
+    for run in _runs(pieces):
+        first, last = run[0], run[-1]
+        span = spans[first.segment_id]
+        around = SliceSurroundings(span.stop, first.start_offset, last.stop_offset)
+        if before is not None and read_to == span.start == first.start_offset:
+            around = replace(
+                around,
+                before=_snapshot_only(before),
+                before_stop=before.stop,
+                before_is_cut=before.stop < before.segment.stop_offset,
+            )
+        located += [replace(piece, surroundings=around) for piece in run]
+        read_to = last.stop_offset if last.stop_offset == span.stop else None
+        before = span
+    return located
+
+
+def _runs(pieces: Iterable[SegmentSlice]) -> Iterator[list[SegmentSlice]]:
+    """Groups slices of one segment that have no batch between them."""
+    run: list[SegmentSlice] = []
+    for piece in pieces:
+        if run and not (run[-1].segment_id == piece.segment_id and _adjoin(run[-1], piece)):
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
+
+
+def _adjoin(piece: SegmentSlice, following: SegmentSlice) -> bool:
+    """Returns whether two slices of a segment have no batch between them."""
+    offsets = piece.start_offset, piece.stop_offset
+    if offsets == (following.start_offset, following.stop_offset):
+        return piece.cut_stop == following.cut_start
+    return piece.stop_offset == following.start_offset
+
+
+def _snapshot_only(span: SegmentRange) -> SegmentObjects:
+    """Returns the objects of a segment without its other side files."""
+    objects = span.segment.objects
+    kind = IndexType.PRODUCER_SNAPSHOT
+    indexes = {kind: objects.indexes[kind]} if kind in objects.indexes else {}
+    return replace(objects, indexes=indexes)

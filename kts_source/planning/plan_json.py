@@ -12,7 +12,7 @@ allocated.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from itertools import chain, groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -38,6 +38,7 @@ from kts_source.planning.partition_plan import (
     PlanContent,
     segment_name,
     segment_slice,
+    with_surroundings,
 )
 from kts_source.predicate.model import MAX_INT64, MIN_INT64
 from kts_source.read.task import ScanTask, SegmentSlice
@@ -126,6 +127,7 @@ def plan_from_json(text: str) -> PlanContent:
             dict(document["madeWith"]),
         )
         _check_plan(plan, segments)
+        plan = replace(plan, tasks=with_surroundings(plan.tasks, plan.partitions))
     except InvalidOptionError:
         raise
     except _READ_ERRORS as error:

@@ -35,8 +35,8 @@ from kts_source.planning.bounds import (
     requested_bounds,
 )
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
-from kts_source.planning.isolation import Decisions
-from kts_source.planning.partition_plan import PartitionPlan
+from kts_source.planning.isolation import Decisions, check_ends
+from kts_source.planning.partition_plan import PartitionPlan, with_surroundings
 from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import ScanPlan
 from kts_source.planning.segment_catalog import PLANNING_THREADS
@@ -171,7 +171,11 @@ def _plan_source(
             source_log = part.open_log(side_files, bounds_of is not None)
             if source_log is None:
                 return None
-            return plan_log(options, source_log, bounds_of, with_slices=tasks)
+            return plan_log(
+                *(options, source_log, bounds_of),
+                with_slices=tasks,
+                records_end=progress is not None,
+            )
         except TieredKafkaError as error:
             error.located(topic=part.topic, partition=part.partition)
             if on_partition_error is None or isinstance(error, InvalidOptionError):
@@ -210,6 +214,7 @@ def plan_log(
     bounds_of: BoundsOf | None = None,
     *,
     with_slices: bool = True,
+    records_end: bool = False,
 ) -> PlannedPartition | None:
     """Plans what is read of one partition; `None` if nothing of its log is left.
 
@@ -218,6 +223,8 @@ def plan_log(
         source_log: The log.
         bounds_of: Finds the offsets; by default the options do.
         with_slices: Whether the plan will be run.
+        records_end: Whether the reader records the end of the plan and continues there, so that the
+            end must not be above the last batch.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -225,7 +232,7 @@ def plan_log(
     bounds_of = bounds_of or partial(requested_bounds, options, source_log.place)
     while not source_log.is_empty:
         was_complete = source_log.is_complete
-        planned = _plan_log(options, source_log, bounds_of, with_slices=with_slices)
+        planned = _plan_log(options, source_log, bounds_of, with_slices, records_end)
         # Bounds that follow from a part of the log may be wrong if that was not enough.
         if was_complete or not source_log.is_complete:
             return planned
@@ -233,7 +240,11 @@ def plan_log(
 
 
 def _plan_log(
-    options: ScanOptions, source_log: SourceLog, bounds_of: BoundsOf, *, with_slices: bool
+    options: ScanOptions,
+    source_log: SourceLog,
+    bounds_of: BoundsOf,
+    with_slices: bool,
+    records_end: bool,
 ) -> PlannedPartition:
     place, side_files = source_log.place, source_log.side_files
     if source_log.unknown_lineage is not None:
@@ -246,6 +257,8 @@ def _plan_log(
         return source_log.log, offset
 
     start, stop = bounds_of(source_log.log, lookup)
+    if records_end and start < stop == source_log.log.stop:
+        stop = max(start, source_log.end_of_batches())
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
     check_no_holes(place, surviving, start, stop)
@@ -270,6 +283,8 @@ def _plan_log(
     pieces: list[SegmentSlice | BrokerRange] = []
     if with_slices:
         pieces += bounded(spans(plan, decisions, options, side_files))
+        read = [(piece.start_offset, piece.stop_offset) for piece in pieces]
+        check_ends(surviving, decisions, read, side_files)
         if ranges := source_log.broker_ranges(start, stop):
             pieces = sorted([*pieces, *ranges], key=lambda piece: piece.start_offset)
     return PlannedPartition(source_log.completed(plan), pieces, len(decisions.aborted))
@@ -301,9 +316,10 @@ def assemble(
             else cut_range(span, target, options.max_records_per_partition)
         )
     )
+    partitions = tuple(partition.plan for partition in planned)
     return ScanPlan(
-        tuple(partition.plan for partition in planned),
-        tuple(pack(pieces, target, options)),
+        partitions,
+        with_surroundings(pack(pieces, target, options), partitions),
         options.columns,
         fingerprint(options.where),
         tuple(notes),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kts_source.notebook import rows_table
 from kts_source.planning.estimate import S3_PRICES, estimate
-from kts_source.planning.partition_plan import PlanContent, segment_name
+from kts_source.planning.partition_plan import PlanContent, segment_name, with_surroundings
 from kts_source.planning.plan_json import plan_from_json, plan_to_json
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
@@ -98,7 +98,7 @@ class ScanPlan(PlanContent):
             )
             if slices or ranges:
                 tasks.append(ScanTask(slices, ranges))
-        return replace(self, partitions=partitions, tasks=tuple(tasks))
+        return replace(self, partitions=partitions, tasks=with_surroundings(tasks, partitions))
 
     @property
     def nominal_bytes(self) -> int:

@@ -5,15 +5,17 @@ not.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kts_source.errors import CorruptSegmentError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType, RemoteSegment, epochs_between
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.read.segment_source import SegmentSpan
 from kts_source.read.slice_boundaries import usable_offset_index
+from kts_source.texts import printable
 from segment_format.errors import (
     CorruptIndexError,
     CorruptRecordError,
@@ -163,7 +165,7 @@ class SideFiles:
 
         Reads the log up to the last of their markers.
         """
-        return first_ends(self.batches(span.segment, 0), span, open_before)
+        return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
         """Batches from a border on, decoded by the readable reference; for the few that planning
@@ -182,6 +184,24 @@ class SideFiles:
         position = int(index.positions[-1]) if index is not None else 0
         for entry in chain(first, self._whole_entries(segment, position, _epochs)):
             yield entry.base_offset, entry.epoch
+
+    def end_of_batches(self, segment: RemoteSegment) -> int | None:
+        """Returns one past the last offset of a segment's last batch; `None` if it has no batch or
+        its log cannot be read now, which a read of its rows reports.
+        """
+        is_archived = segment.objects.log.storage_class in ARCHIVE_CLASSES
+        if is_archived or not segment.objects.size_in_bytes:
+            return None
+        stop = None
+        try:
+            index = self.offset_index(segment)
+            position = int(index.positions[-1]) if index is not None else 0
+            for entry in self._whole_entries(segment, position, _epochs):
+                stop = entry.last_offset + 1
+        except (SegmentFormatError, TieredKafkaError) as error:
+            log.warning("%s", printable(str(error)))
+            return None
+        return stop
 
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
@@ -345,9 +365,14 @@ def replay_batches(
 
 
 def first_ends(
-    batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
+    batches: Iterable[DecodedBatch | _EntryEpoch],
+    span: SegmentRange,
+    open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Of the transactions open where a range begins, those that the segment's batches abort."""
+    """Of the transactions open where a range begins, those that the segment's batches abort.
+
+    Only control batches matter; the others need no records.
+    """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
     if not waiting:
@@ -355,7 +380,11 @@ def first_ends(
     for batch in batches:
         if batch.base_offset >= span.stop:
             break
-        if batch.last_offset >= span.start and batch.producer_id in waiting:
+        if (
+            isinstance(batch, DecodedBatch)
+            and batch.last_offset >= span.start
+            and batch.producer_id in waiting
+        ):
             marker = marker_of(batch)
             state.see(batch, marker)
             if marker is not None:
@@ -384,6 +413,21 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
             yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
         else:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
+
+
+def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
+    """Yields each whole entry; only control batches are decoded."""
+    for entry in iter_entries(data):
+        if entry.magic != MAGIC_2:
+            yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
+            continue
+        header = RecordBatchHeader.from_bytes(data, entry.position)
+        if header.is_control_batch:
+            for batch in iter_batches(data[entry.position : entry.stop]):
+                yield replace(batch, position=entry.position)
+        else:
+            epoch = header.partition_leader_epoch
+            yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
 
 
 def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, stop: int) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kts_source.errors import PlanTooLargeError
 from kts_source.layout.remote_segment import IndexType
-from kts_source.planning.bounds import confirmed_skip
+from kts_source.planning.bounds import confirmed_skip, has_confirmed_time, is_skipped
 from kts_source.planning.estimate import ARCHIVE_CLASSES
-from kts_source.planning.partition_plan import segment_name, segment_slice
+from kts_source.planning.partition_plan import segment_name, segment_slice, with_surroundings
 from kts_source.predicate.implied_ranges import (
     EVERYWHERE,
     first_millisecond,
@@ -29,6 +29,7 @@ from segment_format.index.checkpoints import EpochEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from kts_source.broker.broker_range import BrokerRange
     from kts_source.layout.remote_segment import RemoteSegment
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _Piece = TypeVar("_Piece")
 _INDEX_ENTRY_BYTES: Final = 8
+_MAX_DISORDERED: Final = 16
+"""Segments out of order whose largest timestamp is compared with their time index, by a request."""
 MAX_SLICES: Final = 1 << 22
 """Of one plan: 512 TiB in tasks of the usual size."""
 
@@ -54,8 +57,10 @@ def spans(
     records per task is limited. Raises `PlanTooLargeError` if a plan cannot hold them.
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
-    for segment, first, end in plan.wanted_ranges():
-        start, stop = pruner.narrowed(segment, first, end)
+    wanted = list(plan.wanted_ranges())
+    following = [segment for segment, _, _ in wanted[1:]]
+    for (segment, first, end), after in zip_longest(wanted, following):
+        start, stop = pruner.narrowed(segment, first, end, after)
         if start >= stop:
             continue
         is_cut = start > segment.start_offset or stop < segment.stop_offset
@@ -69,7 +74,7 @@ def spans(
                 cut_stop = int(later[1]) if len(later) > 1 else cuts[1]
                 # An entry that ends at `low` is no proof: its batch's base offset has no checksum.
                 cuts = index.lookup(low - 1).position, cut_stop
-            aborted = decisions.aborted.clip(low, high)
+            aborted = decisions.aborted.clip(low, high, next_until=stop)
             lineage = _owners(plan.surviving.lineage, segment.start_offset, low, high)
             piece = segment_slice(segment, cuts, (low, high), aborted, lineage)
             yield _without_index(piece) if needs_index and index is None else piece
@@ -250,22 +255,33 @@ class _Pruner:
         self._side_files = side_files
         # A time index is worth a request only where the wanted times begin.
         self._all_earlier = True
+        self._disordered = 0
 
-    def narrowed(self, segment: RemoteSegment, start: int, stop: int) -> tuple[int, int]:
+    def narrowed(
+        self, segment: RemoteSegment, start: int, stop: int, following: RemoteSegment | None
+    ) -> tuple[int, int]:
         """Returns the offsets of [start, stop) that can match; empty (start ≥ stop) if none can."""
         box = self._box
         if box.is_empty:
             return stop, stop
         start, stop = max(start, box.first_offset), min(stop, box.last_offset + 1)
         if start < stop and box.first_timestamp > MIN_INT64:
-            start = max(start, self._first_late_enough(segment, stop))
+            start = max(start, self._first_late_enough(segment, following, stop))
         return start, stop
 
-    def _first_late_enough(self, segment: RemoteSegment, stop: int) -> int:
+    def _first_late_enough(
+        self, segment: RemoteSegment, following: RemoteSegment | None, stop: int
+    ) -> int:
         """Returns an offset below which all records are dated too early."""
         first_ms = first_millisecond(self._box)
-        if segment.is_dated_before(first_ms):
-            return stop
+        if self._all_earlier:
+            if is_skipped(segment, following, first_ms, self._side_files):
+                return stop
+        elif segment.is_dated_before(first_ms):  # although an earlier segment is not
+            self._disordered += 1
+            is_sure = self._disordered > _MAX_DISORDERED
+            if is_sure or has_confirmed_time(segment, self._side_files):
+                return stop
         if not self._all_earlier:
             return segment.start_offset
         self._all_earlier = False
@@ -291,30 +307,30 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
 def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
     """Returns a plan without the slices and ranges in which no row matches.
 
-    Makes no request: offsets, partitions and the newest timestamp of each segment decide.
+    Makes no request: offsets, partitions and the newest timestamp of each segment decide. A
+    timestamp that is out of order among its neighbors may be wrong, so that segment is read.
 
     Args:
         plan: Made for the same rows, or for more.
         where: Rows for which it is not true are not wanted.
         whole: The same together with the condition that the plan was made with.
     """
-    segments = {
-        segment_name(span.segment): span.segment
-        for part in plan.partitions
-        for span in part.surviving.ranges
-    }
     boxes: dict[tuple[str, int], Region] = {}
+    earlier: set[SegmentName] = set()
     for part in plan.partitions:
-        boxes[part.topic, part.partition] = region(specialised(where, part.topic, part.partition))
-    tasks = (_narrowed_task(task, boxes, segments) for task in plan.tasks)
-    kept = tuple(task for task in tasks if task.slices or task.ranges)
+        box = region(specialised(where, part.topic, part.partition))
+        boxes[part.topic, part.partition] = box
+        segments = [span.segment for span in part.surviving.ranges]
+        earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
+    tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
+    kept = with_surroundings((task for task in tasks if task.parts), plan.partitions)
     return replace(plan, tasks=kept, where=fingerprint(whole))
 
 
 def _narrowed_task(
     task: ScanTask,
     boxes: Mapping[tuple[str, int], Region],
-    segments: Mapping[SegmentName, RemoteSegment],
+    earlier: AbstractSet[SegmentName],
 ) -> ScanTask:
     pieces: list[SegmentSlice | BrokerRange] = []
     for piece in task.parts:
@@ -325,8 +341,20 @@ def _narrowed_task(
             continue
         if not isinstance(piece, SegmentSlice):
             pieces.append(piece.part(start, stop))
-            continue
-        segment = segments.get(segment_name(piece))
-        if segment is None or not segment.is_dated_before(first_millisecond(box)):
+        elif segment_name(piece) not in earlier:
             pieces.append(replace(piece, start_offset=start, stop_offset=stop))
     return _task(pieces)
+
+
+def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:
+    """Yields the segments of a partition of which each record is dated before a timestamp."""
+    is_earlier = [segment.is_dated_before(timestamp_ms) for segment in segments]
+    for number, segment in enumerate(segments):
+        if not is_earlier[number]:
+            continue
+        is_last = number + 1 == len(segments) or not is_earlier[number + 1]
+        if is_last and number:
+            before = segments[number - 1].max_timestamp_ms
+            if not is_earlier[number - 1] or before > segment.max_timestamp_ms:
+                continue  # a changed digit of its manifest looks like this
+        yield segment

@@ -74,6 +74,10 @@ class SourceLog:
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
+    def end_of_batches(self) -> int:
+        """Returns one past the last offset of the log's last batch, if that can be determined."""
+        return self.log.stop
+
     def broker_ranges(self, start: int, stop: int) -> Sequence[BrokerRange]:
         """Returns the offsets of [start, stop) that brokers serve."""
         del start, stop

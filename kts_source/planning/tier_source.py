@@ -241,6 +241,25 @@ class TierLog(SourceLog):
                 )
         return self._contradiction
 
+    def end_of_batches(self) -> int:
+        """Reads the end of the last batch: no later segment confirms where the last one ends, and
+        the end in its manifest has no checksum. A reader that continues after an end that is too
+        high skips records of the next segment.
+        """
+        stop = self.log.stop
+        while stop > self.log.log_start:
+            ranges = self.covering(stop - 1, stop).ranges
+            last = next((span for span in ranges if span.start < stop <= span.stop), None)
+            if last is None or stop != last.segment.stop_offset:
+                return stop
+            end = self.side_files.end_of_batches(last.segment)
+            if end is None or end >= stop:
+                return stop
+            if end > last.start:
+                return end
+            stop = last.start  # the segment has no batch of these offsets
+        return stop
+
     def end_of_segments(self, offset: int, count: int) -> int:
         """Returns about where `count` segments from an offset on end."""
         number = bisect_right(self._bases, offset) + count - 1

@@ -106,8 +106,13 @@ def rows_of(
     """
     from kts_source.read.slice_decoder import open_range_decoder
     from segment_format.kernels.decoder import MAX_OFFSET
+    from segment_format.transaction_check import TransactionCheck
 
     decoder = None
+    bounds = {"start_offset": part.start_offset, "stop_offset": part.stop_offset}
+    if part.read_committed:
+        # A broker's list of aborted transactions has no checksum either.
+        transactions = TransactionCheck(aborted, **bounds)
     first_offset = MAX_OFFSET
     left_out = aborted
     passed = 0
@@ -121,13 +126,17 @@ def rows_of(
             if decoder is None:
                 # What an earlier decoder had, it had in whole batches.
                 shown = part.from_offset(gone[-1]) if gone else part
+                if transactions is not None and len(gone) > passed:  # markers are gone, too
+                    transactions = TransactionCheck(mine, **bounds)
+                elif transactions is not None:
+                    transactions.use(mine)
                 decoder = open_range_decoder(shown, mine, settings, transactions)
                 left_out, passed = mine, len(gone)
             first_offset = min(first_offset, int.from_bytes(found.data[:8] or b"\x7f" * 8, "big"))
             decoded = decoder.feed(found.data)
             yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
         if decoder is not None:
-            if transactions is not None and not gone:
+            if transactions is not None and not (gone or part.read_committed):
                 transactions.finish(first_offset, decoder.next_offset)
             yield from _finished(decoder, meter)
     except SegmentFormatError as error:

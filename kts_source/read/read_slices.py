@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from kts_source.errors import (
@@ -23,15 +22,10 @@ from kts_source.read.slice_boundaries import (
     segment_start,
     slice_boundaries,
 )
+from kts_source.read.slice_transactions import check_around
 from kts_source.read.task_metrics import LostRange
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
-from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
-from segment_format.record.framing import iter_entries
-from segment_format.record.records import iter_batches
-from segment_format.transaction_check import (
-    TransactionCheck,
-    check_next_marker,
-)
+from segment_format.transaction_check import TransactionCheck
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -284,10 +278,13 @@ class _SliceDecoder:
         part = self.span.part
         stop = part.stop_offset if self.done else self._check.stop_offset(part)
         self._transactions.finish(self._check.first_offset(part), stop)
-        expected = set() if self.done else self._transactions.undecided(stop)
-        if expected:
-            position = self.span.first.position + self._decoder.counters.bytes
-            _check_markers_after(part, position, expected, self._reader)
+        check_around(
+            part,
+            self._transactions,
+            self._reader,
+            position=self.span.first.position + self._decoder.counters.bytes,
+            next_offset=stop,
+        )
 
     def finish(
         self, meter: TaskMeter | None, *, rest_is_lost: bool = False
@@ -305,47 +302,6 @@ class _SliceDecoder:
                     raise
         if meter is not None:
             meter.add_decoded(self._decoder.counters)
-
-
-def _check_markers_after(
-    part: SegmentSlice, position: int, expected: set[int], reader: SegmentSource
-) -> None:
-    """Reads on in a slice's segment until each producer's next marker was compared.
-
-    Args:
-        part: The slice.
-        position: Where the next batch begins.
-        expected: See `TransactionCheck.undecided`; the markers found are removed.
-        reader: What reads the segment.
-
-    Raises:
-        ContradictedIntervalsError: A marker is not what the intervals say.
-    """
-    size = part.objects.size_in_bytes
-    chunk = part.objects.chunk_index.original_chunk_size
-    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
-    place = part.topic, part.partition, part.start_offset, part.objects
-    pending = b""
-    with closing(
-        reader.windows(SegmentSpan(*place, low, high) for low, high in pairwise(borders))
-    ) as windows:
-        for _, window in windows:
-            pending += window
-            whole = 0
-            with suppress(TruncatedBatchError):
-                for entry in iter_entries(pending):
-                    whole = entry.stop
-                    if entry.magic != MAGIC_2:
-                        continue
-                    header = RecordBatchHeader.from_bytes(pending, entry.position)
-                    if header.base_offset >= part.stop_offset:  # it may be a dead branch
-                        return
-                    if header.is_control_batch and header.producer_id in expected:
-                        for batch in iter_batches(pending[entry.position : entry.stop]):
-                            check_next_marker(batch, expected)
-            if not expected:
-                return
-            pending = pending[whole:]
 
 
 def _place(part: SegmentSlice, reader: SegmentSource) -> dict[str, Any]:

@@ -20,6 +20,28 @@ _DECRYPT_PERCENT = 10
 
 
 @dataclass(frozen=True, slots=True)
+class SliceSurroundings:
+    """Offsets around a slice, where transactions with rows in it may end or have begun.
+
+    Attributes:
+        range_stop: Batches of the segment from here on belong to another segment or a dead branch.
+        read_from: First offset of the segment that the plan reads without a gap up to the slice.
+        read_to: First offset after those that the plan reads without a gap after it.
+        before: The segment before, with its producer snapshot, if the plan reads its end, too.
+        before_stop: First offset after the segment before.
+        before_is_cut: Whether it is served only up to an offset inside of it, so that its snapshot
+            is of another offset.
+    """
+
+    range_stop: int
+    read_from: int
+    read_to: int
+    before: SegmentObjects | None = None
+    before_stop: int = 0
+    before_is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSlice:
     """A part of one segment: rows of the batches that begin between two cuts, within an offset
     range.
@@ -39,6 +61,8 @@ class SegmentSlice:
         lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
             not checked.
         topic_id: The incarnation.
+        surroundings: Where the transactions of the slice are compared with the log; `None` = only
+            in the slice.
     """
 
     topic: str
@@ -54,6 +78,7 @@ class SegmentSlice:
     aborted: AbortedIntervals
     lineage: tuple[EpochEntry, ...]
     topic_id: str = ""
+    surroundings: SliceSurroundings | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -109,9 +109,11 @@ class TierLogLook:
         while self._stable is None or self._stable[0] != tier_log.is_complete:
             stop = tier_log.log.stop
             end = stop
-            if self._options.read_committed and stop > tier_log.log.log_start:
-                _, decisions = tier_log.decided(stop - 1, stop)
-                end = _first_undecided(decisions.undecided, stop)
+            if stop > tier_log.log.log_start:
+                end = max(tier_log.end_of_batches(), tier_log.log.log_start)
+            if self._options.read_committed and end > tier_log.log.log_start:
+                _, decisions = tier_log.decided(end - 1, end)
+                end = _first_undecided(decisions.undecided, end)
             if stop == tier_log.log.stop:
                 self._stable = tier_log.is_complete, end
         return self._stable[1]

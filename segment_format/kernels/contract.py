@@ -179,9 +179,16 @@ WANT_TRANSACTIONAL: Final = 1024
 WANT_BASE_OFFSET: Final = 2048
 WANT_CODEC: Final = 4096
 NEEDS_BODY: Final = WANT_KEY | WANT_VALUE | WANT_HEADERS | WANT_SEQUENCE
-WANT_PER_BATCH: Final = (
-    WANT_TIMESTAMP_TYPE
-    | WANT_LEADER_EPOCH
+WANT_ORIGIN: Final = (  # columns for which a batch's producer, epoch and base offset are copied
+    WANT_LEADER_EPOCH
+    | WANT_PRODUCER_ID
+    | WANT_PRODUCER_EPOCH
+    | WANT_SEQUENCE
+    | WANT_TRANSACTIONAL
+    | WANT_BASE_OFFSET
+)
+WANT_OF_BATCH: Final = (  # columns besides the timestamp type that are the same for a whole batch
+    WANT_LEADER_EPOCH
     | WANT_PRODUCER_ID
     | WANT_PRODUCER_EPOCH
     | WANT_TRANSACTIONAL
@@ -232,12 +239,12 @@ ERROR_SKIPPED: Final = -21  # the batch skipped last has a wrong checksum
 ERROR_TRANSACTION: Final = -22  # a batch or marker contradicts the aborted intervals
 
 # --- Slots of TRANSACTIONS, a `segment_format.transaction_check.TransactionCheck` ----------------
-TXN_TABLE: Final = 0  # address of entries: producer id, and TXN_… below
+TXN_TABLE: Final = 0  # address of entries: producer id, a state below, offset of a stray abort
 TXN_MASK: Final = 1  # entries of the table, a power of two, less 1
 TXN_FREE: Final = 2  # entries that may still be filled
 TXN_MET: Final = 3  # address of an int64 per interval; 1: its ABORT marker was met
 TXN_STATE_SIZE: Final = 4
-TXN_ENTRY_SIZE: Final = 2
+TXN_ENTRY_SIZE: Final = 3
 TXN_MULTIPLIER: Final = 0x9E3779B97F4A7C15  # of the hash of producer ids
 
 TXN_NO_ENTRY: Final = 0

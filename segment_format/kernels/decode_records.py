@@ -202,12 +202,19 @@ def _word_at(row: Value) -> Value:
     return np.uint64((row >> 6) << 3)
 
 
-@helper
+@inlined
 def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
-    """The columns that are the same for all records of a batch."""
+    """Fill the columns that are the same for all records of a batch."""
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:
         _fill_i32(frame[c.TIMESTAMP_TYPES], frame[c.TIMESTAMP_TYPE], first, stop)
+    if wanted & c.WANT_OF_BATCH:
+        _fill_others(frame, first, stop)
+
+
+@helper
+def _fill_others(frame: Frame, first: Value, stop: Address) -> None:
+    wanted = frame[c.WANTED]
     if wanted & c.WANT_LEADER_EPOCH:
         _fill_i32(frame[c.LEADER_EPOCHS], frame[c.LEADER_EPOCH], first, stop)
     if wanted & c.WANT_PRODUCER_EPOCH:
@@ -456,7 +463,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     frame[c.VALUE_NULLS] += value_nulls
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
-    if row > first_row and wanted & c.WANT_PER_BATCH:
+    if row > first_row:
         fill_per_batch(frame, first_row, row)
     if status == c.CONTINUE and at != records_stop:
         frame[c.ERROR_FOUND] = np.int64(records_stop - at)

@@ -40,7 +40,7 @@ from segment_format.kernels.primitives import (
 )
 from segment_format.kernels.skip_records import seek_key, step_records
 from segment_format.kernels.track_transactions import (
-    interval_at,
+    aborted_stop_of,
     needs_producer_room,
     track_transaction,
 )
@@ -56,15 +56,6 @@ _MAX_I64 = 2**63 - 1
 _SNAPPY = 2
 _LZ4 = 3
 _ZSTD = 4
-
-
-@helper
-def _is_aborted(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
-    """Whether an interval of the producer covers the offset."""
-    number = interval_at(producer_id, base_offset, frame)
-    if number < 0:
-        return False
-    return load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + 8 * number)) > base_offset
 
 
 @helper
@@ -222,12 +213,15 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
         return status
     status = _check_batch(source, position, frame)
     if status == c.CHECKED:
-        if frame[c.TRANSACTIONS] != 0 and load_i16(at + np.uint64(21)) & 0x30 != 0:
-            status = track_transaction(at, frame[c.BATCH_SIZE], frame)
-            if status != c.CONTINUE:
-                frame[c.ERROR_POSITION] = position
-                return status
-        if _is_selected(at, frame):
+        aborted_stop = np.int64(-1)
+        if load_i16(at + np.uint64(21)) & 0x30 != 0:
+            aborted_stop = aborted_stop_of(at, frame)
+            if frame[c.TRANSACTIONS] != 0:
+                status = track_transaction(at, frame[c.BATCH_SIZE], aborted_stop, frame)
+                if status != c.CONTINUE:
+                    frame[c.ERROR_POSITION] = position
+                    return status
+        if _is_selected(at, aborted_stop, frame):
             _open_batch(at, position, frame)
         return np.int64(c.CONTINUE)
     return status
@@ -326,17 +320,13 @@ def _check_batch(source: Address, position: Value, frame: Frame) -> Value:
 
 
 @inlined
-def _is_selected(at: Address, frame: Frame) -> Value:
+def _is_selected(at: Address, aborted_stop: Value, frame: Frame) -> Value:
     """Whether a checked batch holds records that may be wanted; counts those left out."""
     attributes = load_i16(at + np.uint64(21))
     if attributes & 0x20:
         frame[c.BATCHES_SKIPPED_CONTROL] += 1
         return False
-    if (
-        attributes & 0x10
-        and frame[c.ABORTED_COUNT] > 0
-        and _is_aborted(load_i64(at + np.uint64(43)), load_i64(at), frame)
-    ):
+    if attributes & 0x10 and aborted_stop > load_i64(at):
         frame[c.BATCHES_SKIPPED_ABORTED] += 1
         return False
     if load_i32(at + np.uint64(57)) == 0:
@@ -354,17 +344,18 @@ def _open_batch(at: Address, position: Value, frame: Frame) -> None:
     attributes = load_i16(at + np.uint64(21))
     frame[c.RECORDS_LEFT] = load_i32(at + np.uint64(57))
     frame[c.BASE_OFFSET] = load_i64(at)
-    frame[c.BATCH_BASE_OFFSET] = frame[c.BASE_OFFSET]
     frame[c.LAST_OFFSET] = frame[c.BASE_OFFSET] + load_i32(at + np.uint64(23))
     frame[c.LEAST_OFFSET] = frame[c.BASE_OFFSET]
     frame[c.BASE_TIMESTAMP] = load_i64(at + np.uint64(27))
     frame[c.MAX_TIMESTAMP] = load_i64(at + np.uint64(35))
     frame[c.TIMESTAMP_TYPE] = (attributes >> 3) & 1
-    frame[c.LEADER_EPOCH] = load_i32(at + np.uint64(12))
-    frame[c.PRODUCER_ID] = load_i64(at + np.uint64(43))
-    frame[c.PRODUCER_EPOCH] = load_i16(at + np.uint64(51))
-    frame[c.BASE_SEQUENCE] = load_i32(at + np.uint64(53))
-    frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
+    if frame[c.WANTED] & c.WANT_ORIGIN:
+        frame[c.BATCH_BASE_OFFSET] = frame[c.BASE_OFFSET]
+        frame[c.LEADER_EPOCH] = load_i32(at + np.uint64(12))
+        frame[c.PRODUCER_ID] = load_i64(at + np.uint64(43))
+        frame[c.PRODUCER_EPOCH] = load_i16(at + np.uint64(51))
+        frame[c.BASE_SEQUENCE] = load_i32(at + np.uint64(53))
+        frame[c.TRANSACTIONAL] = (attributes >> 4) & 1
     frame[c.CODEC] = attributes & 7
     frame[c.IN_BATCH] = 1
     frame[c.RECORD_POSITION] = 0

@@ -173,7 +173,7 @@ def step_records(source: Address, frame: Frame) -> Value:
     frame[c.ROWS] = row
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
-    if row > first_row and wanted & c.WANT_PER_BATCH:
+    if row > first_row:
         fill_per_batch(frame, first_row, row)
     if status == c.CONTINUE and at != records_stop:
         frame[c.ERROR_FOUND] = np.int64(records_stop - at)

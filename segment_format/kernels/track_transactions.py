@@ -2,8 +2,9 @@
 
 A transaction index has no checksum, a control batch has one. So the kernel follows the transactions
 of each producer: all data up to a marker has the same outcome, an ABORT marker ends an interval or
-a transaction without data, and a COMMIT marker is in no interval. The memory for it is a
-`segment_format.transaction_check.TransactionCheck`.
+a transaction without data, and a COMMIT marker is in no interval. An ABORT marker in no interval
+that comes before any data of its producer is stray: the data may precede the batches walked. The
+memory for it is a `segment_format.transaction_check.TransactionCheck`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _NOWHERE = np.uint64(0)
 _EIGHT = np.uint64(8)
+_SIXTEEN = np.uint64(16)
 _HEADER_SIZE = np.uint64(61)
 _MULTIPLIER = np.uint64(c.TXN_MULTIPLIER)
 _UNKNOWN_MARKER = -1
@@ -58,6 +60,20 @@ def interval_at(producer_id: Value, base_offset: Value, frame: Frame) -> Value:
     ):
         number = np.int64(-1)
     return number
+
+
+@inlined
+def aborted_stop_of(at: Address, frame: Frame) -> Value:
+    """Last offset of the interval that `interval_at` finds for a batch; −1 without one.
+
+    A transactional batch is aborted if it begins before that offset.
+    """
+    if frame[c.ABORTED_COUNT] == 0:
+        return np.int64(-1)
+    number = interval_at(load_i64(at + np.uint64(43)), load_i64(at), frame)
+    if number < 0:
+        return np.int64(-1)
+    return load_i64_native(np.uint64(frame[c.ABORTED_LAST_OFFSETS] + 8 * number))
 
 
 @inlined
@@ -95,6 +111,7 @@ def _producer_entry(producer_id: Value, state: Address) -> Address:
         if load_i64_native(entry + _EIGHT) == c.TXN_NO_ENTRY:
             store_i64(entry, np.int64(producer_id))
             store_i64(entry + _EIGHT, np.int64(c.TXN_UNSEEN))
+            store_i64(entry + _SIXTEEN, np.int64(-1))
             free = state + np.uint64(8 * c.TXN_FREE)
             store_i64(free, np.int64(load_i64_native(free) - 1))
             return entry
@@ -111,18 +128,37 @@ def needs_producer_room(frame: Frame) -> Value:
     return load_i64_native(np.uint64(frame[c.TRANSACTIONS] + 8 * c.TXN_FREE)) <= 0
 
 
-@helper
-def track_transaction(at: Address, size: Value, frame: Frame) -> Value:
+@inlined
+def track_transaction(at: Address, size: Value, aborted_stop: Value, frame: Frame) -> Value:
     """Follow a transactional or control batch whose checksum is right; CONTINUE, or
     ERROR_TRANSACTION if it contradicts the intervals.
+
+    Args:
+        at: Address of the batch.
+        size: Bytes of the batch.
+        aborted_stop: `aborted_stop_of` the batch.
+        frame: See `segment_format.kernels.contract`.
     """
-    marker = np.int64(_UNKNOWN_MARKER)
-    is_control = load_i16(at + np.uint64(21)) & 0x20 != 0
-    if is_control:
-        marker = _marker_type(at, size)
-        if marker == _UNKNOWN_MARKER:
-            return np.int64(c.CONTINUE)
-    elif load_i32(at + np.uint64(57)) == 0:
+    if load_i16(at + np.uint64(21)) & 0x20 != 0:
+        return _track_marker(at, size, frame)
+    if load_i32(at + np.uint64(57)) == 0:
+        return np.int64(c.CONTINUE)
+    producer_id = load_i64(at + np.uint64(43))
+    base_offset = load_i64(at)
+    entry = _producer_entry(producer_id, np.uint64(frame[c.TRANSACTIONS]))
+    before = load_i64_native(entry + _EIGHT)
+    now = np.int64(c.TXN_LEFT_OUT if aborted_stop > base_offset else c.TXN_KEPT)
+    if before != now:
+        if before == c.TXN_KEPT or before == c.TXN_LEFT_OUT:
+            return _contradiction(base_offset, producer_id, np.int64(_UNKNOWN_MARKER), frame)
+        store_i64(entry + _EIGHT, now)
+    return np.int64(c.CONTINUE)
+
+
+@helper
+def _track_marker(at: Address, size: Value, frame: Frame) -> Value:
+    marker = _marker_type(at, size)
+    if marker == _UNKNOWN_MARKER:
         return np.int64(c.CONTINUE)
     producer_id = load_i64(at + np.uint64(43))
     base_offset = load_i64(at)
@@ -134,23 +170,25 @@ def track_transaction(at: Address, size: Value, frame: Frame) -> Value:
     entry = _producer_entry(producer_id, state)
     before = load_i64_native(entry + _EIGHT)
     has_data = before == c.TXN_KEPT or before == c.TXN_LEFT_OUT
-    if is_control:
-        if marker == _ABORT and last_offset == base_offset:
-            is_wrong = before == c.TXN_KEPT
-            met = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_MET)) + 8 * number)
-            store_i64(met, np.int64(1))
-        elif marker == _ABORT:
-            is_wrong = has_data or last_offset > base_offset
-        else:
-            is_wrong = before == c.TXN_LEFT_OUT or last_offset >= base_offset
-        now = np.int64(c.TXN_ENDED)
+    if marker == _ABORT and last_offset == base_offset:
+        is_wrong = before == c.TXN_KEPT
+        met = np.uint64(load_i64_native(state + np.uint64(8 * c.TXN_MET)) + 8 * number)
+        store_i64(met, np.int64(1))
+    elif marker == _ABORT:
+        is_wrong = has_data or last_offset > base_offset
+        if before == c.TXN_UNSEEN:
+            store_i64(entry + _SIXTEEN, base_offset)
     else:
-        now = np.int64(c.TXN_LEFT_OUT if last_offset > base_offset else c.TXN_KEPT)
-        is_wrong = has_data and before != now
-    store_i64(entry + _EIGHT, now)
+        is_wrong = before == c.TXN_LEFT_OUT or last_offset >= base_offset
+    store_i64(entry + _EIGHT, np.int64(c.TXN_ENDED))
     if is_wrong:
-        frame[c.ERROR_OFFSET] = base_offset
-        frame[c.ERROR_FOUND] = producer_id
-        frame[c.ERROR_EXPECTED] = marker
-        return np.int64(c.ERROR_TRANSACTION)
+        return _contradiction(base_offset, producer_id, marker, frame)
     return np.int64(c.CONTINUE)
+
+
+@inlined
+def _contradiction(base_offset: Value, producer_id: Value, marker: Value, frame: Frame) -> Value:
+    frame[c.ERROR_OFFSET] = base_offset
+    frame[c.ERROR_FOUND] = producer_id
+    frame[c.ERROR_EXPECTED] = marker
+    return np.int64(c.ERROR_TRANSACTION)

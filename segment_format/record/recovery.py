@@ -146,8 +146,31 @@ def last_offset(
     """
     if position >= size:
         raise TruncatedBatchError(f"no batch in a log of {size} bytes", position=position)
-    start = position
     walk = _Walk(base_offset, is_counting=position == 0)
+    entry, head = _find_last(read, size, position, walk)
+    if entry.stop > size:
+        raise TruncatedBatchError(
+            f"batch of {entry.size} bytes, {size - entry.position} bytes left",
+            position=entry.position,
+            offset=entry.offset,
+        )
+    whole = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
+    first, last, is_dense = _checked_offsets(whole, entry)
+    if position > 0 and entry.position == position and last != indexed:
+        # The batches before this one decide which of the index and the batch is right.
+        return last_offset(read, size, base_offset=base_offset, newest=newest)
+    if first < walk.least:
+        raise CorruptRecordError(
+            f"offset {first} follows offset {walk.least - 1}", position=entry.position
+        )
+    if entry.position > position or position == 0:
+        walk.has_holes |= not is_dense
+        _require_plausible(first, last, walk, newest, entry)
+    return last
+
+
+def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
+    """Steps over all entries but the last; returns it with the bytes that are in memory of it."""
     window, window_start = memoryview(b""), position
     while True:
         # The smallest legacy entry is shorter than the header of a batch.
@@ -157,29 +180,9 @@ def last_offset(
         head = window[position - window_start :]
         entry = read_prefix(head[:ENTRY_PREFIX_SIZE], at=position)
         if entry.stop >= size:
-            break
-        last = _step_over(walk, head, entry)
-        walk.least = last + 1
+            return entry, head
+        walk.least = _step_over(walk, head, entry) + 1
         position = entry.stop
-    if entry.stop > size:
-        raise TruncatedBatchError(
-            f"batch of {entry.size} bytes, {size - position} bytes left",
-            position=position,
-            offset=entry.offset,
-        )
-    whole = head if len(head) >= entry.size else memoryview(read(position, entry.stop))
-    first, last, is_dense = _checked_offsets(whole, entry)
-    if start > 0 and position == start and last != indexed:
-        # The batches before this one decide which of the index and the batch is right.
-        return last_offset(read, size, base_offset=base_offset, newest=newest)
-    if first < walk.least:
-        raise CorruptRecordError(
-            f"offset {first} follows offset {walk.least - 1}", position=position
-        )
-    if position > start or start == 0:
-        walk.has_holes |= not is_dense
-        _require_plausible(first, last, walk, newest, entry)
-    return last
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:

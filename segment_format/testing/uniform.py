@@ -6,6 +6,7 @@ in for all batches at once. The result is what `write_batch` would give, batch b
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,54 +111,70 @@ def write_uniform_batches(
         raise ValueError(f"payload {payload!r} is none of {', '.join(PAYLOADS)}")
     number = codec_number(codec)
     blank = SimpleRecord(bytes(value_size), None if key_size is None else bytes(key_size), headers)
-    template = write_batch(
-        [
-            SimpleRecord(blank.value, blank.key, headers, timestamp=index)
-            for index in range(records_per_batch)
-        ],
-        base_offset=0,
-        leader_epoch=leader_epoch,
-    )
+    template = _template(records_per_batch, blank, leader_epoch)
     batches = np.tile(np.frombuffer(template, np.uint8), (batch_count, 1))
     numbers = np.arange(batch_count, dtype=np.int64) * records_per_batch
     _fill_int64(batches, 0, base_offset + numbers)
     _fill_int64(batches, 27, base_timestamp + numbers)
     _fill_int64(batches, 35, base_timestamp + numbers + records_per_batch - 1)
-    random = np.random.Generator(np.random.SFC64(seed))
-    groups = _groups(records_per_batch, blank)
-    # A few megabytes at a time: fresh memory costs more than filling it.
-    step = max(1, _SLAB_BYTES // len(template))
-    for start in range(0, batch_count, step):
-        some = slice(start, start + step)
-        for group in groups:
-            _fill_group(batches[some], group, blank, base_offset + numbers[some], payload, random)
+    _fill(batches, base_offset + numbers, records_per_batch, blank, payload, seed)
     next_offset = base_offset + batch_count * records_per_batch
     max_timestamp = base_timestamp + batch_count * records_per_batch - 1
     if codec == "none":
         _fill_checksums(batches)
-        sizes = np.full(batch_count, len(template), np.int64)
-        return UniformBatches(
-            batches.tobytes(), sizes, next_offset, max_timestamp, records_per_batch
-        )
-    batches[:, 22] |= number
+        data, sizes = batches.tobytes(), np.full(batch_count, len(template), np.int64)
+    else:
+        batches[:, 22] |= number
+        data, sizes = _compressed(codec, batches)
+    return UniformBatches(data, sizes, next_offset, max_timestamp, records_per_batch)
 
-    def pack(batch: npt.NDArray[np.uint8]) -> bytes:
-        checked = batch[_ATTRIBUTES_AT:_HEADER_BYTES].tobytes() + compress(
-            codec, batch[_HEADER_BYTES:].tobytes()
-        )
-        length = (len(checked) + _ATTRIBUTES_AT - 12).to_bytes(4, "big")
-        head = batch[:8].tobytes() + length + batch[12:_CRC_AT].tobytes()
-        return head + crc32c(checked).to_bytes(4, "big") + checked
 
-    with ThreadPoolExecutor(2) as pool:  # the codecs let other threads run
-        packed = list(pool.map(pack, batches))
-    return UniformBatches(
-        b"".join(packed),
-        np.array([len(batch) for batch in packed], np.int64),
-        next_offset,
-        max_timestamp,
-        records_per_batch,
+def _template(records_per_batch: int, blank: SimpleRecord, leader_epoch: int) -> bytes:
+    """Returns an uncompressed batch of blank keys and values that starts at offset and time 0."""
+    return write_batch(
+        [
+            SimpleRecord(blank.value, blank.key, blank.headers, timestamp=index)
+            for index in range(records_per_batch)
+        ],
+        base_offset=0,
+        leader_epoch=leader_epoch,
     )
+
+
+def _fill(
+    batches: npt.NDArray[np.uint8],
+    first_offsets: npt.NDArray[np.int64],
+    records_per_batch: int,
+    blank: SimpleRecord,
+    payload: str,
+    seed: int,
+) -> None:
+    """Writes keys and values into all records."""
+    random = np.random.Generator(np.random.SFC64(seed))
+    groups = _groups(records_per_batch, blank)
+    # A few megabytes at a time: fresh memory costs more than filling it.
+    step = max(1, _SLAB_BYTES // batches.shape[1])
+    for start in range(0, len(batches), step):
+        some = slice(start, start + step)
+        for group in groups:
+            _fill_group(batches[some], group, blank, first_offsets[some], payload, random)
+
+
+def _compressed(codec: str, batches: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """Returns the compressed batches and the size of each."""
+    with ThreadPoolExecutor(2) as pool:  # the codecs let other threads run
+        packed = list(pool.map(functools.partial(_pack, codec), batches))
+    return b"".join(packed), np.array([len(batch) for batch in packed], np.int64)
+
+
+def _pack(codec: str, batch: npt.NDArray[np.uint8]) -> bytes:
+    """Compresses the records of a batch whose attributes name the codec."""
+    checked = batch[_ATTRIBUTES_AT:_HEADER_BYTES].tobytes() + compress(
+        codec, batch[_HEADER_BYTES:].tobytes()
+    )
+    length = (len(checked) + _ATTRIBUTES_AT - 12).to_bytes(4, "big")
+    head = batch[:8].tobytes() + length + batch[12:_CRC_AT].tobytes()
+    return head + crc32c(checked).to_bytes(4, "big") + checked
 
 
 def uniform_segment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,12 @@ class Certificates:
     broker: Path
     client: Path
     other_authority: Path
+
+    def server_context(self) -> ssl.SSLContext:
+        """Returns the TLS settings of a server on this machine."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.broker)
+        return context
 
     def broker_settings(self, passwords: Mapping[str, str]) -> dict[str, str]:
         """Settings for listeners SASL_SSL (PLAIN for these users, SCRAM) and SSL."""

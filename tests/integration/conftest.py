@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,19 @@ from tests.needs import needs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests that share a broker in one worker: those of a file, or of `differential`."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            is_differential = "differential" in getattr(item, "fixturenames", ())
+            group = "differential" if is_differential else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

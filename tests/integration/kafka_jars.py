@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.needs import needs
+from tests.servers import build_lock
 
 KAFKA_VERSION = "4.1.1"
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka-jars"
@@ -155,16 +156,12 @@ def _jars(pom: str, *options: str) -> Path:
     """The folder with the jars of a POM, filled once."""
     needs("java", "mvn")
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]
-    if not folder.is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            _resolve(pom, Path(scratch), options)
-            try:
-                # Whoever comes second finds a full folder in the way, which is as good.
+    with build_lock("kafka-jars"):
+        if not folder.is_dir():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+                _resolve(pom, Path(scratch), options)
                 (Path(scratch) / "libs").rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
     return folder
 
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.golden_data import SPARK_SCHEMA
 from tests.integration.kafka_jars import spark_kafka_jars
+from tests.servers import build_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,8 +53,9 @@ def spark_python(spark: str = "4.0") -> Path:
     """
     release = spark.replace(".", "")
     python = ROOT / f".venv-spark{release}" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([ROOT / ".ci" / "spark_env", release], check=True, timeout=280)
+    with build_lock(f"spark{release}"):
+        if not python.exists():
+            subprocess.run([ROOT / ".ci" / "spark_env", release], check=True, timeout=280)
     return python
 
 

@@ -155,7 +155,7 @@ class ParquetFolder(ExportTable):
                     ids[owner].append(file.topic_id)
         for key, size in listed.items():
             hidden = any(name.startswith(("_", ".")) for name in key.split("/"))
-            if key.endswith(".parquet") and not hidden:
+            if key.lower().endswith((".parquet", ".parq", ".pq")) and not hidden:
                 files.append(BaseFile(key, size, path_values(key)))
 
         def counts(topic: str, partition: int) -> RowCount:

@@ -152,7 +152,13 @@ class LocalTarget(LocalStore, TargetStore):
         self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
+        """Returns the path of a key to write or delete.
+
+        Raises:
+            InvalidKeyError: A symbolic link leads its folder out of the root.
+        """
         check_key(key, self.uri(""))
+        self._target(key.split("/")[:-1], key)
         return self._root / key
 
     def _require_root(self) -> None:

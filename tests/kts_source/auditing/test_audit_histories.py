@@ -31,7 +31,7 @@ from tests.kts_source.planning.history import (
     random_history,
 )
 from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.truth import is_evidence_ambiguous, is_in_doubt, truth_of
+from tests.kts_source.planning.truth import is_in_doubt, truth_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,7 +114,7 @@ def check(history: History, outcomes: Counter[str], *, exactly: bool = True) -> 
             assert all(one.kind.loses_data for one in errors)
             continue
         assert part.is_whole == (not errors)
-        if any(one.name == "lineage-disagrees" for one in errors) and is_evidence_ambiguous(world):
+        if any(one.name == "lineage-disagrees" for one in errors) and truth.is_start_unsure:
             outcomes["ambiguous lineage"] += 1
             continue
         if not exactly and (harmed or truth.missing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kts_source.auditing.report import AuditReport
+    from segment_format.testing import BuiltLog
 
 NOW_MS = 1 << 45
 
@@ -370,3 +372,47 @@ def test_partition_that_metadata_lack_is_not_of_another_topic_id(world: World) -
 
     with pytest.raises(BrokerUnavailableError, match=r"1 partitions of .* at least 2"):
         audited(world)
+
+
+def with_higher_start(log_start: int) -> BuiltLog:
+    """Four closed segments, of which the newest alone says that the log starts at an offset."""
+    builder = LogBuilder()
+    for segment in range(5):
+        for number in range(6):
+            builder.append([SimpleRecord(b"%d-%d" % (segment, number))] * 2)
+        if segment == 3:
+            builder.delete_records_before(log_start)
+        if segment < 4:
+            builder.roll()
+    return builder.build()
+
+
+@pytest.mark.parametrize("log_start", [5, 12, 17])
+def test_log_start_of_one_checkpoint_is_confirmed_by_the_leader(
+    cluster: FakeCluster, log_start: int
+) -> None:
+    world = World(cluster, with_higher_start(log_start))
+    world.write_metadata()
+    _, (part,) = cluster.topics["t"]
+    part.log = replace(part.log, log_start=log_start)
+    report = audited(world)
+    below = {("below-log-start", 0, 12)} if log_start >= 12 else set()
+    assert found(report) == below
+    assert report.partitions[0].start == log_start
+    assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("log_start", [5, 12, 17])
+def test_log_start_above_that_of_the_leader_is_an_error_and_deletes_nothing(
+    cluster: FakeCluster, log_start: int
+) -> None:
+    world = World(cluster, with_higher_start(log_start))
+    world.write_metadata()
+    report = audited(world)
+    names = {one.name for one in report.findings}
+    assert "lineage-disagrees" in names
+    assert not names & {"below-log-start", "log-start-unconfirmed", "unknown-to-brokers"}
+    (finding,) = (one for one in report.errors if one.name == "lineage-disagrees")
+    assert (finding.start, finding.stop) == (0, log_start)
+    assert "leader's log starts at offset 0" in finding.detail
+    assert not report.partitions[0].is_whole

@@ -456,3 +456,35 @@ def test_committed_rows_never_come_from_an_old_follower(scene: Scene, leader: in
     scene.brokers.fetches.clear()
     assert scene.offsets() == [*range(5), *range(6, END)], "without isolation it does not matter"
     assert 1 - leader in {node for node, *_ in scene.brokers.fetches}
+
+
+@pytest.mark.parametrize("listed", [(), ((7, 0),), ((7, 2), (8, 2)), ((7, 2), (7, 9))])
+def test_wrong_list_of_aborted_transactions_is_an_error(
+    scene: Scene, listed: tuple[tuple[int, int], ...]
+) -> None:
+    builder = LogBuilder()
+    builder.send(7, [SimpleRecord(b"committed")])
+    builder.commit(7)
+    builder.send(7, [SimpleRecord(b"aborted")] * 3)
+    builder.abort(7)
+    builder.send(8, [SimpleRecord(b"committed")] * 2)
+    builder.commit(8)
+    builder.send(7, [SimpleRecord(b"committed")])
+    builder.commit(7)
+    builder.append([SimpleRecord(b"plain")] * 49)
+    scene.part.log = fake_log(builder.build())
+    scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=100_000))
+    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    assert scene.offsets(committed) == [0, 6, 7, 9, *range(11, END)]
+
+    def lists(answer: Any) -> None:  # noqa: ANN401
+        part = answer.responses[0].partitions[0]
+        (transaction,) = part.aborted_transactions
+        part.aborted_transactions = [
+            type(transaction)(producer_id=producer, first_offset=first)
+            for producer, first in listed
+        ]
+
+    scene.brokers.fail(FETCH, Fault(edit=lists))
+    with pytest.raises(CorruptSegmentError, match="transaction indexes do not fit the log"):
+        scene.offsets(committed)

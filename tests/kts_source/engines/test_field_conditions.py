@@ -74,6 +74,11 @@ def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Predicate]:
     return found
 
 
+def terms(condition: Predicate) -> frozenset[Predicate]:
+    """Returns the terms of an AND: engines hand them over in any order."""
+    return frozenset(condition.terms if isinstance(condition, And) else (condition,))
+
+
 def field(*names: str) -> pl.Expr:
     found = pl.col("value")
     for name in names:
@@ -131,13 +136,14 @@ def test_rows_and_what_is_handed_over(
     assert 0 < len(expected) < len(every)
     with closing(duckdb.connect()) as connection:
         connection.register("tier", scan.to_dataset())
-        found = connection.sql(f'select "offset" from tier where {sql}').fetchall()
+        found = connection.sql(f'select "offset" from tier where {sql} order by 1').fetchall()
     assert [number for (number,) in found] == expected
-    assert pushed == ([] if due is None else [due])
+    due_terms = [] if due is None else [terms(due)]
+    assert [terms(condition) for condition in pushed] == due_terms
     pushed.clear()
     frame = scan.to_lazy().filter(expression).select("offset").collect()
     assert frame["offset"].to_list() == expected
-    assert pushed == ([] if due is None else [due])
+    assert [terms(condition) for condition in pushed] == due_terms
 
 
 SCHEMA = pa.schema(

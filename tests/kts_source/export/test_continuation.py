@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -221,3 +222,30 @@ def test_offsets_named_outside_the_tier_stand_in_the_report(
         tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
     )
     assert (gaps(report), ranges(report)) == ([(0, 10)], [(30, 35)])
+
+
+# -- ends that only a manifest states
+
+
+def raise_end(tier: SmallTier, number: int, end: int) -> None:
+    """Changes where a manifest says that its segment ends."""
+    (key,) = (key for key in tier.keys[number] if key.endswith("manifest"))
+    manifest = json.loads((tier.root / key).read_text())
+    manifest["remoteLogSegmentMetadata"]["endOffset"] = end
+    (tier.root / key).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("end", [30, 31, 39, 69])
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_end_of_the_newest_manifest_too_high_loses_no_row_of_the_next_segment(
+    folder_lake: Lake, tier: SmallTier, end: int, isolation: str
+) -> None:
+    raise_end(tier, 2, end)
+    options = tier.options(isolationLevel=isolation)
+    assert ranges(folder_lake.export(options)) == [(0, 30)]
+    assert folder_lake.export(options).ranges == ()
+    tier.grow(1)
+    assert ranges(folder_lake.export(options)) == [(30, 40)]
+    tier.grow(1)
+    folder_lake.export(options)
+    assert held(folder_lake) == list(range(50))

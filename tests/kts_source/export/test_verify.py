@@ -372,13 +372,14 @@ def test_verify_folder_replaced_file_fails(folder: Lake) -> None:
         verified(folder)
 
 
-def test_verify_folder_duplicated_file_fails(folder: Lake) -> None:
+@pytest.mark.parametrize("name", ["copy.parquet", "copy.PARQUET", "copy.parq", "copy.pq"])
+def test_verify_folder_duplicated_file_fails(folder: Lake, name: str) -> None:
     exported(folder, partition_by=["partition"])
     file = parquet_files(folder)[0]
-    shutil.copy(file, file.with_name("copy.parquet"))
+    shutil.copy(file, file.with_name(name))
     with pytest.raises(ExportError, match="more than one row of this offset") as raised:
         verified(folder, partition_by=["partition"])
-    assert "copy.parquet" in str(raised.value)
+    assert name in str(raised.value)
 
 
 def test_verify_folder_file_that_is_no_parquet_fails(folder: Lake) -> None:

@@ -37,6 +37,7 @@ from tests.kts_source.planning.metadata_events import (
 )
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build
+from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
     from tests.kts_source.planning.cluster import PartitionLife
     from tests.kts_source.planning.metadata_events import Place
-
-Row = tuple[int, int, bytes | None, bytes | None, int]
+    from tests.kts_source.planning.row_checks import Row
 
 
 def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
@@ -111,23 +111,7 @@ def check_hybrid(
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
         store = dict(world.store)
-        given = {
-            "path": "/",
-            "subscribe": TOPIC,
-            "isolationLevel": isolation,
-            "kafka.bootstrap.servers": cluster.bootstrap,
-            "kafka.request.timeout.ms": "5000",
-            "kafka.fetch.max.wait.ms": "10",
-            "kafka.max.partition.fetch.bytes": str(source.choice((1, 150, 400, 1 << 20))),
-            "targetPartitionBytes": str(source.choice((1, 100, 300, 1 << 20))),
-            "maxConcurrentRequests": "1",
-        }
-        if by_metadata_topic:
-            given["catalog"] = "metadata-topic"
-        if world.shape.local:
-            given["layout"] = "local-tiered-storage"
-        if source.random() < 0.3:
-            given["minPartitions"] = str(source.randint(1, 12))
+        given = _options(source, world, cluster, isolation, by_metadata_topic=by_metadata_topic)
         if store:  # what is in no tier is on a disk
             disks.begin_somewhere()
         try:
@@ -144,18 +128,39 @@ def check_hybrid(
         expected: list[Row] = []
         for number, (truth, start) in enumerate(truths):
             if truth is not None:
-                expected += [
-                    (number, row.offset, row.key, row.value, row.timestamp * 1000)
-                    for row in truth.rows(isolation, start=start)
-                ]
-        lacking = sorted(set(expected) - set(rows))
-        extra = sorted(set(rows) - set(expected))
-        assert sorted(rows) == expected, (
-            f"{given}: {len(rows)} rows for {len(expected)}, lacking {lacking[:4]}, extra"
-            f" {extra[:4]}"
-        )
+                expected += surviving_rows(number, truth, isolation, start)
+        require_same_rows(given, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
+
+
+def _options(
+    source: random.Random,
+    world: World,
+    cluster: FakeCluster,
+    isolation: str,
+    *,
+    by_metadata_topic: bool,
+) -> dict[str, str]:
+    """Returns the options of a scan of tier and brokers, with small sizes of all kinds."""
+    given = {
+        "path": "/",
+        "subscribe": TOPIC,
+        "isolationLevel": isolation,
+        "kafka.bootstrap.servers": cluster.bootstrap,
+        "kafka.request.timeout.ms": "5000",
+        "kafka.fetch.max.wait.ms": "10",
+        "kafka.max.partition.fetch.bytes": str(source.choice((1, 150, 400, 1 << 20))),
+        "targetPartitionBytes": str(source.choice((1, 100, 300, 1 << 20))),
+        "maxConcurrentRequests": "1",
+    }
+    if by_metadata_topic:
+        given["catalog"] = "metadata-topic"
+    if world.shape.local:
+        given["layout"] = "local-tiered-storage"
+    if source.random() < 0.3:
+        given["minPartitions"] = str(source.randint(1, 12))
+    return given
 
 
 class _Disks:

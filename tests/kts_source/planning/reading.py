@@ -27,7 +27,6 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.truth import (
     Range,
     Row,
-    is_evidence_ambiguous,
     is_in_doubt,
     newest_incarnation,
     truth_of,
@@ -55,7 +54,6 @@ class Reading:
     """
 
     def __init__(self, world: World, source: random.Random, outcomes: Counter[str]) -> None:
-        self._is_evidence_ambiguous = is_evidence_ambiguous(world)
         modified = {
             key: copy.event_timestamp_ms
             for lives in world.incarnations.values()
@@ -96,7 +94,7 @@ class Reading:
         for isolation in ISOLATION_LEVELS:
             self._read(isolation, whole, {})
             if any(one.is_outlived for one in self._truth.values()):
-                self._outcomes["windows left out"] += 1  # see kts_source.planning.partial_log
+                self._outcomes["windows left out"] += 1  # see kts_source.planning.tier_source
                 continue
             for _ in range(2 if isolation == "read_committed" else 1):
                 self._read_offsets(isolation)
@@ -186,7 +184,9 @@ class Reading:
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
-            if "on this evidence" in str(error) and self._is_evidence_ambiguous:
+            if "on this evidence" in str(error):
+                if not self._truth[error.partition or 0].is_start_unsure:
+                    raise AssertionError(f"{given}: the evidence is clear") from error
                 self._outcomes["ambiguous"] += 1
                 return
             if not may_fail:

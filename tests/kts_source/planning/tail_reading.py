@@ -22,16 +22,16 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build, divergence
 from tests.kts_source.planning.replica_disk import DiskWriter
+from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kts_source.planning.partition_plan import PartitionPlan
     from tests.kts_source.planning.cluster import PartitionLife, Upload
     from tests.kts_source.planning.replica import Entry
-
-Row = tuple[int, int, bytes | None, bytes | None, int]
+    from tests.kts_source.planning.row_checks import Row
 
 
 @contextlib.contextmanager
@@ -70,16 +70,14 @@ def _known_starts(life: PartitionLife) -> set[int]:
     return {leader.log_start, *later}
 
 
-def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads tier and disks at both isolation levels; `seed` decides what the disks are like.
+def _write_disks(
+    store: dict[str, bytes], topic_id: str, lives: Sequence[PartitionLife], source: random.Random
+) -> list[list[int]]:
+    """Writes the disks of the leaders and of some brokers.
 
-    Raises:
-        AssertionError: Wrong rows.
+    Returns:
+        By partition, the first offsets on those disks that reach the leader's end.
     """
-    source = random.Random(seed)
-    world = World(history)
-    topic_id, lives = list(world.incarnations.items())[-1]
-    store = dict(world.store)
     brokers = [number for number in range(3) if source.random() < 0.4]
     local_starts: list[list[int]] = [[] for _ in lives]
     writers = [
@@ -97,6 +95,20 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
                 local_starts[number].append(start)
     for writer in writers:
         writer.close()
+    return local_starts
+
+
+def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
+    """Reads tier and disks at both isolation levels; `seed` decides what the disks are like.
+
+    Raises:
+        AssertionError: Wrong rows.
+    """
+    source = random.Random(seed)
+    world = World(history)
+    topic_id, lives = list(world.incarnations.items())[-1]
+    store = dict(world.store)
+    local_starts = _write_disks(store, topic_id, lives, source)
     truths = [
         build(life.leader.entries, life.interval).build() if life.leader.entries else None
         for life in lives
@@ -133,16 +145,8 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
                 continue
             first = starts[number]
             assert first in _known_starts(life), f"{given}: log start {first}"
-            expected += [
-                (number, row.offset, row.key, row.value, row.timestamp * 1000)
-                for row in truth.rows(isolation, start=first)
-            ]
-        lacking = sorted(set(expected) - set(rows))
-        extra = sorted(set(rows) - set(expected))
-        assert sorted(rows) == expected, (
-            f"{given}: {len(rows)} rows for {len(expected)}, lacking {lacking[:4]}, extra"
-            f" {extra[:4]}"
-        )
+            expected += surviving_rows(number, truth, isolation, first)
+        require_same_rows(given, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
 

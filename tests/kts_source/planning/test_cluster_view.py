@@ -10,7 +10,12 @@ import pytest
 
 import kts_source
 from kts_source.broker import cluster as cluster_module
-from kts_source.errors import BrokerUnavailableError, DataLossError, LeaderChangedError
+from kts_source.errors import (
+    BrokerUnavailableError,
+    DataLossError,
+    LeaderChangedError,
+    TopicNotFoundError,
+)
 from kts_source.options import parse_options
 from kts_source.planning import broker_source
 from kts_source.planning.cluster_view import ClusterView
@@ -255,6 +260,28 @@ def test_fewer_partitions_than_the_tier_has_are_an_error_in_the_end(
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=100)
     with pytest.raises(BrokerUnavailableError, match=r"t: 1 partitions of topic id .* at least 2"):
         kts_source.scan({**tiered, "failOnDataLoss": strict}).count()
+
+
+@pytest.mark.parametrize("selection", [{"assign": '{"t":[1]}'}, {"subscribe": "t"}])
+def test_partition_without_objects_is_read_from_brokers_if_its_topic_is_tiered(
+    brokers: FakeCluster, tmp_path: Path, selection: dict[str, str]
+) -> None:
+    second = partition()
+    second.log.local_start = 2
+    topic_id = brokers.create("t", [partition(), second])
+    options = {"path": str(tmp_path), "kafka.bootstrap.servers": brokers.bootstrap, **selection}
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"value")] * 3)
+    segment = builder.build().segments[0]
+    writer = AivenTierWriter(tmp_path, topic="other", partition=0)
+    writer.write_segment(segment)
+    with pytest.raises(TopicNotFoundError, match=r"offsets \[0, 2\) are tiered.*t, partition 1"):
+        plan_scan(parse_options(options))
+    AivenTierWriter(tmp_path, topic="t", partition=0, topic_id=topic_id).write_segment(segment)
+    plan = plan_scan(parse_options(options))
+    assert not plan.notes
+    scan = kts_source.scan({**options, "where": "partition = 1"})
+    assert scan.count() == 3
 
 
 def test_fewer_partitions_than_a_table_has_are_asked_for_again(

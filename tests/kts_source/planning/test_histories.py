@@ -115,6 +115,42 @@ def test_a_transaction_that_ends_in_a_hole_behind_the_range_is_an_error() -> Non
     assert outcomes["DataLossError"] > 30
 
 
+COPIED = (Step("roll", a=7), Step("upload", a=15))
+DEAD_BRANCH = (
+    *(Step("append", b=1), *COPIED, Step("append", b=2), *COPIED),  # [0, 2) and [2, 5)
+    *(Step("elect_unclean", a=1, b=2), Step("append", b=2)),
+)
+CUT_EQUALLY = (*DEAD_BRANCH, Step("append", b=1), *COPIED)  # [0, 5)
+HIGHER_LOG_START = (
+    *(Step("append", b=2), Step("append", b=2), *COPIED[:1], Step("append"), Step("lag", a=1)),
+    *(Step("delete_records", a=11), *COPIED[1:]),
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_unsure"),
+    [
+        ((*CUT_EQUALLY, Step("append"), *COPIED, Step("lose", a=2)), True),
+        ((*CUT_EQUALLY, Step("append"), *COPIED), False),
+        # The dead branch was cut at another offset, 3.
+        ((*DEAD_BRANCH, *COPIED, Step("append", b=2), *COPIED, Step("lose", a=2)), False),
+        ((*HIGHER_LOG_START, Step("elect", a=1), Step("append"), *COPIED, *COPIED[1:]), True),
+        ((*HIGHER_LOG_START, Step("append"), *COPIED), False),
+    ],
+)
+def test_only_tiers_that_a_damaged_checkpoint_would_look_like_are_refused(
+    steps: tuple[Step, ...], is_unsure: bool
+) -> None:
+    history = History(Shape(), steps)
+    (truth,) = truth_of(World(history)).values()
+    assert not truth.missing
+    assert truth.is_start_unsure == is_unsure
+    outcomes: Counter[str] = Counter()
+    for seed in range(5):
+        check_history(history, seed, outcomes)
+    assert (outcomes["ambiguous"] > 0) == is_unsure
+
+
 def test_failing_histories_are_shortened() -> None:
     def fails(candidate: History) -> bool:
         kinds = [step.kind for step in candidate.steps]

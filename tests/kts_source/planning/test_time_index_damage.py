@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import kts_source
 from kts_source.errors import TieredKafkaError
-from kts_source.options import parse_options
-from kts_source.planning.planner import plan_scan
-from kts_source.tier import Tier
 from segment_format.errors import SegmentFormatError
 from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
-from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.scanning import run
+from tests.kts_source.planning.written_logs import index_key, read, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from segment_format.testing import BuiltLog
 
@@ -42,28 +39,11 @@ def built(seed: int) -> BuiltLog:
     return builder.build()
 
 
-def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
-    objects: dict[str, bytes] = {}
-    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
-    for files in log.segments:
-        if files.log:
-            writer.write_segment(files)
-    return objects
-
-
 def largest_at(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
     """The largest timestamp of the batch at an offset."""
     return next(max_timestamps_from(read, len(log), position, offset), None)
-
-
-def read(objects: dict[str, bytes], local: bool, **more: str) -> list[int]:
-    layout = {"layout": "local-tiered-storage"} if local else {}
-    given = {"path": "/", "subscribe": "t", **layout, **more}
-    tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(given), tier), given, tier)
-    return [int(offset) for offset in rows["offset"].to_pylist()]
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -76,12 +56,7 @@ def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> No
     changed = 0
     for _ in range(60):
         files = source.choice([one for one in log.segments if one.timeindex])
-        key = next(
-            key
-            for key, data in objects.items()
-            if key.endswith(".timeindex" if local else ".indexes")
-            and f"/{files.base_offset:020d}-" in key
-        )
+        key = index_key(objects, files.base_offset, ".timeindex", local=local)
         whole = objects[key]
         at = whole.index(files.timeindex) + source.randrange(len(files.timeindex))
         objects[key] = (
@@ -208,3 +183,50 @@ def test_largest_timestamp_of_a_batch_is_read_from_its_header() -> None:
     assert all(stop <= len(log) for _, stop in reads)
     second = log.index((5).to_bytes(8, "big"))
     assert largest_at(read, log, second, 3) is None  # begins after the offset
+
+
+def ascending() -> BuiltLog:
+    """Three segments of 12 records each, one record a second."""
+    builder = LogBuilder(index_interval_bytes=150)
+    for _ in range(3):
+        for _ in range(4):
+            at = FIRST_MS + 1000 * builder.next_offset
+            builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n) for n in range(3)])
+        builder.roll()
+    return builder.build()
+
+
+def with_lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
+    """The objects with a lower largest timestamp in one manifest."""
+    (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
+    manifest = json.loads(objects[key])
+    manifest["remoteLogSegmentMetadata"]["maxTimestampMs"] -= by_ms
+    return {**objects, key: json.dumps(manifest).encode()}
+
+
+@pytest.mark.parametrize("base", [0, 12, 24])
+@pytest.mark.parametrize("by_ms", [1, 4_000, 20_000, 600_000_000_000])
+def test_lower_largest_timestamp_in_a_manifest_loses_no_row(base: int, by_ms: int) -> None:
+    objects = with_lower_timestamp(written(ascending(), local=False), base, by_ms)
+    for second in range(36):
+        since = FIRST_MS + 1000 * second
+        assert read(objects, False, startingTimestamp=str(since)) == [*range(second, 36)]
+        assert read(objects, False, timestampRange=f"{since},") == [*range(second, 36)]
+        assert read(objects, False, endingTimestamp=str(since)) == [*range(second)]
+
+
+@pytest.mark.parametrize("base", [12, 24])
+def test_timestamp_out_of_order_in_a_manifest_loses_no_row_of_a_filter(
+    tmp_path: Path, base: int
+) -> None:
+    writer = AivenTierWriter(tmp_path, topic="t")
+    for files in ascending().segments[:3]:
+        writer.write_segment(files)
+    objects = {str(path): path.read_bytes() for path in tmp_path.rglob("*-manifest")}
+    for key, data in with_lower_timestamp(objects, base, 600_000_000_000).items():
+        Path(key).write_bytes(data)
+    rows = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
+    for second in (0, 5, 12, 20, 30):
+        found = rows.where(f"timestamp >= timestamp_millis({FIRST_MS + 1000 * second})")
+        offsets = sorted(found.to_table(threads=1)["offset"].to_pylist())
+        assert offsets == [*range(second, 36)]

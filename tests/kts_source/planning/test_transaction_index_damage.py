@@ -2,75 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kts_source.errors import TieredKafkaError
-from kts_source.options import parse_options
-from kts_source.planning.planner import plan_scan
-from kts_source.tier import Tier
-from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
-from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.scanning import run
+from tests.kts_source.planning.transaction_damage import (
+    Damage,
+    built,
+    hybrid_reads_of_damage,
+    read,
+    reads_of_damage,
+    written,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from segment_format.testing import BuiltLog
-
-PRODUCERS = (1, 2, 3, 2**40)
-
-
-def built(seed: int) -> BuiltLog:
-    """Segments with interleaved, long, empty, fenced and plain transactions of four producers."""
-    source = random.Random(seed)
-    builder = LogBuilder(index_interval_bytes=source.choice((0, 150, 4096)))
-    open_now: set[int] = set()
-    epoch = dict.fromkeys(PRODUCERS, 0)
-    for _ in range(3):
-        for _ in range(14):
-            producer = source.choice(PRODUCERS)
-            action = source.random()
-            if producer in open_now and action < 0.45:
-                if source.random() < 0.3:  # a fenced producer's transaction ends at a new epoch
-                    epoch[producer] += 1
-                end = builder.abort if source.random() < 0.6 else builder.commit
-                end(producer, producer_epoch=epoch[producer])
-                open_now.discard(producer)
-            elif action < 0.85:
-                count = source.randint(1, 3)
-                records = [SimpleRecord(b"v" * source.randint(1, 30)) for _ in range(count)]
-                builder.send(producer, records, producer_epoch=epoch[producer])
-                open_now.add(producer)
-            elif action < 0.92:
-                builder.append([SimpleRecord(b"plain")])
-            elif producer not in open_now:
-                builder.abort(producer, producer_epoch=epoch[producer])  # without data
-        builder.roll()
-    for producer in sorted(open_now):
-        builder.abort(producer, producer_epoch=epoch[producer])
-    builder.append([SimpleRecord(b"last")])
-    builder.roll()
-    return builder.build()
-
-
-def written(log: BuiltLog, *, local: bool) -> dict[str, bytes]:
-    objects: dict[str, bytes] = {}
-    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
-    for files in log.segments:
-        if files.log:
-            writer.write_segment(files)
-    return objects
-
-
-def read(objects: dict[str, bytes], local: bool, more: dict[str, str]) -> list[int]:
-    layout = {"layout": "local-tiered-storage"} if local else {}
-    given = {"path": "/", "subscribe": "t", "isolationLevel": "read_committed", **layout, **more}
-    tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(given), tier), given, tier)
-    return [int(offset) for offset in rows["offset"].to_pylist()]
+    from tests.kts_source.planning.transaction_damage import Outcome
 
 
 def flips(
@@ -136,3 +90,49 @@ def test_flipped_bit_changes_no_row_of_small_slices(seed: int) -> None:
     more = {"targetPartitionBytes": "1"}
     refused = outcomes(seed, local=seed % 2 == 0, more=more, start=0, stop=1 << 40, most=60)
     assert refused > 10
+
+
+def check(outcomes: Iterable[Outcome]) -> None:
+    """Fails on a wrong read without an error, and if the damages do nothing."""
+    results = list(outcomes)
+    assert any(result.rows is None for result in results)
+    assert any(result.rows == result.expected for result in results)
+    assert [str(result) for result in results if result.is_silently_wrong] == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_damaged_index_is_never_silent_at_any_entry_point(seed: int) -> None:
+    check(reads_of_damage(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
+
+
+def test_damaged_index_with_lost_snapshots_is_never_silent() -> None:
+    damage = Damage(lost_snapshots=True)
+    check(reads_of_damage(2, local=True, flips=1, damage=damage, share=0.3))
+
+
+def test_damaged_index_around_a_hole_is_never_silent() -> None:
+    damage = Damage(lost_segment=1)
+    check(reads_of_damage(1, local=False, flips=1, damage=damage, share=0.3))
+
+
+def test_damaged_index_of_a_tier_with_brokers_is_never_silent() -> None:
+    results = list(hybrid_reads_of_damage(0, flips=1, share=0.06))
+    assert any(result.rows == result.expected for result in results)
+    assert [str(result) for result in results if result.is_silently_wrong] == []
+
+
+@pytest.mark.fuzz
+def test_random_damages_of_indexes_are_never_silent() -> None:
+    seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
+    end = time.monotonic() + seconds
+    first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
+    for seed in itertools.count(first):
+        damage = (Damage(), Damage(undecided=True), Damage(lost_segment=1))[seed % 3]
+        results = itertools.chain(
+            reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage),
+            hybrid_reads_of_damage(seed, flips=2, share=0.1),
+        )
+        wrong = [str(result) for result in results if result.is_silently_wrong]
+        assert wrong == [], f"KTS_FUZZ_SEED={seed}"
+        if time.monotonic() > end:
+            break

@@ -8,7 +8,7 @@ where nothing lies below; whatever is not held above it is lost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tests.kts_source.planning.replica import build, divergence
@@ -43,6 +43,8 @@ class PartitionTruth:
             and none of the new leader's own epoch copied yet.
         is_ambiguous: Whether the newest copy is one of several that differ in the log start, where
             only the time of the copy tells which is newer.
+        is_start_unsure: Whether a damaged checkpoint would look like this tier, so that a plan
+            refuses it.
         copied: When complete copies began, in ms, and their first offsets.
         spoiled: Side files that cannot be used: of complete copies, checkpoints of all.
     """
@@ -56,6 +58,7 @@ class PartitionTruth:
     missing: tuple[Range, ...]
     is_outlived: bool
     is_ambiguous: bool
+    is_start_unsure: bool
     copied: tuple[tuple[int, int], ...]
     spoiled: frozenset[str]
 
@@ -219,21 +222,34 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
     return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or (not is_chosen and any(newer)))
 
 
-def is_evidence_ambiguous(world: World) -> bool:
-    """Return whether a damaged checkpoint would look like this tier, so that it may be refused.
+def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, told_start: int) -> bool:
+    """Returns whether a damaged checkpoint would look like this tier.
 
-    A segment of a dead branch may end where another segment begins. And the log start of an
-    earlier leader may lie inside a segment.
+    Retention deleted the first segments of the log after the newest checkpoint was copied, so the
+    log begins above the start that the checkpoint states. In front of it are offsets
+    of another segment: a dead branch was cut at the very offset where the log begins, or an earlier
+    leader had a higher log start, inside the first segment.
+
+    Args:
+        truth: Of the partition.
+        life: The partition.
+        told_start: Log start in the newest checkpoint.
     """
-    for life in world.incarnations[newest_incarnation(world)]:
-        copies = life.complete()
-        if any(copy.base < copy.log_start for copy in copies):
+    start = truth.log_start
+    is_held = start < truth.held_stop and not truth.is_missing(start)
+    copies = life.complete()
+    if not is_held:
+        return any(max(copy.base, told_start) < min(copy.stop, start) for copy in copies)
+    begins_segment = any(
+        copy.base == start < divergence(copy.log, truth.entries) for copy in copies
+    )
+    for copy in copies:
+        if begins_segment and max(copy.base, told_start) < copy.stop == start:
             return True
-        if any(
-            before.stop == copy.base and copy.last_epoch != before.last_epoch
-            for before in copies
-            for copy in copies
-        ):
+        checked = (copy.base, copy.log[-1].base)  # batches whose headers a plan reads
+        is_clipped = copy.base < copy.log_start == start
+        is_of_log = divergence(copy.log, truth.entries) == copy.stop
+        if is_clipped and is_of_log and any(told_start <= offset < start for offset in checked):
             return True
     return False
 
@@ -287,7 +303,7 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     log = build(told, life.interval).build()
     dates = tuple(entry.date(at) for entry in told for at in range(entry.base, entry.stop))
     unreadable = {name for copy in damaged for name in copy.spoiled} & {"leader_epoch_checkpoint"}
-    return PartitionTruth(
+    truth = PartitionTruth(
         number,
         log,
         tuple(told),
@@ -301,9 +317,11 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
             for copy in copies
         ),
         is_ambiguous=len({copy.log_start for copy in rivals}) > 1,
+        is_start_unsure=False,
         copied=tuple(sorted((copy.event_timestamp_ms, copy.base) for copy in copies)),
         spoiled=frozenset(unreadable.union(*(copy.spoiled for copy in copies))),
     )
+    return replace(truth, is_start_unsure=_is_start_unsure(truth, life, teller.log_start))
 
 
 def _ranges(offsets: Sequence[int]) -> tuple[Range, ...]:

@@ -120,8 +120,7 @@ def test_credentials_follow_no_redirect(server: Registry, elsewhere: Registry) -
 
 def test_tls_with_certificates_of_both(server: Registry, tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.broker)
+    context = made.server_context()
     context.load_verify_locations(made.authority)
     context.verify_mode = ssl.CERT_REQUIRED
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -141,9 +140,7 @@ def test_tls_with_certificates_of_both(server: Registry, tmp_path: Path) -> None
 
 def test_a_registry_that_is_not_trusted_is_asked_nothing(server: Registry, tmp_path: Path) -> None:
     made = make_certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.broker)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.socket = made.server_context().wrap_socket(server.socket, server_side=True)
     url = server.url.replace("http:", "https:")
     for options in ({}, {"ssl.ca.location": str(made.other_authority)}):
         with pytest.raises(RegistryError, match="is not trusted: "):

@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kts_source.store.one_object import BY_S3FS
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+READERS: dict[str, dict[str, str]] = {"own": {}, "s3fs": BY_S3FS}
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Options that let the package's own client, or s3fs, read ranges."""
+    return READERS[str(request.param)]
 
 
 @pytest.fixture

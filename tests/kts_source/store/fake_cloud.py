@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 import urllib.parse
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kts_source.store.open_store import open_store
 from kts_source.store.retry import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.store.http_double import HttpDouble, QuietHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from kts_source.store.object_store import ObjectStore
 
@@ -29,7 +27,7 @@ CLOUDS = ("s3", "s3fs", "obstore gcs", "gcsfs", "obstore azure", "adlfs", "http"
 Reply = tuple[int, dict[str, str | None], bytes]
 
 
-class FakeCloud:
+class FakeCloud(HttpDouble):
     """One object of `DATA` under every key.
 
     Attributes:
@@ -44,13 +42,8 @@ class FakeCloud:
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         cloud = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_arguments: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
+        class Handler(QuietHandler):
+            def do_GET(self) -> None:  # noqa: N802  # a name of the library
                 headers = {name.lower(): text for name, text in self.headers.items()}
                 cloud.seen.append((self.command, self.path, headers))
                 status, extra, body = cloud.answer(self.path, headers)
@@ -70,23 +63,7 @@ class FakeCloud:
 
             do_HEAD = do_GET  # noqa: N815  # a name of the library
 
-        class Server(http.server.ThreadingHTTPServer):
-            def handle_error(self, *_arguments: object) -> None:
-                pass  # clients close connections whose answers they refuse
-
-        self.server = Server((address, 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[FakeCloud]:
-        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.server.shutdown()
-            self.server.server_close()
-            thread.join(10)
+        super().__init__(Handler, address)
 
     @property
     def reads(self) -> list[tuple[str, str, dict[str, str]]]:

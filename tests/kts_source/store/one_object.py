@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kts_source.store.retry import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
+from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
+from tests.kts_source.store.http_double import HttpDouble, QuietHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
 # An argument that changes nothing, but that only s3fs knows.
 BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
-DATA = bytes(range(256)) * 8
-ETAG = '"v1"'
-QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
 
 
-class OneObject:
+class OneObject(HttpDouble):
     """A server of one object, whatever the key; it keeps the requests, and can answer wrongly."""
 
     def __init__(self) -> None:
@@ -34,13 +29,8 @@ class OneObject:
         self.refuses: Callable[[Mapping[str, str]], bool] = lambda _headers: False
         bucket = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_arguments: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
+        class Handler(QuietHandler):
+            def do_GET(self) -> None:  # noqa: N802  # a name of the library
                 named = {name.lower(): text for name, text in self.headers.items()}
                 bucket.seen.append((self.path, named))
                 error = bucket.refusal if bucket.refuses(named) else bucket.error
@@ -59,7 +49,7 @@ class OneObject:
                 }
                 self._answer(206, headers, body)
 
-            def do_HEAD(self) -> None:
+            def do_HEAD(self) -> None:  # noqa: N802  # a name of the library
                 named = {name.lower(): text for name, text in self.headers.items()}
                 bucket.seen.append((self.path, named))
                 status = bucket.refusal[0] if bucket.refuses(named) else 200
@@ -74,20 +64,8 @@ class OneObject:
                 self.end_headers()
                 self.wfile.write(body)
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[OneObject]:
-        thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self.server.shutdown()
-            self.server.server_close()
-            thread.join(10)
+        super().__init__(Handler)
 
     def store(self, **options: str) -> S3Store:
-        given = {"s3.endpoint": self.endpoint, **options}
+        given = {"s3.endpoint": self.url, **options}
         return S3Store("s3://bucket", storage_options_from(given), QUICK)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 POLICY = RetryPolicy(max_attempts=2, first_pause_seconds=0.001, read_timeout_seconds=20.0)
-READERS = {"own": {}, "s3fs": {"storageOptions": '{"use_ssl": true}'}}
 ROLE = "arn:aws:iam::123456789012:role/reader"
 _KEY = re.compile(r"Credential=([^/]+)/")
 
@@ -142,11 +141,6 @@ def issuer(clean_environment: None) -> Iterator[Issuer]:
 def server(clean_environment: None) -> Iterator[FakeCloud]:
     with FakeCloud().serving() as cloud:
         yield cloud
-
-
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest) -> dict[str, str]:
-    return READERS[str(request.param)]
 
 
 @contextmanager

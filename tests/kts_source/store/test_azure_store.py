@@ -24,7 +24,8 @@ from kts_source.store.azure_range_settings import AzureRangeSettings
 from kts_source.store.azure_store import AzureStore
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.open_store import open_store
-from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
+from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
+from tests.kts_source.store.one_object import OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def by_connection(service: OneObject, credential: str) -> dict[str, object]:
-    return {"connection_string": f"BlobEndpoint={service.endpoint}/shop;{credential};"}
+    return {"connection_string": f"BlobEndpoint={service.url}/shop;{credential};"}
 
 
 def by_key(service: OneObject) -> dict[str, object]:
@@ -93,7 +94,7 @@ def test_a_signature(service: OneObject) -> None:
     assert isinstance(settings, AzureRangeSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
     store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}
+        settings, endpoint=service.url, client_options={"allow_http": True}
     )
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     service.error = 403, "AuthorizationFailure"
@@ -115,7 +116,7 @@ def test_nobody_asks(service: OneObject) -> None:
     assert isinstance(settings, AzureRangeSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
     store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}
+        settings, endpoint=service.url, client_options={"allow_http": True}
     )
     assert store.get_range("x", 0, 4) == DATA[:4]
     ((path, headers),) = service.seen
@@ -146,7 +147,7 @@ def test_tokens_are_renewed(service: OneObject) -> None:
     assert isinstance(settings, AzureRangeSettings)
     assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
     store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}, token=giver
+        settings, endpoint=service.url, client_options={"allow_http": True}, token=giver
     )
     for _ in range(3):
         assert store.get_range("x", 0, 4) == DATA[:4]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kts_source.secret import Secret
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Every Azurite's account and key: they are in its manual.
 ACCOUNT = "devstoreaccount1"

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from kts_source.store.botocore_log import hide_tokens
-from tests.kts_source.store.one_object import BY_S3FS, DATA, KEYS, OneObject
+from tests.kts_source.store.fake_cloud import DATA
+from tests.kts_source.store.one_object import BY_S3FS, KEYS, OneObject
 
 TOKEN = "IQoJb3JpZ2luX2VjEJr//+a/b=="
 

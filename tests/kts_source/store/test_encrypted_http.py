@@ -43,9 +43,7 @@ def encrypted(server: Server, sock: socket.socket, context: ssl.SSLContext) -> s
 
 def _tls_of(folder: Path) -> tuple[ssl.SSLContext, str]:
     certificates = make_certificates(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.broker)
-    return context, str(certificates.authority)
+    return certificates.server_context(), str(certificates.authority)
 
 
 @contextmanager

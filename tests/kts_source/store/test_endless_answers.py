@@ -12,7 +12,8 @@ import pytest
 from kts_source.errors import StoreUnavailableError
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
-from tests.kts_source.store.one_object import DATA, ETAG, KEYS, QUICK
+from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
+from tests.kts_source.store.one_object import KEYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,8 @@ from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.gcs_range_settings import GcsRangeSettings
 from kts_source.store.gcs_store import GcsStore
 from kts_source.store.open_store import open_store
-from tests.kts_source.store.one_object import DATA, QUICK, OneObject
+from tests.kts_source.store.fake_cloud import DATA, QUICK
+from tests.kts_source.store.one_object import OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) -> GcsStore:
-    arguments = {"token": "anon", "endpoint_url": service.endpoint, **more}
+    arguments = {"token": "anon", "endpoint_url": service.url, **more}
     store = open_store(path, Secret({"storageOptions": json.dumps(arguments)}), retry_policy=QUICK)
     assert isinstance(store, GcsStore)
     return store

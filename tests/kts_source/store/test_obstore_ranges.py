@@ -13,7 +13,7 @@ from kts_source.store.async_client import AsyncClient
 from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.counters import Tally
 from kts_source.store.obstore_ranges import _Loop, read_error
-from tests.kts_source.store.one_object import QUICK
+from tests.kts_source.store.fake_cloud import QUICK
 
 # -- what obstore 0.12 tells
 

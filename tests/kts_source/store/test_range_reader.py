@@ -20,7 +20,8 @@ from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.retry import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
-from tests.kts_source.store.one_object import DATA, KEYS, OneObject
+from tests.kts_source.store.fake_cloud import DATA
+from tests.kts_source.store.one_object import KEYS, OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ def test_who_gives_the_credentials_may_not_answer(
     monkeypatch.setattr(botocore.session.Session, "get_credentials", credentials)
     bucket.refuses = lambda _headers: True
     policy = RetryPolicy(max_attempts=1, request_deadline_seconds=20 if is_cancelled else 2)
-    store = S3Store("s3://bucket", storage_options_from({"s3.endpoint": bucket.endpoint}), policy)
+    store = S3Store("s3://bucket", storage_options_from({"s3.endpoint": bucket.url}), policy)
 
     def read(_number: int) -> str:
         with scope.scope():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import AccessDeniedError
-from tests.kts_source.store.one_object import BY_S3FS, DATA, ETAG, KEYS, OneObject
+from tests.kts_source.store.fake_cloud import DATA, ETAG
+from tests.kts_source.store.one_object import BY_S3FS, KEYS, OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,8 @@ from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableErr
 from kts_source.store.retry import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
-from tests.kts_source.store.one_object import DATA, ETAG, KEYS
+from tests.kts_source.store.fake_cloud import DATA, ETAG
+from tests.kts_source.store.one_object import KEYS
 from tests.kts_source.store.raw_server import answers, serving
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import ssl
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -25,7 +24,8 @@ from kts_source.errors import (
 from kts_source.store.s3_range_settings import S3RangeSettings
 from kts_source.store.s3_store import S3Store
 from tests.integration.certificates import make_certificates
-from tests.kts_source.store.one_object import BY_S3FS, DATA, ETAG, KEYS, QUICK, OneObject
+from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
+from tests.kts_source.store.one_object import BY_S3FS, KEYS, OneObject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.Monke
 def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
     """The endpoint cannot be reached, and the server plays the proxy."""
     there = "http://store.invalid:9000"
-    store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.endpoint})
+    store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.url})
     assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
     assert [path for path, _ in bucket.seen] == [f"{there}/bucket/x"]
     assert store._ranges.why_not == ""
@@ -146,7 +146,7 @@ def test_nothing_follows_a_redirect(bucket: OneObject, monkeypatch: pytest.Monke
     monkeypatch.setattr(S3Store, "_read_by_s3fs", by_s3fs)
     with OneObject().serving() as elsewhere:
         bucket.error = 307, "TemporaryRedirect"
-        bucket.headers = {"Location": f"{elsewhere.endpoint}/bucket/x"}
+        bucket.headers = {"Location": f"{elsewhere.url}/bucket/x"}
         store = bucket.store(**KEYS, **{"s3.session-token": "token-0123456789"})
         assert store.get_range("x", 0, 4) == DATA[:4]
         assert asked == ["x"]
@@ -300,10 +300,7 @@ def test_a_wrong_region_is_left_to_s3fs(
 def _encrypted(bucket: OneObject, folder: Path) -> Iterator[str]:
     """Serves with a certificate, and gives the file of who signed it."""
     certificates = make_certificates(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.broker)
-    bucket.server.socket = context.wrap_socket(bucket.server.socket, server_side=True)
-    bucket.endpoint = bucket.endpoint.replace("http:", "https:")
+    bucket.encrypt(certificates.server_context())
     with bucket.serving():
         yield str(certificates.authority)
 

@@ -7,7 +7,6 @@ import dataclasses
 import multiprocessing
 import select
 import socket
-import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from tests.integration.certificates import Certificates, make_certificates
 from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from kts_source.store.object_store import ObjectStore
@@ -34,8 +34,6 @@ POLICY = RetryPolicy(
     connect_timeout_seconds=10.0,
     read_timeout_seconds=20.0,
 )
-# The package's own client reads ranges, or s3fs, which reads with an argument that changes nothing.
-READERS = {"own": {}, "s3fs": {"storageOptions": '{"use_ssl": true}'}}
 
 
 @dataclasses.dataclass
@@ -66,8 +64,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def server(
     clean_environment: None, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TlsCloud]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.broker)
+    context = certificates.server_context()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
     cloud = FakeCloud("0.0.0.0")
     found = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
@@ -121,11 +118,6 @@ class _Records:
     def close(self) -> None:
         """The connection is closed by the server."""
         self.closed = True
-
-
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest) -> dict[str, str]:
-    return READERS[str(request.param)]
 
 
 @contextlib.contextmanager

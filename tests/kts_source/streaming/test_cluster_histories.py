@@ -237,6 +237,11 @@ def test_histories() -> None:
     assert outcomes["all rows"] > 5, outcomes
 
 
+def test_histories_that_failed_once() -> None:
+    # A batch of one partition refused the tier, which had only another partition of the topic.
+    assert run(["f-122"])["all rows"] == 1
+
+
 @pytest.mark.fuzz
 def test_histories_never_seen_before() -> None:
     assert run(new_seeds(seconds=40)).total() > 20

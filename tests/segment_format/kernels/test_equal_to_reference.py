@@ -19,6 +19,7 @@ from segment_format.record.batch_header import TimestampType, crc32c
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.testing import SimpleRecord, frame_batch, strategies, write_batch
+from segment_format.testing.legacy import write_message_set
 from tests.golden_data import LOCAL_TIER, TIER, VECTORS
 from tests.segment_format.kernels.yardstick import (
     ALL_COLUMNS,
@@ -259,6 +260,26 @@ def test_spoiled_logs(data: st.DataObject, cut: tuple[int, ...], check_crcs: boo
     log = data.draw(strategies.logs(max_steps=4, legacy=data.draw(st.booleans())))
     stored = data.draw(strategies.mutations(b"".join(segment.log for segment in log.segments)))
     assert actual(stored, cut=cut, check_crcs=check_crcs) == expected(stored, check_crcs=check_crcs)
+
+
+@pytest.mark.parametrize("cut", [(), (7,)])
+@pytest.mark.parametrize("stored", [1, 16, 17, 60, -1])
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_first_of_a_broken_skipped_entry_and_a_truncated_entry_is_reported(
+    magic: int, stored: int, cut: tuple[int, ...]
+) -> None:
+    records = [SimpleRecord(bytes(60))]
+    entries = [
+        write_batch(records, base_offset=base)
+        if magic == 2
+        else write_message_set(records, base_offset=base, magic=magic)
+        for base in (4, 5)
+    ]
+    broken = entries[0][:-1] + b"\1"
+    for first, error in ((entries[0], "TruncatedBatchError"), (broken, "CrcMismatchError")):
+        data = first + entries[1][:stored]
+        assert actual(data, start_offset=5, cut=cut) == error
+        assert expected(data, start_offset=5) == error
 
 
 @MANY

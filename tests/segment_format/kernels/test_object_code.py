@@ -176,3 +176,9 @@ def test_nor_where_numba_has_other_conventions(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(callconv, "RETCODE_OK", "i32 1")
     with pytest.raises(ValueError, match="success is i32 1"):
         object_code._check_conventions(kernel.targetctx, signature)
+
+
+def test_object_file_has_no_reference_counting() -> None:
+    path = object_code._path("decode_window")
+    assert path is not None
+    assert b"NRT_" not in path.read_bytes()

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
-from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
+from segment_format.errors import (
+    CorruptRecordError,
+    CrcMismatchError,
+    SegmentFormatError,
+    TruncatedBatchError,
+)
 from segment_format.isolation import NO_ABORTED
 from segment_format.record.batch_header import CompressionType, RecordBatchHeader, crc32c
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES
@@ -72,7 +77,13 @@ def _rows(
             return
         if len(data) - position >= 17 and data[position + 16] < 3 and length > limit - 12:
             raise CorruptRecordError("too large")
-        entry = next(iter_entries(data, position=position))
+        try:
+            entry = next(iter_entries(data, position=position))
+        except TruncatedBatchError:
+            # Only the next entry shows whether a skipped one is needed. Without it, the first fault
+            # in the log is reported.
+            _check_skipped(skipped, limit)
+            raise
         stored = data[entry.position : entry.stop]
         position = entry.stop
         if entry.magic < 2 and 0 <= entry.offset < start:

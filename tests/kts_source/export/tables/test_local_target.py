@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kts_source.errors import InvalidKeyError
 from kts_source.export.tables import target_store
 from kts_source.export.tables.target_store import LocalTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -50,3 +52,35 @@ def test_the_disk_begins_before_the_file_ends(
     output.close()
     assert begun == [3000, 6000]
     assert (tmp_path / "rows").read_bytes() == b"".join(pieces)
+
+
+@pytest.mark.parametrize("name", ["create", "open_output", "publish", "delete"])
+def test_link_out_of_the_target_is_not_written_through(tmp_path: Path, name: str) -> None:
+    root, outside = tmp_path / "table", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_bytes(b"kept")
+    root.mkdir()
+    (root / "draft").write_bytes(b"draft")
+    (root / "linked").symlink_to(outside)
+    target = LocalTarget(root)
+    writes: dict[str, Callable[[], object]] = {
+        "create": lambda: target.create("linked/new/file", b"x"),
+        "open_output": lambda: target.open_output("linked/file"),
+        "publish": lambda: target.publish("draft", "linked/file", 5),
+        "delete": lambda: target.delete("linked/kept"),
+    }
+    with pytest.raises(InvalidKeyError, match="symbolic link leads out of the root folder"):
+        writes[name]()
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+
+
+def test_target_that_is_a_link_and_links_inside_it_are_written_through(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "alias").symlink_to("inner")
+    (tmp_path / "table").symlink_to(folder)
+    target = LocalTarget(tmp_path / "table")
+    assert target.create("alias/file", b"x")
+    assert (folder / "inner" / "file").read_bytes() == b"x"
+    target.delete("alias/file")
+    assert not (folder / "inner" / "file").exists()

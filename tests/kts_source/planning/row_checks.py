@@ -1,0 +1,32 @@
+"""Compares rows that were read with those of the log that survived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from segment_format.testing import BuiltLog
+
+Row = tuple[int, int, bytes | None, bytes | None, int]
+"""Partition, offset, key, value and timestamp in microseconds."""
+
+
+def surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
+    """Returns the rows of a partition from an offset on."""
+    return [
+        (partition, row.offset, row.key, row.value, row.timestamp * 1000)
+        for row in log.rows(isolation, start=start)
+    ]
+
+
+def require_same_rows(
+    options: Mapping[str, str], rows: Sequence[Row], expected: Sequence[Row]
+) -> None:
+    """Fails with some of the missing and extra rows unless the rows are the expected ones."""
+    missing = sorted(set(expected) - set(rows))[:4]
+    extra = sorted(set(rows) - set(expected))[:4]
+    assert sorted(rows) == expected, (
+        f"{options}: {len(rows)} rows for {len(expected)}, missing {missing}, extra {extra}"
+    )

@@ -1,0 +1,288 @@
+"""Tiers with one damaged transaction index, and reads of them at every entry point."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import CorruptSegmentError, OldBrokerError, TieredKafkaError
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from segment_format.testing import BuiltLog
+
+PRODUCERS: Final = (1, 2, 3, 2**40)
+_ENTRY_BYTES: Final = 34
+
+
+def built(seed: int, *, undecided: bool = False) -> BuiltLog:
+    """Builds segments with interleaved, long, empty, fenced and plain transactions.
+
+    Args:
+        seed: Decides everything.
+        undecided: Whether transactions stay open at the end of the log.
+    """
+    source = random.Random(seed)
+    builder = LogBuilder(index_interval_bytes=source.choice((0, 150, 4096)))
+    open_producers: set[int] = set()
+    epoch = dict.fromkeys(PRODUCERS, 0)
+    for _ in range(3):
+        for _ in range(14):
+            producer = source.choice(PRODUCERS)
+            action = source.random()
+            if producer in open_producers and action < 0.45:
+                if source.random() < 0.3:  # a fenced producer's transaction ends at a new epoch
+                    epoch[producer] += 1
+                end = builder.abort if source.random() < 0.6 else builder.commit
+                end(producer, producer_epoch=epoch[producer])
+                open_producers.discard(producer)
+            elif action < 0.85:
+                count = source.randint(1, 3)
+                records = [SimpleRecord(b"v" * source.randint(1, 30)) for _ in range(count)]
+                builder.send(producer, records, producer_epoch=epoch[producer])
+                open_producers.add(producer)
+            elif action < 0.92:
+                builder.append([SimpleRecord(b"plain")])
+            elif producer not in open_producers:
+                builder.abort(producer, producer_epoch=epoch[producer])  # without data
+        builder.roll()
+    if not undecided:
+        for producer in sorted(open_producers):
+            builder.abort(producer, producer_epoch=epoch[producer])
+    builder.append([SimpleRecord(b"last")])
+    builder.roll()
+    return builder.build()
+
+
+def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
+    """Writes the segments of a log to a tier, except the one with the number `lost_segment`."""
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
+    for number, files in enumerate(log.segments):
+        if files.log and number != lost_segment:
+            writer.write_segment(files)
+    return objects
+
+
+def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> list[int]:
+    """Returns the offsets of the rows that a scan returns."""
+    layout = {"layout": "local-tiered-storage"} if local else {}
+    given = {"path": "/", "subscribe": "t", "isolationLevel": "read_committed", **layout, **options}
+    tier = Tier(MemoryStore(objects))
+    rows = run(plan_scan(parse_options(given), tier), given, tier)
+    return [int(offset) for offset in rows["offset"].to_pylist()]
+
+
+def damaged_indexes(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
+    """Yields a transaction index with an entry removed or doubled, or with one bit flipped."""
+    entries = [index[at : at + _ENTRY_BYTES] for at in range(0, len(index), _ENTRY_BYTES)]
+    for number, entry in enumerate(entries):
+        yield b"".join(entries[:number] + entries[number + 1 :])
+        yield b"".join([*entries[: number + 1], entry, *entries[number + 1 :]])
+    # Low bytes of the producer, the first and the last offset keep an entry plausible.
+    bits = [
+        at * 8 + bit
+        for at in range(len(index))
+        for bit in range(8)
+        if at % _ENTRY_BYTES in (4, 9, 17, 25, 33)
+    ]
+    for position in source.sample(bits, min(flips, len(bits))):
+        damaged = bytearray(index)
+        damaged[position // 8] ^= 1 << position % 8
+        yield bytes(damaged)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A read of the tier.
+
+    Attributes:
+        name: The entry point.
+        options: Options of the scan.
+        start: First offset wanted.
+        stop: First offset not wanted any more.
+    """
+
+    name: str
+    options: dict[str, str]
+    start: int
+    stop: int
+
+
+def reads(log: BuiltLog, source: random.Random) -> list[Read]:
+    """Returns one read for each entry point, with random bounds."""
+    end = log.end_offset()
+    low = source.randint(0, end - 1)
+    high = source.randint(low + 1, end)
+    border = source.choice([files.base_offset for files in log.segments if files.base_offset])
+
+    def bounds(start: int, stop: int) -> dict[str, str]:
+        return {
+            "startingOffsets": json.dumps({"t": {"0": start}}),
+            "endingOffsets": json.dumps({"t": {"0": stop}}),
+        }
+
+    cut = {"targetPartitionBytes": "1"}
+    few = {"maxRecordsPerPartition": str(source.randint(1, 9))}
+    many = {"minPartitions": str(source.randint(2, 40))}
+    condition = {"where": f"offset >= {low} and offset < {high}"}
+    return [
+        Read("whole", {}, 0, end),
+        Read("cut by bytes", cut, 0, end),
+        Read("cut by records", few, 0, end),
+        Read("cut by partitions", many, 0, end),
+        Read("bounded", bounds(low, high), low, high),
+        Read("bounded and cut", {**bounds(low, high), **few}, low, high),
+        Read("where", condition, low, high),
+        Read("where and cut", {**condition, **cut}, low, high),
+        Read("to a border", bounds(0, border), 0, border),
+        Read("from a border", bounds(border, end), border, end),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a read of a damaged tier ended.
+
+    Attributes:
+        read: The entry point.
+        damage: Number of the segment times 1000, and number of its damage.
+        rows: Offsets of the rows; `None` if the read was refused.
+        expected: Offsets of the rows without the damage.
+    """
+
+    read: Read
+    damage: int
+    rows: Sequence[int] | None
+    expected: Sequence[int]
+
+    @property
+    def is_silently_wrong(self) -> bool:
+        """Whether rows were returned that are not the expected ones."""
+        return self.rows is not None and self.rows != self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Damage of a tier in addition to its transaction index.
+
+    Attributes:
+        lost_snapshots: Whether all producer snapshots are empty.
+        undecided: Whether transactions stay open at the end of the log.
+        lost_segment: Number of a segment that is missing; reads skip it.
+    """
+
+    lost_snapshots: bool = False
+    undecided: bool = False
+    lost_segment: int | None = None
+
+
+def reads_of_damage(
+    seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
+) -> Iterator[Outcome]:
+    """Damages each transaction index of a log and reads the tier at every entry point.
+
+    Expects the rows of the undamaged index, which are those of the log itself, except in a hole.
+
+    Args:
+        seed: Decides the log, the bounds and the flipped bits.
+        local: Whether the tier has the layout of `LocalTieredStorage`.
+        flips: Flipped bits of each index.
+        damage: Other damage of the tier.
+        share: Share of the reads that are done.
+    """
+    source = random.Random(seed)
+    log = built(seed, undecided=damage.undecided)
+    segments = [
+        replace(files, snapshot=b"") if damage.lost_snapshots else files for files in log.segments
+    ]
+    log = replace(log, segments=tuple(segments))
+    wanted = reads(log, source)
+    if damage.lost_segment is not None:
+        loss = {"failOnDataLoss": "false"}
+        wanted = [replace(entry, options={**entry.options, **loss}) for entry in wanted]
+    whole = written(log, local=local, lost_segment=damage.lost_segment)
+    healthy = []
+    for entry_point in wanted:
+        expected = [
+            row.offset
+            for row in log.rows("read_committed", start=entry_point.start, stop=entry_point.stop)
+        ]
+        try:
+            rows = read(whole, local, entry_point.options)
+        except TieredKafkaError:
+            if not (damage.undecided or damage.lost_segment is not None):
+                raise
+            continue  # the range ends after the last stable offset, or begins in the hole
+        if damage.lost_segment is None:
+            assert rows == expected, entry_point
+        assert set(rows) <= set(expected), entry_point
+        expected = rows
+        healthy.append((entry_point, expected))
+    for number, files in enumerate(segments):
+        if number == damage.lost_segment:
+            continue
+        indexes = damaged_indexes(files.txnindex or b"", source, flips)
+        for variant, index in enumerate(indexes):
+            damaged = [*segments]
+            damaged[number] = replace(files, txnindex=index or None)
+            changed = replace(log, segments=tuple(damaged))
+            objects = written(changed, local=local, lost_segment=damage.lost_segment)
+            for entry_point, expected in healthy:
+                if source.random() >= share:
+                    continue
+                found: list[int] | None
+                try:
+                    found = read(objects, local, entry_point.options)
+                except TieredKafkaError:
+                    found = None
+                yield Outcome(entry_point, number * 1000 + variant, found, expected)
+
+
+def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
+    """Damages the indexes of a tier that brokers continue, and reads both at every entry point."""
+    source = random.Random(seed)
+    log = built(seed)
+    wanted = reads(log, source)
+    tiered = 2 + seed % 2
+    topic_id = uuid.UUID(int=seed % 2**64 + 1)
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        part = FakePartition(fake_log(log))
+        part.log.local_start = log.segments[tiered - 1].base_offset
+        brokers.create("t", [part], topic_id)
+        cluster = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
+        for number, files in enumerate(log.segments[:tiered]):
+            for variant, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
+                segments = [*log.segments[:tiered]]
+                segments[number] = replace(files, txnindex=index or None)
+                objects: dict[str, bytes] = {}
+                writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
+                for damaged in segments:
+                    writer.write_segment(damaged)
+                for entry_point in wanted:
+                    if source.random() >= share:
+                        continue
+                    expected = [
+                        row.offset
+                        for row in log.rows(
+                            "read_committed", start=entry_point.start, stop=entry_point.stop
+                        )
+                    ]
+                    rows: list[int] | None
+                    try:
+                        rows = read(objects, True, {**entry_point.options, **cluster})
+                    except (CorruptSegmentError, OldBrokerError):
+                        rows = None
+                    yield Outcome(entry_point, number * 1000 + variant, rows, expected)

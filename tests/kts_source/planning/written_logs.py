@@ -1,0 +1,56 @@
+"""Writes a log as a tier in memory, in either layout, and reads its offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.options import parse_options
+from kts_source.planning.planner import plan_scan
+from kts_source.tier import Tier
+from segment_format.testing import AivenTierWriter, LocalTierWriter
+from tests.kts_source.planning.memory_store import MemoryStore
+from tests.kts_source.planning.scanning import run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from segment_format.testing import BuiltLog
+
+
+def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
+    """Returns the objects of topic `t`.
+
+    Args:
+        log: Its segments.
+        local: Whether the layout is LocalTieredStorage instead of Aiven's.
+        lost_segment: Number of a segment that is not written.
+    """
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
+    for number, files in enumerate(log.segments):
+        if files.log and number != lost_segment:
+            writer.write_segment(files)
+    return objects
+
+
+def index_key(objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool) -> str:
+    """Returns the key of the object with a segment's index; Aiven stores all indexes in one.
+
+    Args:
+        objects: The tier.
+        base_offset: Of the segment.
+        suffix: Of the index in LocalTieredStorage, such as `.timeindex`.
+        local: The layout.
+    """
+    ending = suffix if local else ".indexes"
+    name = f"/{base_offset:020d}-"
+    return next(key for key in objects if key.endswith(ending) and name in key)
+
+
+def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
+    """Returns the offsets that a scan of topic `t` reads."""
+    layout = {"layout": "local-tiered-storage"} if local else {}
+    given = {"path": "/", "subscribe": "t", **layout, **options}
+    tier = Tier(MemoryStore(objects))
+    rows = run(plan_scan(parse_options(given), tier), given, tier)
+    return [int(offset) for offset in rows["offset"].to_pylist()]
