@@ -61,28 +61,26 @@ BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 
 
 class Progress(Protocol):
-    """What a reader has of the topics already; a plan continues after it."""
+    """Offsets that a reader has already; a plan continues after them."""
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition; `None` if the reader has
         nothing of it, so that the options alone decide.
         """
-        ...
 
     def first_missing(self, part: PartitionPlan) -> int:
         """Returns the first unread offset of a planned partition; its end if all is read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The partition that is checked, and whether a failed check is an error.
+    """The partition that checks are about.
 
     Attributes:
         orphans: Objects that belong to no whole segment.
-        fail_on_data_loss: Whether missing offsets are an error; a warning otherwise.
-        holder: What holds the log, for messages.
-        beyond: What offsets above its end are, for messages.
+        fail_on_data_loss: If False, missing offsets are a warning.
+        holder: Name of the source, for messages.
+        beyond: Status of offsets above its end, for messages.
     """
 
     topic: str
@@ -184,7 +182,7 @@ def check_named(
     Args:
         options: The bounds.
         held: The partitions that are read.
-        topics: Topics of which partitions without data may be named, too.
+        topics: Topics whose partitions without data may be named, too.
 
     Raises:
         InvalidOptionError: They name others, or not all.

@@ -1,6 +1,6 @@
 """A tier and its brokers as the sources of a scan: the whole topic, from log start to end.
 
-The leader says what the log is. The tier serves its segments on the leader's branch, and brokers
+The leader defines the log. The tier serves its segments on the leader's branch, and brokers
 serve every other offset. So a hole, a damaged segment or one without description loses nothing.
 
 Transactions of the tier's part: each run of adjacent segments is decided separately. Abort markers
@@ -103,7 +103,7 @@ def with_cluster(options: ScanOptions, plan: Callable[[ClusterView], ScanPlan]) 
 
 @dataclass(frozen=True, slots=True)
 class TieredPart:
-    """What the tier has of a partition.
+    """The segments of a partition in the tier.
 
     Attributes:
         segments: All whole segments that can be described, in any order.
@@ -130,15 +130,15 @@ class TieredPart:
 
 
 class BrokerSource:
-    """Lists the selected partitions of a cluster and what the tier has of them; a `Source`.
+    """Lists the selected partitions of a cluster and their segments in the tier; a `Source`.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         tier: The tier.
         describing: Describes segments concurrently.
         pool: Lists partitions concurrently.
         view: The cluster.
-        progress: What the reader has already.
+        progress: Offsets that the reader has already.
 
     Attributes:
         listed: Partitions with objects in the tier, of the incarnations that the cluster has.
@@ -302,7 +302,7 @@ class BrokerSource:
 
 
 class UnusableSegmentError(Exception):
-    """A segment whose side files do not record its transactions."""
+    """The side files of a segment do not record its transactions."""
 
     def __init__(self, segment_id: str) -> None:
         super().__init__(segment_id)
@@ -313,12 +313,12 @@ class UnionLog(SourceLog):
     """The log of a partition that its tier and its leader serve together.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         brokers: The leader's description.
-        tiered: What the tier has.
+        tiered: Segments in the tier.
         view: Asks the leader.
         named: The segments that the metadata topic names, if it is read.
-        with_lineage: Whether plans contain the leader's epochs from the last offset before them on.
+        with_lineage: Set to add the leader's epochs, from the offset before the plan on, to plans.
     """
 
     def __init__(
@@ -423,7 +423,7 @@ class UnionLog(SourceLog):
             raise UnusableSegmentError(span.segment.segment_id) from error
 
     def _aborted_in_run(self, run: PartitionLog, last: int) -> Iterator[AbortedTxn]:
-        """Yields what was aborted in the segments of a run up to `last`, and what is open after."""
+        """Yields transactions aborted in the segments of a run up to `last`, or open at its end."""
         end_of_log = self._brokers.end
         began: set[tuple[int, int]] | None = None
         ends = EndStates(run, self.side_files)
@@ -560,7 +560,7 @@ def tier_end(
     """Returns one past the last offset of the leader's log that was tiered.
 
     Args:
-        tiered: What the tier has.
+        tiered: Segments in the tier.
         brokers: The leader's description.
         owned: The offsets [start, stop) of the epochs on the leader's branch.
         place: The partition, and whether an unknown end is an error.

@@ -81,8 +81,8 @@ class ClusterView:
     """Asks the brokers of a cluster for a plan. Called from any thread.
 
     Args:
-        settings: How brokers are reached.
-        options: What is read.
+        settings: Broker connection settings.
+        options: Options of the scan.
         counts: Topic id to a minimum of its number of partitions.
         batch: Partitions with their topic ids, to ask for instead of the selected ones. Topics that
             the cluster no longer has under that id are left out.
@@ -91,11 +91,6 @@ class ClusterView:
         topics: Selected topics by name.
         logs: Their partitions, by topic and number, in order.
         partition_counts: Topic id to the known number of partitions.
-
-    Raises:
-        TopicNotFoundError: The cluster does not have a topic or a partition.
-        InvalidOptionError: It has another incarnation than option `topicId` names.
-        BrokerError: Brokers refuse, or do not answer.
     """
 
     def __init__(
@@ -134,7 +129,7 @@ class ClusterView:
             unread: Partitions with unread records: a log start that has moved is new, too.
 
         Returns:
-            Whether anything is new.
+            True if anything is new.
         """
         read_committed = self._options.read_committed
         if self._batch is None:
@@ -191,7 +186,7 @@ class ClusterView:
             self.partition_counts[topic_id] = max(partitions, known)
 
     def _topics(self, names: Iterable[str] | None) -> dict[str, ClusterTopic]:
-        """Returns topics by name, with all known partitions; `None` = those of the pattern."""
+        """Returns topics by name, with all known partitions; `None` selects by pattern."""
         selects = self._options.selection.wanted if names is None else None
         described = self._cluster.topics(names, counts=self.partition_counts, selects=selects)
         for topic in described.values():
@@ -199,7 +194,7 @@ class ClusterView:
         return described
 
     def require_partitions(self, topic: str, partitions: int) -> None:
-        """Asks again about a topic of which the tier has more partitions than brokers described.
+        """Asks again about a topic with more partitions in the tier than brokers described.
 
         Raises:
             LeaderChangedError: Brokers describe them now, so planning must begin again.
@@ -315,7 +310,7 @@ class ClusterView:
 
     def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
         """Returns producer id and first offset of the aborted transactions that begin below an
-        offset and end at or after it, and perhaps of others.
+        offset and end at or after it; others may be included.
 
         At the last stable offset an answer has no records, and then no transactions. So the record
         before it is asked for.

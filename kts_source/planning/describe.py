@@ -40,7 +40,7 @@ _THREADS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class PartitionWatermark:
-    """What the tier alone can serve of one partition.
+    """How far a reader with the tier alone can read one partition.
 
     Attributes:
         log_start: First offset a consumer may see, inclusive.
@@ -336,7 +336,7 @@ def with_brokers(
 
 @dataclass(frozen=True, slots=True)
 class LockedPartition:
-    """What manifests alone show of a partition whose private key is missing.
+    """Facts from the manifests of a partition with a missing private key.
 
     Attributes:
         keys_needed: Ids of missing keys that some of its segments need.
@@ -405,7 +405,7 @@ def only(options: ScanOptions, partitions: Iterable[ListedPartition]) -> ScanOpt
 
 
 def locked_partition(listed: ListedPartition, keys: tuple[str, ...]) -> LockedPartition:
-    """Returns what manifests show of a partition."""
+    """Returns facts from the manifests of a partition."""
     segments = listed.all()
     return LockedPartition(
         listed.topic,

@@ -296,25 +296,13 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
 
 
 class DiskLog(SourceLog):
-    """The log of a partition that a tier and disks hold together.
-
-    Args:
-        place: The partition, and whether loss is an error.
-        topic_id: The incarnation of the topic.
-        side_files: Reads the tier's leader-epoch checkpoint.
-        disks: They hold at least one replica.
-        listed: Its segments in the tier, if there are any.
-        end_of_log: Whether disks are read beyond the high watermark.
+    """The log of a partition that a tier and at least one replica on disks hold together.
 
     Attributes:
         disks: The disk that is read.
         notes: Objects of the disks that are not read.
         is_undecided: Whether the tier holds the log before the disk's first segment, and nothing
             records which transactions were open there.
-
-    Raises:
-        DataLossError: Nothing records where the log ends.
-        CorruptSegmentError: A checkpoint cannot be read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Estimates what a plan will ask of the store before it runs: requests, bytes and cost.
+"""Estimates the requests, bytes and cost of a plan before it runs.
 
 The figures follow from the plan alone: whole chunks between the cuts, grouped into requests as
 `read.segment_source.request_groups` does, and one index read for each slice whose cuts have to be
@@ -31,7 +31,7 @@ _CHUNKS_AT_ONCE: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What reading costs in one storage class, in US dollars.
+    """Price of reading in one storage class, in US dollars.
 
     Attributes:
         per_million_requests: GET requests.
@@ -72,7 +72,7 @@ ARCHIVE_CLASSES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE", "Archive"})
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the tasks of a plan will ask of the store.
+    """Requests and bytes of a plan.
 
     Attributes:
         requests: Ranged reads.
@@ -107,7 +107,7 @@ def monthly_cost(bytes_by_class: Mapping[str, int]) -> float:
 
 
 def estimate(tasks: Iterable[ScanTask]) -> Estimate:
-    """Estimates what tasks will ask of the store."""
+    """Estimates the requests and bytes of tasks."""
     by_class: dict[str, tuple[int, int]] = {}
     slices = ((piece, n == 0) for task in tasks for n, piece in enumerate(task.slices))
     for piece, requests, size in counted_requests(slices):
@@ -126,7 +126,7 @@ def counted_requests(
     """Yields each slice with its number of requests for chunks and their bytes.
 
     Args:
-        slices: Each with whether it is the first of its task, whose first request is small.
+        slices: Each with a flag for the first slice of a task, which begins with a small request.
     """
     batch: list[tuple[SegmentSlice, bool]] = []
     batch_stops: list[npt.NDArray[np.int64]] = []

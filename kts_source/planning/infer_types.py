@@ -1,4 +1,4 @@
-"""Types for JSON keys and values without a schema: from a sample, before a scan is planned."""
+"""Infers types of JSON keys and values without a schema from a sample, before planning."""
 
 from __future__ import annotations
 
@@ -31,41 +31,40 @@ if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
     from kts_source.planning.scan_plan import ScanPlan
 
-    Part = SegmentSlice | BrokerRange
+    _Piece = SegmentSlice | BrokerRange
 
 log = logging.getLogger(__name__)
 
-_MOST_PARTITIONS: Final = 8
-_RECORDS: Final = 500
-"""Of each end of a partition."""
-_MOST_BYTES: Final = 1 << 20
-"""The same: after so many bytes of keys and values there are enough."""
-_MOST_PARTS: Final = 64
-"""So few records may lie in many parts of a plan."""
+_MAX_PARTITIONS: Final = 8
+_MAX_RECORDS: Final = 500
+"""At each end of a partition."""
+_MAX_BYTES: Final = 1 << 20
+"""Of keys and values at each end of a partition."""
+_MAX_PIECES: Final = 64
+"""The records at an end may be in many pieces of a plan."""
 
 
 def with_types(options: ScanOptions) -> ScanOptions:
-    """Options in which the type of each decoded column is known.
+    """Returns the options with the type of each decoded column.
 
-    Where one is not, up to 500 of the oldest and of the newest records of up to 8 partitions are
-    read: of the partitions and offsets that the options select.
-
-    Args:
-        options: As they are parsed.
+    Unknown types are inferred from up to 500 of the oldest and of the newest selected records of up
+    to 8 partitions.
 
     Raises:
-        InvalidOptionError: The sample tells no type.
-        TieredKafkaError: What planning and reading refuse.
+        InvalidOptionError: The sample shows no type.
+        TieredKafkaError: The sample cannot be planned or read.
     """
-    unknown = [one for one in options.formats if one.needs_type]
+    unknown = [form for form in options.formats if form.needs_type]
     if not unknown:
         return options
-    columns = (*(one.column for one in unknown), *needed_columns(unknown))
+    columns = (*(form.column for form in unknown), *needed_columns(unknown))
     batches = list(_sample(options, columns))
-    found = {
-        one.column: _with_type(one, [framed(batch, one) for batch in batches]) for one in unknown
+    typed = {
+        form.column: _with_type(form, [framed(batch, form) for batch in batches])
+        for form in unknown
     }
-    return replace(options, formats=tuple(found.get(one.column, one) for one in options.formats))
+    formats = tuple(typed.get(form.column, form) for form in options.formats)
+    return replace(options, formats=formats)
 
 
 def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
@@ -90,7 +89,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
 
 
 def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:
-    """The JSON of values; what has no header where there should be one tells nothing."""
+    """Yields the JSON of values, without those that lack a required header."""
     for value in values:
         if form.format != JSON_CONFLUENT or value is None:
             yield value
@@ -101,7 +100,6 @@ def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes
 
 
 def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Columns of some records, as bytes."""
     at_end = mentions(options.starting, "latest")  # of a stream, which may begin there
     asked = replace(
         options,
@@ -116,10 +114,10 @@ def _sample(options: ScanOptions, columns: tuple[str, ...]) -> Iterator[pa.Recor
         plan = plan_scan(asked, tier)
         reader = SegmentSource(tier, asked.key_ring)
         settings = ReadSettings.of(asked)
-        for parts in _chosen(plan):
-            for task, newest in _ends(parts):
+        for pieces in _sampled_partitions(plan):
+            for task, is_newest in _ends(pieces):
                 with contextlib.closing(_rows(task, reader, settings)) as batches:
-                    yield from _last(batches) if newest else _first(batches)
+                    yield from _last(batches) if is_newest else _first(batches)
 
 
 def _rows(
@@ -128,52 +126,48 @@ def _rows(
     yield from read_task(task, reader, settings)
 
 
-def _chosen(plan: ScanPlan) -> list[list[Part]]:
-    """What is read of some partitions, in order of offsets."""
-    parts: dict[tuple[str, int], list[Part]] = {}
+def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
+    """Returns what is read of some partitions, in order of offsets."""
+    pieces: dict[tuple[str, int], list[_Piece]] = {}
     for task in plan.tasks:
-        for part in task.parts:
-            parts.setdefault((part.topic, part.partition), []).append(part)
-    every = [sorted(parts[place], key=lambda one: one.start_offset) for place in sorted(parts)]
-    step = max(-(-len(every) // _MOST_PARTITIONS), 1)
-    return every[::step]
+        for piece in task.parts:
+            pieces.setdefault((piece.topic, piece.partition), []).append(piece)
+    every = [sorted(pieces[key], key=lambda piece: piece.start_offset) for key in sorted(pieces)]
+    return every[:: max(-(-len(every) // _MAX_PARTITIONS), 1)]
 
 
-def _ends(parts: Sequence[Part]) -> Iterator[tuple[ScanTask, bool]]:
-    """Tasks that read a partition's oldest and its newest records, and which of the two."""
-    start, stop = parts[0].start_offset, parts[-1].stop_offset
-    middle = min(start + _RECORDS, stop)
-    yield _task([one for one in parts if one.start_offset < middle][:_MOST_PARTS]), False
-    middle = max(stop - _RECORDS, middle)
-    newest = [_from(one, middle) for one in parts if one.stop_offset > middle]
-    yield _task(newest[-_MOST_PARTS:]), True
+def _ends(pieces: Sequence[_Piece]) -> Iterator[tuple[ScanTask, bool]]:
+    """Yields tasks that read the oldest and the newest records, and whether it is the newest."""
+    start, stop = pieces[0].start_offset, pieces[-1].stop_offset
+    middle = min(start + _MAX_RECORDS, stop)
+    yield _task([piece for piece in pieces if piece.start_offset < middle][:_MAX_PIECES]), False
+    middle = max(stop - _MAX_RECORDS, middle)
+    newest = [
+        replace(piece, start_offset=max(piece.start_offset, middle))
+        for piece in pieces
+        if piece.stop_offset > middle
+    ]
+    yield _task(newest[-_MAX_PIECES:]), True
 
 
-def _task(parts: Sequence[Part]) -> ScanTask:
-    slices = tuple(part for part in parts if isinstance(part, SegmentSlice))
-    ranges = tuple(part for part in parts if not isinstance(part, SegmentSlice))
-    return ScanTask(slices, ranges)
-
-
-def _from(part: Part, offset: int) -> Part:
-    return replace(part, start_offset=max(part.start_offset, offset))
+def _task(pieces: Sequence[_Piece]) -> ScanTask:
+    slices = tuple(piece for piece in pieces if isinstance(piece, SegmentSlice))
+    return ScanTask(slices, tuple(p for p in pieces if not isinstance(p, SegmentSlice)))
 
 
 def _first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The first rows, and no more."""
     rows = size = 0
     for batch in batches:
-        yield batch.slice(0, _RECORDS - rows)
+        yield batch.slice(0, _MAX_RECORDS - rows)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= _RECORDS or size >= _MOST_BYTES:
+        if rows >= _MAX_RECORDS or size >= _MAX_BYTES:
             return
 
 
 def _last(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """The last batches of what are few rows."""
     kept: deque[pa.RecordBatch] = deque()
     for batch in batches:
         kept.append(batch)
-        while len(kept) > 1 and sum(one.nbytes for one in kept) > _MOST_BYTES:
+        while len(kept) > 1 and sum(each.nbytes for each in kept) > _MAX_BYTES:
             kept.popleft()
     return kept

@@ -1,11 +1,11 @@
-"""Which transactions of a range were aborted, and where a read_committed read must end, from the
-tier alone.
+"""Decides which transactions of a range were aborted, and where a read_committed read must end,
+from the tier alone.
 
-A transaction-index entry stands in the segment that holds the abort marker, which may come after
-the data's; a producer snapshot tells which transactions are still open at a segment's end. So:
-walk forward from the range's last segment until every transaction begun below the end is decided,
-then collect the entries up to there. What is still open at the tier's end bounds the read: it is
-the tier's last stable offset. Source: KIP-98, KIP-405; `CompletedFetch`,
+A transaction-index entry is in the segment with the abort marker, which may follow the segment with
+the data. A producer snapshot records which transactions are open at a segment's end. So `decide`
+walks forward from the range's last segment until every transaction begun below the end is decided,
+and collects the entries up to there. A transaction that is open at the tier's end bounds the read:
+there is the tier's last stable offset. Source: KIP-98, KIP-405; `CompletedFetch`,
 `RemoteLogManager.collectAbortedTransactions`, `TransactionIndex`.
 """
 
@@ -32,17 +32,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What is decided about the transactions of a range.
+    """The outcome of the transactions of a range.
 
     Attributes:
         aborted: Intervals whose batches are left out.
         stop: The range's end, clamped to the first undecided transaction.
         undecided: Transactions begun below the wanted end whose outcome the tier does not hold.
-        lost: Transactions whose marker may lie in a gap; their records are left out with the
-            aborted.
-        unknown_behind: A gap behind which nothing tells which transactions were open, as the
+        lost: Transactions whose marker may be in a gap; their records are left out, too.
+        unknown_behind: A gap after which nothing records which transactions were open, because the
             producer snapshots there are not usable; `None` = no such gap matters.
-        ends: What is open at the end of each range; for `check_ends`.
+        ends: Transactions open at the end of each range; for `check_ends`.
     """
 
     aborted: AbortedIntervals
@@ -56,15 +55,14 @@ class Decisions:
 def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles) -> Decisions:
     """Decides every transaction that has data in offsets [start, stop).
 
-    Reads one snapshot in the usual case, and the transaction indexes of the segments that have one.
-    Where a snapshot is not usable it reads those before it until one is, and the logs from there:
-    at most each log once.
+    Usually reads one snapshot, and the transaction indexes of segments that have one. If a snapshot
+    is not usable, reads earlier ones until one is, and the logs from there, each at most once.
 
     Raises:
-        UnknownStartError: It takes ranges below those at hand.
+        UnknownStartError: Ranges below those in the log are needed.
     """
     read = [n for n, span in enumerate(partition.ranges) if span.start < stop and span.stop > start]
-    if not read:  # all of it lies in a hole
+    if not read:  # the whole range is in a hole
         return Decisions(NO_ABORTED, stop, ())
     first, last = read[0], read[-1]
     ends = EndStates(partition, side_files)
@@ -101,17 +99,11 @@ def check_ends(
     read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares the transactions that end after what is read with the log.
+    """Compares transactions that end after the offsets read with the log.
 
-    Tasks compare what they read with the markers in the same segment. A transaction that is open at
+    Tasks compare their records with the markers in the same segment. A transaction that is open at
     the end of a segment has its marker in a later one, which tasks may not read, or only in part.
-    So the later segments are read up to that marker here.
-
-    Args:
-        partition: The log with the ranges up to the last marker.
-        decisions: What the transaction indexes and snapshots say.
-        read: Offsets [start, stop) that are read, in order.
-        side_files: Reads the logs.
+    So later segments are read up to that marker here. `read` are offsets [start, stop) in order.
 
     Raises:
         CorruptSegmentError: The transaction indexes do not fit the log.
@@ -149,7 +141,7 @@ def check_end(
 
     Raises:
         CorruptSegmentError: The log shows another outcome than the intervals.
-        UnknownStartError: What is open there is recorded in ranges below those at hand.
+        UnknownStartError: Earlier ranges record the open transactions.
     """
     if not ends.is_known(number):
         return  # after a gap, and without a usable snapshot
@@ -202,15 +194,15 @@ def _refuse_overlaps(
 
 
 class UnknownStartError(Exception):
-    """What is open where the first range begins is written in segments that are not at hand."""
+    """The transactions open at the start of the first range are recorded in earlier segments."""
 
 
 class EndStates:
-    """The transactional facts of each range, from side files where they are sound, else from the
-    headers. Each is worked out once: no log is read twice, however many side files are bad.
+    """The transactions of each range, from side files if they are sound, else from batch headers.
+    Results are cached: no log is read twice, however many side files are bad.
 
     Attributes:
-        unknown_behind: A gap behind which headers were replayed without knowing what was open.
+        unknown_behind: A gap after which headers were replayed without knowing what was open.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -223,38 +215,42 @@ class EndStates:
         self.unknown_behind: Hole | None = None
 
     def goes_on_elsewhere(self, number: int) -> bool:
-        """Whether range `number`, not the last, ends inside its segment and the next one begins
-        right there: that one's snapshot tells, its own is of another place.
+        """Returns whether range `number` ends inside its segment and the next range follows. Then
+        the next segment's snapshot counts: its own is for another offset.
         """
         span = self._ranges[number]
         return span.stop < span.segment.stop_offset and self.follows(number + 1)
 
     def undecided(self, number: int, *, below: int) -> tuple[OpenTransaction, ...]:
-        """Transactions begun below an offset and still open at the end of range `number`, oldest
-        first.
+        """Returns transactions begun below an offset and still open at the end of range `number`,
+        oldest first.
         """
-        begun = ((at, producer) for producer, at in self.open_after(number).items() if at < below)
-        return tuple(OpenTransaction(producer, at) for at, producer in sorted(begun))
+        begun = (
+            (first, producer)
+            for producer, first in self.open_after(number).items()
+            if first < below
+        )
+        return tuple(OpenTransaction(producer, first) for first, producer in sorted(begun))
 
     def open_after(self, number: int) -> Mapping[int, int]:
-        """Producer id to first offset of the transactions open at the end of range `number`.
+        """Returns producer id to first offset of transactions open at the end of range `number`.
 
-        Where its snapshot is not usable: from the last sound one on, or the log start.
+        If its snapshot is not usable, replays the log from the last sound one, or the log start.
         """
         first = number
         while first not in self._open and not self._has_snapshot(first) and self.follows(first):
             first -= 1
-        for at in range(first, number + 1):
-            if at not in self._open:
-                self._open[at] = self._replay(at).open_after
+        for each in range(first, number + 1):
+            if each not in self._open:
+                self._open[each] = self._replay(each).open_after
         return self._open[number]
 
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
-        """Transactions whose abort marker lies in range `number`.
+        """Returns transactions whose abort marker is in range `number`.
 
-        A transaction index has no checksum. Tasks compare it with the log inside of a range; what
-        it says of data in earlier ranges is compared with the snapshot here, unless this one
-        `is_first` and those are not read.
+        A transaction index has no checksum. Tasks compare it with the log inside a range. Entries
+        about earlier ranges are compared with the snapshot here, unless this range `is_first` and
+        those are not read.
         """
         span = self._ranges[number]
         entries = self._side_files.aborted(span.segment)
@@ -278,7 +274,7 @@ class EndStates:
         return tuple(txn for txn in entries if span.start <= txn.last_offset < span.stop)
 
     def contradicts_snapshot(self, number: int, entries: Sequence[AbortedTxn]) -> bool:
-        """Whether entries of range `number` do not fit what was open where it begins."""
+        """Returns whether entries of range `number` do not fit what was open where it begins."""
         if not (self.follows(number) and self.is_known(number - 1)):
             return False
         span, before = self._ranges[number], self.open_after(number - 1)
@@ -300,7 +296,7 @@ class EndStates:
         return not ended <= {(t.producer_id, t.first_offset, t.last_offset) for t in entries}
 
     def is_known(self, number: int) -> bool:
-        """Whether a snapshot, or one before it and the logs after that, tells what is open."""
+        """Returns whether snapshots and logs record the open transactions at the end of a range."""
         while number not in self._open and not self._has_snapshot(number):
             if not self.follows(number):
                 return self._ranges[number].start not in self._gaps
@@ -308,7 +304,7 @@ class EndStates:
         return True
 
     def _has_snapshot(self, number: int) -> bool:
-        """Whether the snapshot of range `number` tells what is open at its end."""
+        """Returns whether the snapshot of range `number` is usable, and reads it."""
         span = self._ranges[number]
         if span.stop < span.segment.stop_offset:
             # A dead branch begins inside the segment, and its snapshot is of that branch's end.
@@ -327,21 +323,21 @@ class EndStates:
         return True
 
     def _replay(self, number: int) -> Replay:
-        """What the headers of range `number` tell; what was open before it must be known."""
+        """Replays the headers of range `number`; open transactions before it must be known."""
         if number not in self._replays:
             before = self._open[number - 1] if self.follows(number) else self._open_at(number)
             self._replays[number] = self._side_files.replay(self._ranges[number], before)
         return self._replays[number]
 
     def follows(self, number: int) -> bool:
-        """Whether range `number` begins where the one before it ends."""
+        """Returns whether range `number` begins where the previous one ends."""
         return number > 0 and self._ranges[number].start not in self._gaps
 
     def _open_at(self, number: int) -> Mapping[int, int]:
-        """What counts as open where range `number` begins, which follows no other: nothing.
+        """Returns an empty mapping for range `number`, which follows no other.
 
-        At the log start that is exact, as far as rows go: a transaction whose data all lies below
-        decides none of them. Behind a gap it is not.
+        This is exact at the log start: a transaction with all data below it affects no row. After a
+        gap it is not.
         """
         start = self._ranges[number].start
         if start in self._gaps:
@@ -358,9 +354,8 @@ def _lost_in_gaps(
     ends: EndStates,
     aborted: Sequence[AbortedTxn],
 ) -> list[AbortedTxn]:
-    """Transactions open where a gap begins and not known to end behind it, up to the gap's end.
-
-    Their marker may be one of the missing records, so nothing tells a commit from an abort.
+    """Returns transactions open where a gap begins and not known to end after it, up to the gap's
+    end. Their marker may be missing, so a commit cannot be told from an abort.
     """
     gaps = {gap.start for gap in partition.missing}
     lost = []
@@ -368,14 +363,14 @@ def _lost_in_gaps(
         low, high = partition.ranges[number].stop, partition.ranges[number + 1].start
         if low not in gaps:
             continue
-        # A producer has one transaction at a time: what began below the gap and goes on behind it
-        # is the one that was open, wherever a replay saw it begin.
+        # A producer has one transaction at a time: one that began below the gap and continues after
+        # it was open, even if a replay saw it begin later.
         decided = {
             txn.producer_id for txn in aborted if txn.first_offset < low and txn.last_offset >= high
         }
         decided |= {pid for pid, begun in ends.open_after(number + 1).items() if begun < low}
         lost += [
-            # The end is no offset of a segment: where one is, the log has an abort marker.
+            # The end is not an offset of a segment: there, the log has an abort marker.
             AbortedTxn(producer_id, begun, high - 1, high)
             for producer_id, begun in ends.open_after(number).items()
             if producer_id not in decided
@@ -392,8 +387,8 @@ def _begun_earlier(
 ) -> list[AbortedTxn]:
     """Returns aborted transactions across a gap that began before the first offset in the index.
 
-    A transaction across a gap is the one that was open where the gap begins. Where that is known
-    from a snapshot, which has a checksum, an entry with a higher first offset is damaged.
+    A transaction across a gap was open at the start of the gap. If a snapshot records it, which has
+    a checksum, an index entry with a higher first offset is damaged.
     """
     gaps = {gap.start for gap in partition.missing}
     begun_earlier = []

@@ -91,10 +91,10 @@ class PartitionLog:
         lineage: The leader epochs with their first offsets, ascending.
         log_start: First offset a consumer may see.
         stop: One past the last offset.
-        ranges: What segments serve, in offset order without overlap.
+        ranges: Offsets that segments serve, in order without overlap.
         holes: In offset order; all are above `log_start`.
         skipped: Segments that are not read.
-        unverifiable: Gaps after segments whose exact end is unknown: there may have been no record.
+        unverifiable: Gaps after segments without an exact end; they may never have held a record.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -123,7 +123,7 @@ def epoch_at(entries: Sequence[EpochEntry], offset: int) -> int:
 
 
 def newest_segment(segments: Iterable[RemoteSegment]) -> RemoteSegment:
-    """Returns the segment whose checkpoint is the lineage. A higher epoch wins over an offset."""
+    """Returns the segment with the newest checkpoint. A higher epoch wins over an offset."""
     return max(
         segments,
         key=lambda segment: (
@@ -143,7 +143,7 @@ def with_unknown_epoch(
 
     Args:
         damaged: See `partition_log`.
-        newest: Last epoch of the segment whose checkpoint is the lineage; −1 if there is none.
+        newest: Last epoch of the newest segment with a checkpoint; −1 without any.
         first_whole: First offset of the first whole segment; `None` if there is no such segment, or
             no lineage.
     """

@@ -59,9 +59,6 @@ def contradiction(
         segments: All whole segments of the partition.
         side_files: Reads their checkpoints and batch headers.
         lineage_name: Origin of the lineage, for the message; by default the newest segment.
-
-    Returns:
-        The contradiction, for an error message; `None` if there is none.
     """
     dropped = dropped_segments(surviving, lineage)
     if not dropped:
@@ -126,7 +123,7 @@ def difference(
     Args:
         lineage: The former.
         other: The latter.
-        starts: Whether first offsets count. A follower that copied a compacted log saw an epoch
+        starts: False to ignore first offsets. A follower that copied a compacted log saw an epoch
             begin at the first record left of it.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}

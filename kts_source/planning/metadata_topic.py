@@ -75,7 +75,7 @@ _INSTEAD: Final = "or leave option catalog=metadata-topic out, so that the tier 
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
-    """What was read of one partition of the topic.
+    """The result of reading one partition of the topic.
 
     Attributes:
         number: The partition.
@@ -111,7 +111,7 @@ class NamedSegments:
 
 @dataclass(frozen=True, slots=True)
 class MetadataState:
-    """What the topic records.
+    """Segments of all wanted partitions in the topic.
 
     Attributes:
         count: Number of partitions of the topic.
@@ -127,10 +127,10 @@ class MetadataState:
 def read_metadata_topic(
     settings: BrokerSettings, wanted: Mapping[TopicPartition, str], *, max_batch_bytes: int
 ) -> MetadataState:
-    """Reads what the topic records of some partitions.
+    """Reads the segments of some partitions from the topic.
 
     Args:
-        settings: How brokers are reached.
+        settings: Broker connection settings.
         wanted: Partition to the topic id of its incarnation.
         max_batch_bytes: Bound on one batch.
 
@@ -303,9 +303,9 @@ class MetadataTopicLayout:
     skips one segment, unless all lookups are refused. An instance belongs to one plan.
 
     Args:
-        layout: How the storage plugin names and describes objects.
-        state: What the topic records.
-        logs: What leaders report; segments outside of their logs are not looked up.
+        layout: Names and describes objects of the storage plugin.
+        state: Content of the topic.
+        logs: Logs of the leaders; segments outside are not looked up.
 
     Raises:
         InvalidOptionError: The layout cannot derive keys without a listing.
@@ -396,7 +396,7 @@ class MetadataTopicLayout:
         return epoch_stops
 
     def catalog_part(self, key: TopicPartition) -> CatalogPart:
-        """Returns what the topic records of a partition, for its plan."""
+        """Returns a summary of a partition for its plan."""
         segments = self._state.partitions[key]
         return CatalogPart(
             partition=segments.read.number,

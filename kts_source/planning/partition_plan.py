@@ -68,7 +68,7 @@ def segment_slice(
 
 @dataclass(frozen=True, slots=True)
 class BrokerPart:
-    """What brokers serve of a partition's range.
+    """Offsets of a partition's range that brokers serve.
 
     Attributes:
         leader_epoch: Epoch of the last record below the end.
@@ -87,12 +87,12 @@ class BrokerPart:
 
 @dataclass(frozen=True, slots=True)
 class DiskPart:
-    """The broker disk that serves what the tier does not.
+    """The broker disk that serves offsets missing in the tier.
 
     Attributes:
         folder: The replica that is read.
         local_start: First offset on that disk.
-        local_stop: One past the last offset that is read of it.
+        local_stop: One past the last offset read from it.
         high_watermark: The highest that a replica of its branch recorded; `None` if none did.
     """
 
@@ -104,7 +104,7 @@ class DiskPart:
 
 @dataclass(frozen=True, slots=True)
 class CatalogPart:
-    """What the topic `__remote_log_metadata` records of a partition.
+    """A partition in the topic `__remote_log_metadata`.
 
     Attributes:
         partition: The partition of that topic that was read.
@@ -138,9 +138,9 @@ class PartitionPlan:
         stop: One past the last offset read.
         wanted_stop: The same before undecided transactions bounded it.
         undecided: Transactions that bound it.
-        brokers: What brokers serve; `None` without brokers.
-        disks: The disk that is read; `None` without disks next to a tier.
-        catalog: What the metadata topic records; `None` if the store was listed.
+        brokers: Set if brokers serve some offsets.
+        disks: Set if a disk next to the tier is read.
+        catalog: Set if the metadata topic was read instead of listing the store.
     """
 
     topic: str
@@ -195,15 +195,7 @@ class PartitionPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanContent:
-    """The fields of a `ScanPlan`.
-
-    Attributes:
-        tasks: In order of topic, partition and offset.
-        columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text; `None` = they hold all rows.
-        notes: For people: which incarnation of a topic is read, and which partitions are empty.
-        made_with: Options that the plan depends on, by name.
-    """
+    """The fields of a `ScanPlan`, which adds what formats them."""
 
     partitions: tuple[PartitionPlan, ...]
     tasks: tuple[ScanTask, ...]

@@ -1,6 +1,6 @@
 """Plans a scan: from options to a fixed list of byte ranges and broker ranges.
 
-One loop plans every partition, whatever serves it: bounds, holes, transactions, slices. Whole
+One loop plans the partitions of all sources: bounds, holes, transactions, slices. Whole
 segments, and slices of those larger than a task, are packed into tasks in offset order. A slice
 carries everything to read it exactly (offset range, aborted intervals, lineage), so tasks need
 nothing from each other.
@@ -101,11 +101,11 @@ def plan_scan(
     unusable or bounds are timestamps.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         tier: The tier; opened from the options by default.
-        progress: What the reader has already; it is neither planned nor checked.
-        tasks: Whether the plan will be run. Without, a plan of a tier alone has no tasks.
-        is_read: Whether the plan must be readable: not too large, no archived objects.
+        progress: Offsets that the reader has already; they are neither planned nor checked.
+        tasks: False for a plan that is never run; then a plan of a tier alone has no tasks.
+        is_read: Set to refuse plans that are too large or need archived objects.
         on_partition_error: Called for a partition of a tier that cannot be planned, which is then
             left out. Archived objects are allowed, too; the reader handles them.
 
@@ -199,7 +199,7 @@ def _plan_source(
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """A partition's plan, what is read of it in offset order, and the number of aborted
+    """A partition's plan, its slices and ranges in offset order, and the number of aborted
     transactions with data in it.
     """
 
@@ -216,15 +216,15 @@ def plan_log(
     with_slices: bool = True,
     records_end: bool = False,
 ) -> PlannedPartition | None:
-    """Plans what is read of one partition; `None` if nothing of its log is left.
+    """Plans one partition; `None` if its log turns out to be empty.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         source_log: The log.
         bounds_of: Finds the offsets; by default the options do.
-        with_slices: Whether the plan will be run.
-        records_end: Whether the reader records the end of the plan and continues there, so that the
-            end must not be above the last batch.
+        with_slices: Set to plan tasks.
+        records_end: Set if the reader continues at the end of the plan later. Then the end must not
+            be above the last batch.
 
     Raises:
         TieredKafkaError: See `requested_bounds` and the checks of `bounds`.
@@ -299,7 +299,7 @@ def assemble(
     """Returns the plan of all partitions, cut and packed into tasks.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         planned: The partitions.
         notes: For the user.
         asked: The selected partitions by topic.

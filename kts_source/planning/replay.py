@@ -86,12 +86,12 @@ def made_with(options: ScanOptions, partitions: Mapping[str, Sequence[int]]) -> 
 def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None) -> ScanPlan:
     """Returns the plan in `planFile` after checking that its objects are unchanged.
 
-    The plan is clipped to what the reader has not read, by `progress`.
+    The plan is clipped to the unread offsets by `progress`.
 
     Raises:
         InvalidOptionError: The file does not exist or is not a plan, or an option contradicts it.
         DataLossError: The plan skips a hole, and `failOnDataLoss` does not allow it.
-        OffsetOutOfRangeError: A bound is outside what the tier held then.
+        OffsetOutOfRangeError: A bound is outside the log at that time.
         ObjectNotFoundError: An object was deleted.
         ObjectChangedError: An object was replaced.
         StoreError: The file cannot be read.
@@ -238,7 +238,7 @@ def _check_brokers(plan: ScanPlan, options: ScanOptions) -> None:
 
     Raises:
         InvalidOptionError: The plan reads from brokers, and no option names them.
-        DataLossError: The cluster no longer has what was planned.
+        DataLossError: The cluster lost planned offsets.
         BrokerError: Brokers refuse, or do not answer.
     """
     wanted = {

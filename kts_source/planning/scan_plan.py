@@ -1,4 +1,4 @@
-"""The plan of one scan: partitions, tasks, and what they will cost, as a value and in words."""
+"""The plan of one scan: partitions and tasks, with their explanation for people."""
 
 from __future__ import annotations
 
@@ -28,12 +28,21 @@ if TYPE_CHECKING:
 
 
 class ScanPlan(PlanContent):
-    """A fixed list of byte ranges, and what it leaves out; see `PlanContent` for its fields."""
+    """A fixed list of byte ranges, and what it leaves out.
+
+    Attributes:
+        partitions: The plan of each partition.
+        tasks: In order of topic, partition and offset.
+        columns: Columns of the table, in order.
+        where: The predicate that the tasks were narrowed for, as text; `None` = they hold all rows.
+        notes: For people: which incarnation of a topic is read, and which partitions are empty.
+        made_with: Options that the plan depends on, by name.
+    """
 
     __slots__ = ()
 
     def explain(self, prices: Mapping[str, Price] | None = None) -> str:
-        """Explains what is read, what is left out and why, and what it will cost.
+        """Explains which offsets are read, which are left out and why, and the estimated cost.
 
         Args:
             prices: Storage class to price; default: list prices of S3.
@@ -115,7 +124,7 @@ class ScanPlan(PlanContent):
 
 
 def explain(plan: ScanPlan, prices: Mapping[str, Price] = S3_PRICES) -> str:
-    """Explains a plan: what is read, what is left out and why, and what it will cost.
+    """Explains which offsets a plan reads, which it leaves out and why, and the estimated cost.
 
     Args:
         plan: The plan.

@@ -1,4 +1,4 @@
-"""Lists and describes what a tier holds: topics, topic ids, partitions and segments.
+"""Lists and describes the topics, topic ids, partitions and segments of a tier.
 
 Listings are not cached and decide alone what exists. A topic that was deleted and created again has
 two topic ids; one of them is chosen per topic before any partition is read. A segment is described
@@ -59,13 +59,8 @@ stream lists them repeatedly.
 
 
 class SegmentCatalog:
-    """Lists and describes the segments of a tier.
-
-    Args:
-        tier: Where the segments are. Manifests are not in its caches: packs keep their content.
-        layout: How segments are listed and described.
-        pool: Describes segments concurrently. Must not be the pool that calls the catalog.
-        fail_on_data_loss: Whether an invalid manifest is an error.
+    """Lists and describes the segments of a tier by its layout. `pool` describes segments
+    concurrently; it must not be the pool that calls the catalog.
     """
 
     def __init__(
@@ -79,10 +74,8 @@ class SegmentCatalog:
         self._max_inline = 1
 
     def expect(self, partitions: int) -> None:
-        """Announces how many partitions will be planned concurrently.
-
-        If they keep the store busy, each reads a few manifests itself, one after the other: passing
-        them to threads and back would take longer.
+        """Announces how many partitions will be planned concurrently. If they keep the store busy,
+        each reads a few manifests itself: passing them to threads and back would take longer.
         """
         self._max_inline = _INLINE_SEGMENTS if partitions >= PLANNING_THREADS else 1
 
@@ -142,9 +135,6 @@ class SegmentCatalog:
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Returns each segment as the layout describes it; `None` for a segment that was deleted,
         or whose description is invalid if loss is allowed.
-
-        Raises:
-            CorruptSegmentError: A description is invalid.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -214,15 +204,11 @@ class ListedPartition:
 
     @property
     def has_segments(self) -> bool:
-        """Whether any segment is described, whole or damaged."""
+        """True if any segment is described, whole or damaged."""
         return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        """Returns some entries by number, without those that were deleted or cannot be read.
-
-        Raises:
-            CorruptSegmentError: A description is invalid.
-        """
+        """Returns some entries by number, without those that were deleted or cannot be read."""
         wanted = list(numbers)
         missing = []
         for number in wanted:
@@ -322,7 +308,7 @@ class DiscoveredTopic:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which incarnation is read, and what the topic lacks."""
+        """Notes on the incarnation that is read, and on missing partitions."""
         notes = []
         if self.other_ids:
             others = ", ".join(self.other_ids)
@@ -364,16 +350,8 @@ def discover(
 def incarnations(
     options: ScanOptions, catalog: SegmentCatalog, may_lack: Collection[str] = ()
 ) -> Mapping[str, Sequence[TopicFolder]]:
-    """Returns the folders of the selected topics.
-
-    Args:
-        options: The selection.
-        catalog: Of the tier.
-        may_lack: Topics that are skipped if the tier does not have them.
-
-    Raises:
-        TierNotFoundError: See `discover`.
-        TopicNotFoundError: See `discover`.
+    """Returns the folders of the selected topics; those in `may_lack` may be missing in the tier.
+    See `discover` for errors.
     """
 
     def folders(topic: str | None) -> tuple[TopicFolder, ...]:
@@ -535,13 +513,9 @@ def log_topic(topic: DiscoveredTopic) -> None:
 
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
-    """Returns the objects of a partition that has no whole segment.
-
-    A broker copies a segment after the previous one is complete, so parts of one segment are a
-    first copy in progress, or a failed one. Parts of several segments prove that there was more.
-
-    Raises:
-        DataLossError: There are parts of several segments, and loss is not allowed.
+    """Returns the objects of a partition that has no whole segment. Raises `DataLossError` if they
+    are of several segments: a broker copies a segment after the previous one is complete, so parts
+    of one segment are a first copy in progress, or a failed one, and other parts prove a loss.
     """
     parts = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:

@@ -1,6 +1,4 @@
-"""The side files of remote segments, parsed; and what batch headers tell where a side file does
-not.
-"""
+"""Reads and checks the side files of segments, and batch headers where a side file is missing."""
 
 from __future__ import annotations
 
@@ -42,14 +40,14 @@ _Index = TypeVar("_Index")
 _Read = TypeVar("_Read", bound="DecodedBatch | EntryTimes | _EntryEpoch")
 log = logging.getLogger(__name__)
 
-_REMEMBERED_BYTES: Final = 64 << 10
-"""Indexes up to this size are remembered: both bounds and the cut often fall into one segment."""
-_REMEMBERED: Final = 4  # of them, parsed
+_MAX_CACHED_BYTES: Final = 64 << 10
+"""Indexes up to this size are cached: both bounds and the cut are often in one segment."""
+_MAX_CACHED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What batch headers show.
+    """Transactions in batch headers.
 
     Attributes:
         aborted: Transactions whose abort marker was found.
@@ -64,11 +62,11 @@ class SideFiles:
     """Reads the side files of segments. Used by one thread at a time.
 
     Args:
-        source: What fetches and decrypts them.
-        max_batch_bytes: Bound on one record batch when headers are replayed.
+        source: Fetches and decrypts them.
+        max_batch_bytes: Limit of one record batch.
 
     Attributes:
-        bounds: Offsets known to cut segments: of those, all side files will be wanted.
+        bounds: Offsets that cut segments; all side files of those segments will be read.
     """
 
     def __init__(self, source: SegmentSource, *, max_batch_bytes: int) -> None:
@@ -79,11 +77,11 @@ class SideFiles:
         self.bounds: tuple[int, ...] = ()
 
     def leader_epochs(self, segment: RemoteSegment) -> LeaderEpochCheckpoint:
-        """The lineage known when the segment was uploaded.
+        """Returns the lineage at the time of the segment's upload.
 
         Raises:
-            CorruptSegmentError: Missing, not valid, or not what the segment's manifest says of its
-                own offsets. Nothing else tells the lineage.
+            CorruptSegmentError: The checkpoint is missing, invalid, or contradicts the segment's
+                manifest.
         """
         data = self._read(segment, IndexType.LEADER_EPOCH)
         try:
@@ -94,15 +92,13 @@ class SideFiles:
         return checkpoint
 
     def offset_index(self, segment: RemoteSegment) -> OffsetIndex | None:
-        """The offset index, or `None` when it is empty or not valid: the segment is then read
-        whole.
-        """
-        place = segment.objects.log.key, segment.objects.log.version
-        if place in self._offset_indexes:
-            return self._offset_indexes[place]
+        """Returns the offset index, or `None` if it is empty or invalid."""
+        key = segment.objects.log.key, segment.objects.log.version
+        if key in self._offset_indexes:
+            return self._offset_indexes[key]
         data = self._read(segment, IndexType.OFFSET)
         index = usable_offset_index(data, segment.start_offset, segment.objects.size_in_bytes)
-        _remember(self._offset_indexes, place, index, data)
+        _cache(self._offset_indexes, key, index, data)
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
@@ -110,9 +106,9 @@ class SideFiles:
 
         It has no checksum: compare an entry with the log before you rely on it.
         """
-        place = segment.objects.log.key, segment.objects.log.version
-        if place in self._time_indexes:
-            return self._time_indexes[place]
+        key = segment.objects.log.key, segment.objects.log.version
+        if key in self._time_indexes:
+            return self._time_indexes[key]
         data = self._read(segment, IndexType.TIMESTAMP)
         index = None
         try:
@@ -122,11 +118,11 @@ class SideFiles:
         except SegmentFormatError as error:
             log.warning("%s", self._located(error, segment, "time index"))
             index = None
-        _remember(self._time_indexes, place, index, data)
+        _cache(self._time_indexes, key, index, data)
         return index
 
     def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
-        """Producer state at the segment's end; `None` when the file is missing or not valid."""
+        """Returns the producers at the segment's end; `None` if the file is missing or invalid."""
         data = self._read(segment, IndexType.PRODUCER_SNAPSHOT)
         try:
             return parse_producer_snapshot(data) if data else None
@@ -135,8 +131,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions whose abort marker is in the segment; `None` if the file is not
-        valid or not of the segment.
+        """Returns the transactions whose abort marker is in the segment; `None` if the file is
+        invalid or of another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
@@ -155,29 +151,26 @@ class SideFiles:
         return self._located(error, segment, "transaction index")
 
     def replay(self, span: SegmentRange, open_before: Mapping[int, int]) -> Replay:
-        """Transactions that ended or stay open in a range, from its batches alone."""
+        """Returns transactions that ended or stay open in a range, from its batches alone."""
         return replay_batches(self.batches(span.segment, 0), span, open_before)
 
     def first_ends(
         self, span: SegmentRange, open_before: Mapping[int, int]
     ) -> tuple[AbortedTxn, ...]:
-        """Which of the transactions that are open where a range begins are aborted in it.
-
-        Reads the log up to the last of their markers.
+        """Returns which transactions open at the start of a range are aborted in it. Reads the log
+        up to the last of their markers.
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
-        """Batches from a border on, decoded by the readable reference; for the few that planning
-        looks into.
-        """
+        """Yields batches from a position on, decoded by the reference decoder."""
         return self._whole_entries(
             segment, position, partial(iter_batches, max_batch_bytes=self._max_batch_bytes)
         )
 
     def batch_epochs(self, segment: RemoteSegment) -> Iterator[tuple[int, int]]:
-        """Base offset and leader epoch of a segment's first batch and of its last ones; the epoch
-        is −1 in message formats 0 and 1.
+        """Yields base offset and leader epoch of a segment's first batch and of its last ones; the
+        epoch is −1 in message formats 0 and 1.
         """
         first = islice(self._whole_entries(segment, 0, _epochs), 1)
         index = self.offset_index(segment)
@@ -186,8 +179,8 @@ class SideFiles:
             yield entry.base_offset, entry.epoch
 
     def end_of_batches(self, segment: RemoteSegment) -> int | None:
-        """Returns one past the last offset of a segment's last batch; `None` if it has no batch or
-        its log cannot be read now, which a read of its rows reports.
+        """Returns one past the last offset of a segment's last batch; `None` if it has no batch, or
+        its log cannot be read now. A read of its rows reports the error.
         """
         is_archived = segment.objects.log.storage_class in ARCHIVE_CLASSES
         if is_archived or not segment.objects.size_in_bytes:
@@ -206,8 +199,8 @@ class SideFiles:
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
     ) -> Iterator[tuple[int, int]]:
-        """Offset and timestamp of the records from a border on, without batches whose largest
-        timestamp lies below `dated_from_ms`.
+        """Yields offset and timestamp of the records from a position on, without batches whose
+        largest timestamp is below `dated_from_ms`.
         """
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
@@ -218,9 +211,8 @@ class SideFiles:
     def _whole_entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Entries of the log from a border on, each after the next one confirmed its offsets.
-
-        No checksum covers a batch's base offset: it must ascend and stay inside the segment.
+        """Yields entries of the log from a position on, each after the next one confirmed its
+        offsets. No checksum covers a batch's base offset: it must ascend inside the segment.
         """
         waiting: _Read | None = None
         for entry in self._entries(segment, position, read):
@@ -233,15 +225,15 @@ class SideFiles:
     def _entries(
         self, segment: RemoteSegment, position: int, read: Callable[[bytes], Iterator[_Read]]
     ) -> Iterator[_Read]:
-        """Entries of the log from a border on; their offsets ascend inside the segment."""
+        """Yields entries of the log from a position on; their offsets ascend inside the segment."""
         least = segment.start_offset
         pending = b""
-        at = position
-        # One chunk first: what is looked for is nearly always there.
+        entry_position = position
+        # One chunk first: it nearly always has the wanted entry.
         chunk = segment.objects.chunk_index.original_chunk_size
         borders = (position, position // chunk * chunk + chunk, segment.objects.size_in_bytes)
-        place = segment.topic, segment.partition, segment.start_offset, segment.objects
-        spans = (SegmentSpan(*place, low, high) for low, high in pairwise(borders))
+        fields = segment.topic, segment.partition, segment.start_offset, segment.objects
+        spans = (SegmentSpan(*fields, low, high) for low, high in pairwise(borders))
         try:
             for _, window in self._source.windows(spans):
                 pending += window
@@ -251,15 +243,15 @@ class SideFiles:
                     least = entry.last_offset + 1
                     yield entry
                 pending = pending[whole:]
-                at += whole
-            yield from read(pending)  # what is left is not whole, and this raises
+                entry_position += whole
+            yield from read(pending)  # an incomplete entry: this raises
         except SegmentFormatError as error:
-            raise self._located(error, segment, "record batch", at) from error
+            raise self._located(error, segment, "record batch", entry_position) from error
 
     def _read(self, segment: RemoteSegment, kind: IndexType) -> bytes | None:
-        if kind not in segment.objects.indexes:  # mostly a transaction index
+        if kind not in segment.objects.indexes:  # usually a transaction index
             return None
-        is_cut = any(segment.start_offset < at < segment.stop_offset for at in self.bounds)
+        is_cut = any(segment.start_offset < o < segment.stop_offset for o in self.bounds)
         return self._source.index(segment.objects, kind, is_cut=is_cut)
 
     def _located(
@@ -276,10 +268,8 @@ class SideFiles:
 
 
 def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> None:
-    """Compares a segment's checkpoint with the epochs that its manifest gives to its offsets.
-
-    Raises:
-        CorruptIndexError: They differ above the log start of the checkpoint.
+    """Raises `CorruptIndexError` if a segment's checkpoint and manifest differ about its epochs
+    above the log start of the checkpoint.
     """
     if not entries or not segment.leader_epochs:
         return
@@ -295,15 +285,14 @@ def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> N
 
 
 def epochs_text(entries: Iterable[EpochEntry]) -> str:
-    """Epochs and their first offsets, for a message."""
-    return ", ".join(f"epoch {one.epoch} from {one.start_offset}" for one in entries) or "no epoch"
+    """Returns epochs and their first offsets, for a message."""
+    texts = (f"epoch {entry.epoch} from {entry.start_offset}" for entry in entries)
+    return ", ".join(texts) or "no epoch"
 
 
 def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
-    """Compares an entry of a transaction index with the offsets of its segment.
-
-    Raises:
-        CorruptIndexError: Its marker is outside of the segment, or its last stable offset above it.
+    """Raises `CorruptIndexError` if the marker of a transaction-index entry is outside its segment,
+    or the last stable offset is above the marker.
     """
     if not segment.start_offset <= txn.last_offset <= segment.end_offset:
         raise CorruptIndexError(
@@ -318,42 +307,38 @@ def check_transaction(txn: AbortedTxn, segment: RemoteSegment) -> None:
 
 
 def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
-    """Compares a time index with the offsets and the largest timestamp of its segment.
-
-    Raises:
-        CorruptIndexError: It ends after the segment, or at another timestamp.
-    """
+    """Raises `CorruptIndexError` if a time index ends after its segment, or at another time."""
     if not len(index):
         return
-    offset, dated_ms = int(index.offsets[-1]), int(index.timestamps[-1])
+    offset, last_ms = int(index.offsets[-1]), int(index.timestamps[-1])
     if offset > segment.end_offset:
         raise CorruptIndexError(
             f"the last entry names offset {offset}, the segment ends at {segment.stop_offset}"
         )
-    if segment.max_timestamp_ms >= 0 and dated_ms != segment.max_timestamp_ms:
+    if segment.max_timestamp_ms >= 0 and last_ms != segment.max_timestamp_ms:
         raise CorruptIndexError(
-            f"the last entry is dated {dated_ms} ms, the segment's largest timestamp is"
+            f"the last entry is dated {last_ms} ms, the segment's largest timestamp is"
             f" {segment.max_timestamp_ms}"
         )
 
 
-def _remember(
+def _cache(
     known: dict[tuple[str, str | None], _Index],
-    place: tuple[str, str | None],
+    key: tuple[str, str | None],
     index: _Index,
     data: bytes | None,
 ) -> None:
-    if len(data or b"") > _REMEMBERED_BYTES:
+    if len(data or b"") > _MAX_CACHED_BYTES:
         return
-    if len(known) == _REMEMBERED:
+    if len(known) == _MAX_CACHED:
         del known[next(iter(known))]
-    known[place] = index
+    known[key] = index
 
 
 def replay_batches(
     batches: Iterable[DecodedBatch], span: SegmentRange, open_before: Mapping[int, int]
 ) -> Replay:
-    """Transactions that ended or stay open in a range, from the segment's batches in order."""
+    """Returns transactions that ended or stay open in a range, from its segment's batches."""
     state = TransactionReplay(open_before)
     for batch in batches:
         if batch.last_offset < span.start:
@@ -369,9 +354,8 @@ def first_ends(
     span: SegmentRange,
     open_before: Mapping[int, int],
 ) -> tuple[AbortedTxn, ...]:
-    """Of the transactions open where a range begins, those that the segment's batches abort.
-
-    Only control batches matter; the others need no records.
+    """Returns which transactions open at the start of a range its segment's batches abort. Only
+    control batches are used; the others need no records.
     """
     waiting = set(open_before)
     state = TransactionReplay(open_before)
@@ -396,7 +380,7 @@ def first_ends(
 
 @dataclass(frozen=True, slots=True)
 class _EntryEpoch:
-    """Offsets of an entry, its position in bytes, and its leader epoch (−1 in formats 0 and 1)."""
+    """Position, offsets and leader epoch of an entry; −1 in message formats 0 and 1."""
 
     position: int
     base_offset: int
@@ -442,8 +426,8 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 
 def _whole_entries(data: bytes) -> int:
-    """Bytes at the front of `data` to read now: its whole entries, or all of it where one is not
-    valid, as reading it says why.
+    """Returns the size of the whole entries at the front of `data`; all of it if one is invalid, so
+    that reading it raises the error.
     """
     stop = 0
     try:

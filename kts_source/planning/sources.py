@@ -1,8 +1,8 @@
-"""What a plan asks of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
+"""The interface of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
 
 A `Source` lists the selected partitions. Each opens a `SourceLog`, which merges what its sources
-hold into one `PartitionLog` and knows the outcome of its transactions. Bounds, isolation and
-slices work on that log alone, whatever serves it.
+hold into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
+that log alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SourceLog:
 
     Attributes:
         log: Log start and end; ranges perhaps only of offsets that were asked for.
-        is_complete: Whether every segment was read. Before, the log start and end may be wrong.
-        is_empty: Whether the log turned out to have no segment.
+        is_complete: True once every segment was read. Before, the log start and end may be wrong.
+        is_empty: True if the log turned out to have no segment.
         unknown_lineage: A damaged segment that leaves open which segments belong to the log.
     """
 
@@ -55,7 +55,7 @@ class SourceLog:
 
     @property
     def contradiction(self) -> str | None:
-        """What the tier says against the lineage that drops some of its segments."""
+        """Evidence in the tier against the lineage that drops some of its segments."""
         return self._contradiction
 
     def covering(self, start: int, stop: int) -> PartitionLog:
@@ -95,7 +95,7 @@ class SourcePartition:
     Attributes:
         listed: Its segments in the tier, if there are any.
         open_log: Opens its log, given its side files and whether a reader resumes in it. `None` if
-            nothing of it is left.
+            it is empty.
     """
 
     topic: str
@@ -106,22 +106,18 @@ class SourcePartition:
 
 
 class Source(Protocol):
-    """Where the records of a scan are stored."""
+    """A tier, alone or with brokers or disks."""
 
     @property
     def topics(self) -> AbstractSet[str]:
-        """Topics of which bounds in JSON may name partitions without data."""
-        ...
+        """Topics whose partitions without data may be named in JSON bounds, too."""
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:
         """Partition numbers that the options select, by topic."""
-        ...
 
     def partitions(self) -> Sequence[SourcePartition]:
         """Lists the selected partitions with data, in order of topic and number."""
-        ...
 
     def finish(self) -> Iterable[str]:
         """Checks what may have changed during planning, and returns notes for the user."""
-        ...

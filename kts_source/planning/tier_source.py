@@ -191,7 +191,7 @@ class TierLog(SourceLog):
         place: The partition, and whether loss is an error.
         listed: Its segments, at least one, whole or damaged.
         side_files: Reads their side files.
-        in_part: Whether a part of the log is enough.
+        in_part: True if a part of the log is enough.
         max_ahead_ms: No record is dated later than this after its upload; `None` = no bound.
         keeps_from: Offsets from here on belong to the log although its start has passed them, if
             their segments still exist; `None` = the log start is not moved.
@@ -296,7 +296,7 @@ class TierLog(SourceLog):
             known = self.covering(start, end)
             try:
                 decisions = decide(known, start, stop, self.side_files)
-            except UnknownStartError:  # bad snapshots: earlier segments record what was open
+            except UnknownStartError:  # bad snapshots: earlier segments record open transactions
                 self._read_all()
                 continue
             if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
@@ -404,7 +404,7 @@ class TierLog(SourceLog):
         return has_start and all(map(self._is_plain, (*segments, *self._damaged)))
 
     def _usable(self, numbers: Iterable[int]) -> list[SegmentRange] | None:
-        """Returns what some segments may serve; `None` if one of them is unusual."""
+        """Returns the offsets that some segments may serve; `None` if any is unusual."""
         wanted = list(numbers)
         segments = self.listed.described(wanted)
         if len(segments) < len(wanted) or not all(map(self._is_plain, segments)):

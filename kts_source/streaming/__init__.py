@@ -1,4 +1,4 @@
-"""Micro-batches: which offsets each holds, as text in a checkpoint and as a plan; no Spark."""
+"""Micro-batches: their offsets in a checkpoint, and their plans. Does not use Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["end_offsets"]
 
 
 def __getattr__(name: str) -> object:
-    # Lazy: most who import a module of this package do not look into checkpoints.
+    # Lazy: most importers of this package do not read checkpoints.
     if name in __all__:
         return getattr(importlib.import_module("kts_source.streaming.checkpoint"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -95,7 +95,7 @@ class PendingPartition:
     """Offsets [start, stop) of a partition that may be read next.
 
     Attributes:
-        is_told: Whether the stream's position says where it begins; else the next one must.
+        is_told: True if the stream's position has its start; else the next position must.
         look: `None` if the tier has no segment of it.
     """
 
@@ -228,8 +228,8 @@ def next_position(
 
     Args:
         position: Before the batch.
-        pending: What could be read.
-        ends: Where the batch ends in the partitions that it reads.
+        pending: Partitions that could be read.
+        ends: End offsets of the batch.
     """
     if not position.is_initial and all(ends.get(p.partition, 0) <= p.start for p in pending):
         return position

@@ -1,7 +1,7 @@
-"""Where a streaming query has got to, from its checkpoint: to go on from there with another query.
+"""Reads the position of a streaming query from its checkpoint, to continue with another query.
 
 Spark writes a file `offsets/N` before it runs batch N, and `commits/N` when all its rows are in the
-sink (`OffsetSeqLog`, `CommitLog`). So the batch with the greatest number in `commits` counts.
+sink (`OffsetSeqLog`, `CommitLog`). So the batch with the highest number in `commits` counts.
 
     v1                              v2
     {"batchWatermarkMs":0, …}       {"batchWatermarkMs":0, …}
@@ -44,17 +44,17 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """The ends of the last batch that a query has committed, as `startingOffsets` for
+    """Returns the end of the last batch that a query has committed, as `startingOffsets` for
     `format("kafka")` or for another stream or batch of this source.
 
-    Stop the query first: what it commits later is not in the answer.
+    Stop the query first: later commits are not included.
 
     Args:
-        checkpoint: Its checkpoint location.
-        source: Which of several sources: its name, or its number in the query, from 0.
-        partitions: How many partitions topics have. Those of which the query has read nothing are
-            named too, with −2 (earliest): Spark's Kafka source wants all of them. Topics that it
-            has not read are left out.
+        checkpoint: The checkpoint location.
+        source: Name of the source, or its number in the query from 0, if there are several.
+        partitions: Number of partitions by topic. Unread partitions are included with −2
+            (earliest), because Spark's Kafka source requires all of them. Topics that the query has
+            not read are left out.
         options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
 
     Returns:
@@ -79,11 +79,7 @@ def committed_position(
     source: str | int | None = None,
     options: Mapping[str, str] | None = None,
 ) -> StreamPosition:
-    """Where the last committed batch of a query ends; see `end_offsets`.
-
-    Raises:
-        StreamOffsetError: See `end_offsets`.
-    """
+    """Returns the end of the last committed batch of a query; see `end_offsets`."""
     folder = _Folder(checkpoint, options)
     batches = folder.batches("commits")
     if not batches:

@@ -1,4 +1,4 @@
-"""Looks at the topics of a stream through their brokers: leaders say what the log is.
+"""Looks at the topics of a stream through their brokers; leaders define the log.
 
 The tier is listed for offsets that leaders may no longer have on their own disks. Records produced
 since the last batch come from leaders, whether they were tiered in the meantime or not: a stream
@@ -73,7 +73,7 @@ class TierListing:
     """Lists the tier next to brokers on demand. Called from any thread.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         tier: The tier.
         view: Names the topics.
     """
@@ -93,15 +93,15 @@ class TierListing:
         self._describing.shutdown(wait=False, cancel_futures=True)
 
     def part(self, brokers: BrokerLog, offset: int, *, refresh: bool = False) -> TieredPart:
-        """Returns what the tier has of a partition from an offset on.
+        """Returns the segments of a partition in the tier from an offset on.
 
-        Returns nothing if brokers have all of that on their own disks, and nothing of it was tiered
-        when the tier was listed last.
+        Returns nothing if brokers have all of these offsets on their own disks and none was tiered
+        at the last listing.
 
         Args:
             brokers: The leader's description.
             offset: The first wanted offset.
-            refresh: Whether to list the tier again, however recent the last listing is.
+            refresh: Set to list the tier again even if the last listing is recent.
 
         Raises:
             TopicNotFoundError: The tier has nothing of a topic that brokers have tiered.
@@ -164,7 +164,7 @@ class BrokerLook:
     """A partition as its leader describes it; a `LogLook`.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         brokers: The leader's description.
         view: Asks the leader for more.
         listing: Of the tier.
@@ -209,7 +209,7 @@ class BrokerLook:
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
-        """See `LogLook`. Brokers serve what the tier lacks: there are no holes."""
+        """Never called: brokers serve offsets missing in the tier, so there are no holes."""
         raise AssertionError(hole)
 
     def epoch_of(self, offset: int) -> int | None:
@@ -317,7 +317,7 @@ class BrokerLook:
         return PartitionLag(end, offsets, round(size), oldest, self._brokers.log_start)
 
     def plan(self, wanted: BatchRange) -> PlannedPartition:
-        """See `LogLook`. What the tier still has below a log start that has moved is read, because
+        """See `LogLook`. Offsets below a log start that has moved are read from the tier, because
         the batch was fixed before. Raises `DataLossError` if offsets were lost.
         """
         brokers = self._brokers
@@ -369,8 +369,8 @@ class ClusterLooker:
     """Looks at the topics of one stream through brokers; a `Looker`.
 
     Args:
-        options: What is read. The tier is opened from them.
-        settings: How brokers are reached.
+        options: Options of the scan. The tier is opened from them.
+        settings: Broker connection settings.
     """
 
     def __init__(self, options: ScanOptions, settings: BrokerSettings) -> None:
@@ -380,7 +380,7 @@ class ClusterLooker:
         self.tier = open_tier(options)
         self.pool = ThreadPoolExecutor(PLANNING_THREADS, "kts-look")
         self._current = _ClusterAndTier(self._options, settings, self.tier)
-        self._is_seen = False  # whether a look returned the cluster's last state
+        self._is_seen = False  # True if a look returned the cluster's last state
         self._replayed: _ClusterAndTier | None = None
         self._tier_alone: Looker | None = None
         self._old_listed_at = float("-inf")
@@ -492,7 +492,7 @@ class ClusterLooker:
     def _in_tier(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> dict[TopicPartition, LogLook]:
-        """Returns what the tier has of incarnations that the cluster no longer has."""
+        """Returns partitions in the tier of incarnations that the cluster no longer has."""
         if not ranges or not self._options.path:
             return {}
         if self._tier_alone is None:
@@ -599,7 +599,7 @@ def _counts(position: StreamPosition) -> dict[str, int]:
 
 
 def _unread(position: StreamPosition, look: Look) -> list[TopicPartition]:
-    """Returns partitions of which a look shows more than the stream has read."""
+    """Returns partitions with unread offsets in a look."""
     unread = []
     for name, topic in look.items():
         known = position.topics.get(name)

@@ -1,4 +1,4 @@
-"""How far a stream is behind what it could read."""
+"""Lag of a stream: offsets that it could read and has not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kts_source.streaming.offsets import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """What is unread of one partition.
+    """Lag of one partition.
 
     Attributes:
         end: One past the last offset that may be read.
@@ -57,7 +57,7 @@ def lag_to_json(lags: Mapping[TopicPartition, PartitionLag]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """How far a query's stream was behind after a batch.
+    """Lag of a query's stream after a batch.
 
     Attributes:
         offsets: Number of unread offsets.

@@ -1,9 +1,9 @@
-"""Listings that go on from what an earlier one showed.
+"""Extends earlier listings of a partition instead of repeating them.
 
-Segments come at the end of a partition's listing and go at its beginning. So a long listing that is
-known is not read again as a whole: its first page and what is behind its last segments show what
-changed. What is between is taken to be as it was, until the next whole listing. Anything that does
-not fit, two listings that overlap and differ, leads to a whole one at once.
+Segments are added at the end of a partition's listing and deleted at its beginning. So a long
+listing is not repeated: its first page and the keys after its last segments show the changes. The
+keys between are assumed to be unchanged until the next full listing. If two listings overlap and
+differ, a full one follows at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 PAGE: Final = 1000
 """Keys that a store lists in one request."""
 _SEEN_AGAIN: Final = 30
-"""So many of the last objects are listed every time: copies under way are among them."""
+"""The last objects are always listed again, because copies in progress are among them."""
 _GAIN_IN_A_ROW: Final = 8
-"""A listing of all partitions in a row must spare so many times its requests: they come one after
-the other, those of partitions side by side."""
+"""Minimum factor of requests that a listing of all partitions saves: its requests are sequential,
+and those of single partitions concurrent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class _Known:
 
 
 class ListingMemory:
-    """A `Layout` whose listings of a partition cost a request or two where little is new. From any
-    thread, one listing of a partition at a time.
+    """A `Layout` that lists a partition with one or two requests if little is new. Called from any
+    thread, with one listing of a partition at a time.
 
     Args:
-        layout: How segments are named and described.
-        whole_interval_ms: After so long a partition is listed as a whole again.
+        layout: Names and describes segments.
+        whole_interval_ms: Time between full listings of a partition.
         clock: Seconds.
     """
 
@@ -63,12 +63,12 @@ class ListingMemory:
         self._in_a_row: dict[str, list[ObjectInfo]] = {}
 
     def is_assumed(self, folder: TopicFolder, partition: int) -> bool:
-        """Whether the last listing was in part taken from an earlier one."""
+        """Returns whether the last listing reused an earlier one."""
         known = self._known.get(self._layout.partition_folder(folder, partition))
         return known is not None and not known.is_whole
 
     def forget(self, folder: TopicFolder, partition: int) -> None:
-        """The next listing of a partition is a whole one."""
+        """Makes the next listing of a partition a full one."""
         self._known.pop(self._layout.partition_folder(folder, partition), None)
 
     def topic_folders(
@@ -78,8 +78,8 @@ class ListingMemory:
         return self._layout.topic_folders(store, key_prefix, topic)
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """See `Layout.partitions`. Where many of them have few segments each, all are listed in a
-        row, which answers `list_partition`.
+        """See `Layout.partitions`. Lists all partitions with one prefix if they are many and small;
+        `list_partition` then returns from that listing.
         """
         found = self._layout.partitions(store, folder)
         places = [self._layout.partition_folder(folder, number) for number in found]
@@ -95,7 +95,7 @@ class ListingMemory:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """See `Layout.list_partition`. Where nothing is new, the same listing as before."""
+        """See `Layout.list_partition`. Returns the same listing as before if nothing is new."""
         place = self._layout.partition_folder(folder, partition)
         known = self._known.get(place)
         now = self._clock()
@@ -139,8 +139,8 @@ class ListingMemory:
 
 
 def _ends(store: ObjectStore, place: str, known: list[ObjectInfo]) -> list[ObjectInfo] | None:
-    """A listing of which only the first page and what is behind the last known objects were asked
-    for; `None` where these do not fit to what is known.
+    """Lists only the first page and the keys after the last known objects. Returns `None` if they
+    do not fit the known listing.
     """
     first = list(islice(store.list_objects(place), PAGE))
     resumed = known[-_SEEN_AGAIN - 1].key

@@ -1,4 +1,4 @@
-"""What a stream asks of the partitions that it reads, whatever serves them."""
+"""The interface of partitions that a stream reads from a tier or through brokers."""
 
 from __future__ import annotations
 
@@ -50,46 +50,36 @@ class LogLook(Protocol):
     @property
     def place(self) -> Place:
         """The partition, for errors about it."""
-        ...
 
     @property
     def log(self) -> PartitionLog:
-        """Its log as far as it was read."""
-        ...
+        """The part of its log that was read."""
 
     @property
     def written_stop(self) -> int:
         """One past the last existing offset, whether it may be read yet or not."""
-        ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether every segment was read. Before, the log start and end may be wrong."""
-        ...
+        """True once every segment was read. Before, the log start and end may be wrong."""
 
     def end(self) -> int:
         """Returns one past the last offset that may be read."""
-        ...
 
     def end_before(self, hole: Hole) -> int:
         """Returns the end if the log is known up to a hole only."""
-        ...
 
     def epoch_of(self, offset: int) -> int | None:
         """Returns the leader epoch that owns an offset; `None` if unknown."""
-        ...
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """Returns the first offset dated at or after a time; `None` if there is none."""
-        ...
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
-        """Yields what exists of offsets [start, stop), ascending."""
-        ...
+        """Yields existing segments of offsets [start, stop), ascending."""
 
     def lag(self, position: int) -> PartitionLag:
-        """Returns what is unread from an offset on."""
-        ...
+        """Returns the lag at an offset."""
 
     def plan(self, wanted: BatchRange) -> PlannedPartition | None:
         """Plans some of its offsets; `None` if no segment is left and loss is allowed.
@@ -97,7 +87,6 @@ class LogLook(Protocol):
         Raises:
             TieredKafkaError: They cannot be read anymore.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +151,6 @@ class Looker(Protocol):
 
     def close(self) -> None:
         """Closes connections and threads."""
-        ...
 
     def look(self, position: StreamPosition, before: Look | None) -> Look:
         """Looks at all selected topics.
@@ -171,14 +159,12 @@ class Looker(Protocol):
             position: The stream's position: topics in it may be gone.
             before: The previous look, which is returned if nothing is new.
         """
-        ...
 
     def again(
         self, ranges: Mapping[TopicPartition, tuple[str, int]]
     ) -> Mapping[TopicPartition, LogLook]:
-        """Looks at partitions of a batch that was planned before, whatever the options select now.
+        """Looks at partitions of a batch that was planned before, even if no longer selected.
 
         Args:
             ranges: Topic id and first wanted offset of each partition.
         """
-        ...

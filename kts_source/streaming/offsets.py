@@ -60,7 +60,7 @@ class TopicPosition:
 
 @dataclass(frozen=True, slots=True)
 class TopicBegin:
-    """Where a batch began in some partitions of one topic."""
+    """Start offsets of a batch in some partitions of one topic."""
 
     topic_id: str
     offsets: Offsets
@@ -73,7 +73,7 @@ class StreamPosition:
     Attributes:
         topics: By name.
         begins: `from`, see above, by topic.
-        is_initial: Whether nothing was read yet, so that the options say where a batch begins.
+        is_initial: True if nothing was read yet; the options define the start of the batch.
     """
 
     topics: Mapping[str, TopicPosition]

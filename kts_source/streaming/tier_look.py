@@ -73,7 +73,7 @@ class TierLogLook:
     """A partition of one incarnation of a topic, as one listing shows it; a `LogLook`.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         tier_log: Its log.
     """
 
@@ -234,7 +234,7 @@ class TierLooker:
     """Looks at the tier for one stream; a `Looker`.
 
     Args:
-        options: What is read. The tier is opened from them.
+        options: Options of the scan. The tier is opened from them.
         clock: Seconds.
     """
 

@@ -1,4 +1,4 @@
-"""One running stream: what the next micro-batch holds, and its plan.
+"""Chooses and plans the micro-batches of one running stream.
 
 It keeps no state that a restart needs: positions contain everything. The last look and the plan of
 the batch that was just chosen are cached.
@@ -53,7 +53,7 @@ class TierStream:
     """Chooses and plans the micro-batches of one query. Used by one thread at a time.
 
     Args:
-        options: What is read, and the limits of a batch.
+        options: Options of the scan, with limits of a batch.
         clock: Seconds since the epoch.
     """
 
@@ -88,7 +88,7 @@ class TierStream:
 
         Args:
             position: The stream's position.
-            limited: Whether the limits of the options apply.
+            limited: True to apply the limits of the options.
 
         Raises:
             TieredKafkaError: The stream cannot continue by waiting.
