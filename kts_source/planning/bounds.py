@@ -261,7 +261,7 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
     """Raises `DataLossError`, or warns, if the outcome of transactions may be lost in a hole, or
     transactions may have been open after it.
     """
-    gap = decisions.unknown_behind
+    gap = decisions.unknown_after
     if gap is not None:
         place.raise_or_warn(
             f"producer snapshots from offset {gap.stop} on are not usable, and no segment in"

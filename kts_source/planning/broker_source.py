@@ -464,7 +464,7 @@ class UnionLog(SourceLog):
         if its own tier lost the records there, and loss is allowed.
         """
         try:
-            return self._view.aborted_behind(self._brokers, offset)
+            return self._view.aborted_across(self._brokers, offset)
         except DataLossError as error:
             oldest = min(first for _, first in began)
             self.place.raise_or_warn(

@@ -308,7 +308,7 @@ class ClusterView:
         supported = [key for key in keys if knows_local_start(self._cluster, key)]
         return self._cluster.offsets(supported, EARLIEST_LOCAL, read_committed=False)
 
-    def aborted_behind(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
+    def aborted_across(self, log: BrokerLog, offset: int) -> frozenset[tuple[int, int]]:
         """Returns producer id and first offset of the aborted transactions that begin below an
         offset and end at or after it; others may be included.
 

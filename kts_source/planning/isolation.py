@@ -39,7 +39,7 @@ class Decisions:
         stop: The range's end, clamped to the first undecided transaction.
         undecided: Transactions begun below the wanted end whose outcome the tier does not hold.
         lost: Transactions whose marker may be in a gap; their records are left out, too.
-        unknown_behind: A gap after which nothing records which transactions were open, because the
+        unknown_after: A gap after which nothing records which transactions were open, because the
             producer snapshots there are not usable; `None` = no such gap matters.
         ends: Transactions open at the end of each range; for `check_ends`.
     """
@@ -48,7 +48,7 @@ class Decisions:
     stop: int
     undecided: tuple[OpenTransaction, ...]
     lost: tuple[AbortedTxn, ...] = ()
-    unknown_behind: Hole | None = None
+    unknown_after: Hole | None = None
     ends: EndStates | None = field(default=None, repr=False, compare=False)
 
 
@@ -68,7 +68,7 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
     ends = EndStates(partition, side_files)
     horizon = last
     while horizon + 1 < len(partition.ranges) and (
-        ends.goes_on_elsewhere(horizon) or ends.undecided(horizon, below=stop)
+        ends.continues_elsewhere(horizon) or ends.undecided(horizon, below=stop)
     ):
         horizon += 1
     if first < last and stop < partition.ranges[last].stop and ends.is_known(last - 1):
@@ -88,7 +88,7 @@ def decide(partition: PartitionLog, start: int, stop: int, side_files: SideFiles
         stop=max(clamped, start),
         undecided=undecided,
         lost=lost,
-        unknown_behind=ends.unknown_behind,
+        unknown_after=ends.unknown_after,
         ends=ends,
     )
 
@@ -202,7 +202,7 @@ class EndStates:
     Results are cached: no log is read twice, however many side files are bad.
 
     Attributes:
-        unknown_behind: A gap after which headers were replayed without knowing what was open.
+        unknown_after: A gap after which headers were replayed without knowing what was open.
     """
 
     def __init__(self, partition: PartitionLog, side_files: SideFiles) -> None:
@@ -212,9 +212,9 @@ class EndStates:
         self._side_files = side_files
         self._open: dict[int, Mapping[int, int]] = {}
         self._replays: dict[int, Replay] = {}
-        self.unknown_behind: Hole | None = None
+        self.unknown_after: Hole | None = None
 
-    def goes_on_elsewhere(self, number: int) -> bool:
+    def continues_elsewhere(self, number: int) -> bool:
         """Returns whether range `number` ends inside its segment and the next range follows. Then
         the next segment's snapshot counts: its own is for another offset.
         """
@@ -341,7 +341,7 @@ class EndStates:
         """
         start = self._ranges[number].start
         if start in self._gaps:
-            self.unknown_behind = self._gaps[start]
+            self.unknown_after = self._gaps[start]
         elif start > self._partition.log_start:
             raise UnknownStartError
         return {}

@@ -114,12 +114,10 @@ class MetadataState:
     """Segments of all wanted partitions in the topic.
 
     Attributes:
-        count: Number of partitions of the topic.
         reads: The partitions that were read, in order.
         partitions: Segments of all wanted partitions, by topic and number.
     """
 
-    count: int
     reads: tuple[MetadataRead, ...]
     partitions: Mapping[TopicPartition, NamedSegments]
 
@@ -191,7 +189,7 @@ def _read(
         named = _named_segments(cluster, offsets, held[source[1]], max_batch_bytes)
         partitions |= named
         reads.append(next(iter(named.values())).read)
-    return MetadataState(count, tuple(reads), {key: partitions[key] for key in wanted})
+    return MetadataState(tuple(reads), {key: partitions[key] for key in wanted})
 
 
 def _named_segments(

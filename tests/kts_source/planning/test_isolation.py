@@ -230,11 +230,11 @@ def test_behind_a_gap_bad_snapshots_leave_it_unknown_what_was_open(is_exact: boo
     assert len(tier.missing) == 1
     state.lose_snapshots = frozenset(range(5, 10))
     decisions = decide(tier, 7, 9, side_files(state))
-    assert decisions.unknown_behind is not None
-    assert (decisions.unknown_behind.start, decisions.unknown_behind.stop) == (3, 5)
+    assert decisions.unknown_after is not None
+    assert (decisions.unknown_after.start, decisions.unknown_after.stop) == (3, 5)
     state.lose_snapshots = frozenset(range(6, 10))
     decisions = decide(tier, 7, 9, side_files(state))
-    assert (decisions.unknown_behind, decisions.stop) == (None, 7)
+    assert (decisions.unknown_after, decisions.stop) == (None, 7)
 
 
 def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
