@@ -123,7 +123,7 @@ def requested_bounds(
     stop = _resolve_stop(options.ending, place, partition, lookup)
     if start > stop:
         raise InvalidOptionError(
-            f"{place}: the starting offset {start} lies above the ending offset {stop}"
+            f"{place}: the starting offset {start} is above the ending offset {stop}"
         )
     return start, stop
 
@@ -217,7 +217,7 @@ def _clamped(option: str, offset: int, place: Place, partition: PartitionLog) ->
     place.raise_or_warn(
         f"{option} asks for offset {offset}, which is {reason}: {place.holder} holds"
         f" [{partition.log_start}, {partition.stop}){place.in_parts(offset, offset + 1)}"
-        "; failOnDataLoss=false reads what there is",
+        "; failOnDataLoss=false reads the offsets that exist",
         OffsetOutOfRangeError,
     )
     return min(max(offset, partition.log_start), partition.stop)
@@ -232,7 +232,7 @@ def check_decided(bound: Bound, place: Place, stop: int, decided: int, reason: s
         return
     raise OffsetOutOfRangeError(
         f"{place}: endingOffsets asks for offset {wanted}, but read_committed ends at offset"
-        f" {decided}: {reason}; failOnDataLoss=false reads what there is"
+        f" {decided}: {reason}; failOnDataLoss=false ends there"
     )
 
 
@@ -242,18 +242,18 @@ def check_lineage_known(place: Place, damaged: RemoteSegment) -> None:
     """
     place.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"
-        f" {damaged.stop_offset}), whose checkpoint is lost: nothing tells which segments belong to"
-        f" the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
-        "; failOnDataLoss=false reads them as if they did"
+        f" {damaged.stop_offset}), whose checkpoint is lost, so it is unknown which segments belong"
+        f" to the log{place.in_parts(damaged.start_offset, damaged.stop_offset)}"
+        "; failOnDataLoss=false reads them all"
     )
 
 
 def refuse_contradiction(place: Place, evidence: str) -> None:
     """Raises `DataLossError`, or warns, if the tier contradicts the lineage that drops segments."""
     place.raise_or_warn(
-        f"{evidence}. Segments would be left out on this evidence. Restore the damaged side file"
-        " from a replica or a version of the bucket, or set failOnDataLoss=false to read the log by"
-        " the newest checkpoint"
+        f"{evidence}. Segments would be skipped because of it. Restore the damaged side file from a"
+        " replica or a version of the bucket, or set failOnDataLoss=false to read the log by the"
+        " newest checkpoint"
     )
 
 
@@ -265,8 +265,8 @@ def check_outcomes(place: Place, partition: PartitionLog, decisions: Decisions) 
     if gap is not None:
         place.raise_or_warn(
             f"producer snapshots from offset {gap.stop} on are not usable, and no segment in"
-            f" {place.holder} holds offsets [{gap.start}, {gap.stop}), so nothing tells which"
-            " transactions were open there; failOnDataLoss=false takes it that none was"
+            f" {place.holder} holds offsets [{gap.start}, {gap.stop}), so it is unknown which"
+            " transactions were open there; failOnDataLoss=false assumes that none was"
         )
     lost = decisions.lost
     if not lost:

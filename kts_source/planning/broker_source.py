@@ -469,8 +469,8 @@ class UnionLog(SourceLog):
             oldest = min(first for _, first in began)
             self.place.raise_or_warn(
                 f"transactions that began at offset {oldest} or later are open at offset {offset},"
-                f" and nothing tells how they ended: {error.message}. Their records are then left"
-                " out"
+                f" and their outcome is unknown: {error.message}. failOnDataLoss=false leaves their"
+                " records out"
             )
             return began
 
@@ -577,8 +577,8 @@ def tier_end(
     unknown = [uri for base, uri in tiered.unreadable if base >= end]
     if unknown:
         place.raise_or_warn(
-            f"tail=false ends where the tier ends, and nothing describes where these segments end:"
-            f" {some(unknown)}. Restore what describes them, leave tail=false out, or set"
+            f"tail=false ends where the tier ends, and the ends of these segments are unknown:"
+            f" {some(unknown)}. Restore their manifests, leave tail=false out, or set"
             f" failOnDataLoss=false to end at offset {end}"
         )
     return end

@@ -272,8 +272,8 @@ class DiskSource:
         if disk_log.is_undecided and options.read_committed:
             place.raise_or_warn(
                 f"no producer snapshot is sound at the first segment of {disk_log.disks.folder}, so"
-                " nothing tells which transactions were open there, and whether the disk ended"
-                " them; failOnDataLoss=false takes it that none was open"
+                " it is unknown which transactions were open there, and whether the disk ended"
+                " them; failOnDataLoss=false assumes that none was open"
             )
         return disk_log
 
@@ -290,7 +290,7 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
     if wanted is None and len(available) > 1:
         raise InvalidOptionError(
             f"topic {topic!r} has several topic ids on the disks ({', '.join(available)}), and"
-            " nothing tells which is newest: choose with option 'topicId'"
+            " no evidence shows which is newest: choose with option 'topicId'"
         )
     return wanted or available[0]
 

@@ -551,12 +551,12 @@ def _check_newest(
     if not newer:
         return
     text = (
-        f"topic {chosen.topic}: the segments of topic id {chosen.topic_id} are older than what"
-        f" there is of another one: {some(map(str, newer))}"
+        f"topic {chosen.topic}: the segments of topic id {chosen.topic_id} are older than objects"
+        f" of another one: {some(map(str, newer))}"
     )
     if options.fail_on_data_loss:
         raise DataLossError(
-            f"{text}; choose with option 'topicId', or wait for a copy that is under way",
+            f"{text}; choose with option 'topicId', or wait for a copy that is in progress",
             topic=chosen.topic,
         )
     log.warning("%s", text)
@@ -586,7 +586,7 @@ def _choose(
             if segment.event_timestamp_ms is None:
                 raise InvalidOptionError(
                     f"topic {topic!r} has several topic ids ({ids}) and layout {options.layout!r}"
-                    " does not tell which is newest: choose with option 'topicId'"
+                    " does not record which is newest: choose with option 'topicId'"
                 )
             newest[each.folder] = max(newest[each.folder], segment.event_timestamp_ms)
     latest = max(newest.values())

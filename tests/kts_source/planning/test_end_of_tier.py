@@ -191,7 +191,7 @@ def test_lost_log_at_the_end_of_a_local_tier_raises_data_loss_error(tmp_path: Pa
             "tail": "false",
         }
 
-        with pytest.raises(DataLossError, match="nothing describes where these segments end"):
+        with pytest.raises(DataLossError, match="the ends of these segments are unknown"):
             kts_source.scan(options).count()
 
         assert kts_source.scan({**options, "failOnDataLoss": "false"}).count() == 6
