@@ -375,7 +375,9 @@ class UnionLog(SourceLog):
                 self._not_usable |= {error.segment_id}
                 self.log = self._merged()
         rest = next(between(self.log.ranges, start, stop), None)
-        if rest and rest.start < (decided_from := self._view.decided_from(self._brokers)):
+        if rest is not None and rest.start < (
+            decided_from := self._view.decided_from(self._brokers)
+        ):
             raise OldBrokerError(
                 f"offsets from {rest.start} to {decided_from} would be read by brokers from their"
                 f" tier, and {LEAK}: give the tier's path, or read with"

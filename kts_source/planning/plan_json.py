@@ -162,7 +162,11 @@ def _partition_to(part: PartitionPlan, number: Callable[[RemoteSegment], int]) -
         "unverifiable": holes(log.unverifiable),
         "skipped": [[number(skipped.segment), skipped.reason] for skipped in log.skipped],
     }
-    parts = {"brokers": part.brokers, "disks": part.disks, "catalog": part.catalog}
+    parts: dict[str, BrokerPart | DiskPart | CatalogPart | None] = {
+        "brokers": part.brokers,
+        "disks": part.disks,
+        "catalog": part.catalog,
+    }
     given = {name: _fields_to(value) for name, value in parts.items() if value is not None}
     return document | given
 

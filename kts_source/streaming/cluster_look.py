@@ -453,7 +453,7 @@ class ClusterLooker:
         options = replace(
             self._options, topic_ids={}, starting=EarliestBound(), ending=LatestBound()
         )
-        batch = {tuple(partition): topic_id for partition, (topic_id, _) in ranges.items()}
+        batch = {(each.topic, each.partition): ranges[each][0] for each in ranges}
         self._replayed = _ClusterAndTier(options, self._settings, self.tier, batch)
         self._replayed.renew()
         view = self._replayed.view
