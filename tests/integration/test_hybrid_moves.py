@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 
 from kts_source.errors import AccessDeniedError, DataLossError, TopicNotFoundError
 from kts_source.options import parse_options
-from kts_source.planning import hybrid
+from kts_source.planning.broker_source import BrokerSource
 from kts_source.read.read_settings import BatchLimits
 from kts_source.read.run_task import run_task
 from kts_source.store.local_store import LocalStore
@@ -44,15 +44,15 @@ def test_segments_are_uploaded_between_the_end_and_the_listing(
     topic = Topic(cluster, "grows")
     topic.write(3)
     topic.settle()
-    listed = hybrid._listed
+    list_tier = BrokerSource.list_tier
     grown: list[int] = []
 
-    def list_late(*given: Any, **more: Any) -> Any:  # noqa: ANN401
+    def list_late(source: BrokerSource) -> None:
         topic.write(2)
         grown.append(topic.settle())
-        return listed(*given, **more)
+        list_tier(source)
 
-    monkeypatch.setattr(hybrid, "_listed", list_late)
+    monkeypatch.setattr(BrokerSource, "list_tier", list_late)
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
         plan = planned(options)

@@ -251,15 +251,15 @@ def test_a_partition_that_cannot_be_planned_is_told(
             writer.write_segment(segment)
     tier = DamagedTier(tmp_path)
 
-    def refuse(options: Any, part: Any, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
-        if part.partition == 1:
+    def refuse(options: Any, source_log: Any, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
+        if source_log.place.partition == 1:
             raise DataLossError("nothing tells what there is")
-        return planned(options, part, *arguments, **more)
+        return planned(options, source_log, *arguments, **more)
 
     from kts_source.planning import planner
 
-    planned = planner._plan_partition
-    monkeypatch.setattr(planner, "_plan_partition", refuse)
+    planned = planner.plan_log
+    monkeypatch.setattr(planner, "plan_log", refuse)
     search = kts_source.find(options_of(tier), keys=[b"k"])
     assert search.to_table()["partition"].to_pylist() == [0, 2]
     proof = search.certificate
