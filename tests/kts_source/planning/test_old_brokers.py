@@ -78,18 +78,18 @@ def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
 
 
 @pytest.mark.parametrize("segments", [1, 2])
-def test_transactions_that_are_open_at_the_bound(brokers: FakeCluster, segments: int) -> None:
+def test_open_transaction_at_bound_with_old_brokers(brokers: FakeCluster, segments: int) -> None:
     """The broker tells of its disk; of what is in the tier, the tier's next segment does."""
     assert _offsets(brokers, segments, segments) == [2, 3, 4, 5]
 
 
-def test_a_disk_that_begins_behind_the_tier(brokers: FakeCluster) -> None:
+def test_disk_after_tier_end_with_old_brokers(brokers: FakeCluster) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
         _offsets(brokers, 1, 2)
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_segments_that_move_while_they_are_listed_are_listed_again(
+def test_segments_tiered_during_listing_are_listed_again(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A broker copies a segment after the tier was listed, and deletes its own."""

@@ -95,7 +95,7 @@ OTHERS: list[tuple[dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("made", "given"), OTHERS)
-def test_what_contradicts_the_plan_is_refused_and_both_are_named(
+def test_contradicting_option_is_refused_by_name(
     made: dict[str, str], given: dict[str, str], source: dict[str, str], tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, {**source, **made})
@@ -123,7 +123,7 @@ def test_what_contradicts_the_plan_is_refused_and_both_are_named(
         {"startingTimestamp": f"{T0 + 90}", "startingOffsetsByTimestampStrategy": "latest"},
     ],
 )
-def test_with_the_same_options_the_rows_are_the_same(
+def test_replay_with_same_options_returns_same_rows(
     made: dict[str, str], source: dict[str, str], tmp_path: Path
 ) -> None:
     given = {**source, **made}
@@ -135,9 +135,7 @@ def test_with_the_same_options_the_rows_are_the_same(
     assert scan({**given, "planFile": plan}) == scan(given)
 
 
-def test_partitions_that_hold_nothing_may_be_asked_for_again(
-    source: dict[str, str], tmp_path: Path
-) -> None:
+def test_replay_accepts_selected_empty_partitions(source: dict[str, str], tmp_path: Path) -> None:
     del source["subscribe"]
     given = {**source, "assign": '{"t":[0,9]}'}
     plan = planned(tmp_path, given)
@@ -146,15 +144,13 @@ def test_partitions_that_hold_nothing_may_be_asked_for_again(
         kts_source.plan({**source, "assign": '{"t":[0,8]}', "planFile": plan})
 
 
-def test_columns_and_where_refine_a_plan_of_all_rows(
-    source: dict[str, str], tmp_path: Path
-) -> None:
+def test_replay_applies_columns_and_where(source: dict[str, str], tmp_path: Path) -> None:
     plan = planned(tmp_path, source)
     asked = {**source, "columns": "offset", "where": "offset IN (3, 12)", "planFile": plan}
     assert scan(asked).to_pydict() == {"offset": [3, 12]}
 
 
-def test_a_hole_is_an_error_in_a_plan_too(tmp_path: Path) -> None:
+def test_replay_of_plan_with_hole_fails(tmp_path: Path) -> None:
     write_tier(tmp_path / "tier", without=1)
     given = {"path": str(tmp_path / "tier"), "keyPrefix": "p-", "subscribe": "t"}
     plan = planned(tmp_path, {**given, "failOnDataLoss": "false"})
@@ -177,7 +173,7 @@ class GuardedFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec has no type
             raise PermissionError("who are you?")
 
 
-def test_the_plan_is_opened_with_what_opens_the_tier(
+def test_plan_file_is_opened_with_storage_options_of_tier(
     source: dict[str, str], tmp_path: Path
 ) -> None:
     fsspec.register_implementation("guarded", GuardedFiles, clobber=True)
@@ -214,7 +210,7 @@ BAD_FILES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("data", "says"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_a_file_that_is_no_plan_is_named(
+def test_invalid_plan_file_is_refused_by_name(
     data: bytes, says: str, source: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "bad.json"
@@ -224,7 +220,7 @@ def test_a_file_that_is_no_plan_is_named(
 
 
 @pytest.mark.parametrize("name", ["none.json", "tier", "/", "no://where/plan.json", "memory://x"])
-def test_a_file_that_is_not_there_is_named(
+def test_missing_plan_file_is_refused_by_name(
     name: str, source: dict[str, str], tmp_path: Path
 ) -> None:
     path = name if "/" in name else str(tmp_path / name)
@@ -233,7 +229,7 @@ def test_a_file_that_is_not_there_is_named(
     assert path in str(caught.value)
 
 
-def test_a_file_that_is_too_large_is_named(
+def test_large_plan_file_is_refused_by_name(
     source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = planned(tmp_path, source)
@@ -242,7 +238,7 @@ def test_a_file_that_is_too_large_is_named(
         kts_source.plan({**source, "planFile": plan})
 
 
-def test_the_query_of_a_url_is_not_shown(source: dict[str, str]) -> None:
+def test_plan_file_url_query_is_not_in_errors(source: dict[str, str]) -> None:
     file = "http://localhost:1/plan.json?X-Amz-Signature=c0ffee"
     given = {**source, "planFile": file, "maxAttempts": "1"}
     with pytest.raises(TieredKafkaError, match="'planFile'") as caught:
@@ -300,9 +296,7 @@ HOSTILE: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_any_other_value_in_a_plan_is_harmless_or_an_error(
-    source: dict[str, str], tmp_path: Path
-) -> None:
+def test_mutated_plan_returns_same_rows_or_fails(source: dict[str, str], tmp_path: Path) -> None:
     """Each value of a plan in turn: what is read stays within the plan's own rows."""
     given = {**source, "endingOffsets": by_partition(15), "targetPartitionBytes": "300"}
     plan = planned(tmp_path, given)
@@ -333,9 +327,7 @@ def test_any_other_value_in_a_plan_is_harmless_or_an_error(
 
 
 @pytest.mark.parametrize("key", ["../tier/secret", "/etc/passwd", "a/../../secret", "./x"])
-def test_a_key_that_leaves_the_root_is_refused(
-    key: str, source: dict[str, str], tmp_path: Path
-) -> None:
+def test_plan_key_outside_root_is_refused(key: str, source: dict[str, str], tmp_path: Path) -> None:
     plan = planned(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
     for entry in document["segments"][0]["objects"].values():
@@ -345,9 +337,7 @@ def test_a_key_that_leaves_the_root_is_refused(
         kts_source.plan({**source, "planFile": plan})
 
 
-def test_numbers_of_chunks_come_from_objects_not_from_the_file(
-    source: dict[str, str], tmp_path: Path
-) -> None:
+def test_chunk_count_is_bounded_by_object_size(source: dict[str, str], tmp_path: Path) -> None:
     plan = planned(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
     segment = document["segments"][0]
@@ -360,7 +350,9 @@ def test_numbers_of_chunks_come_from_objects_not_from_the_file(
 
 
 @pytest.mark.parametrize("twice", ["task", "slice", "partition"])
-def test_rows_do_not_come_twice(twice: str, source: dict[str, str], tmp_path: Path) -> None:
+def test_plan_with_repeated_slices_is_refused(
+    twice: str, source: dict[str, str], tmp_path: Path
+) -> None:
     plan = planned(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
     if twice == "task":
@@ -374,7 +366,7 @@ def test_rows_do_not_come_twice(twice: str, source: dict[str, str], tmp_path: Pa
         kts_source.plan({**source, "planFile": plan})
 
 
-def test_describe_tells_of_the_tier_not_of_a_plan(source: dict[str, str], tmp_path: Path) -> None:
+def test_describe_ignores_plan_file(source: dict[str, str], tmp_path: Path) -> None:
     plan = planned(tmp_path, {**source, "endingOffsets": by_partition(12)})
     (mark,) = kts_source.describe({**source, "planFile": plan}).partitions
     assert mark.tier_end == 40

@@ -80,7 +80,7 @@ def served(log: PartitionLog) -> list[tuple[str, int, int]]:
     return [(span.segment.segment_id, span.start, span.stop) for span in log.ranges]
 
 
-def test_a_plain_log_is_read_around_the_window() -> None:
+def test_plain_log_reads_segments_around_window_only() -> None:
     listed = Listed(plain(50))
     seen = view(listed, {})
     assert (seen.log.log_start, seen.log.stop) == (0, 5000)
@@ -94,7 +94,7 @@ def test_a_plain_log_is_read_around_the_window() -> None:
     assert not seen.is_complete
 
 
-def test_a_long_segment_far_behind_is_found() -> None:
+def test_long_earlier_segment_serves_window() -> None:
     segments = plain(50)
     del segments[15:20]
     listed = Listed([*segments, segment(1250, 2100, name="long", event_timestamp_ms=3)])
@@ -104,7 +104,7 @@ def test_a_long_segment_far_behind_is_found() -> None:
     assert not seen.is_complete
 
 
-def test_an_epoch_above_the_newest_uploads_means_to_look_at_all() -> None:
+def test_higher_epoch_in_window_reads_all_segments() -> None:
     old = [*plain(10), segment(1000, 1099, name="last", event_timestamp_ms=99)]
     winner = segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
     seen = view(Listed([*old, winner]), {"winner": lineage(e0=0, e1=510)})
@@ -115,7 +115,7 @@ def test_an_epoch_above_the_newest_uploads_means_to_look_at_all() -> None:
     assert served(seen.covering(450, 520))[-1] == ("winner", 510, 550)
 
 
-def test_an_upload_that_a_later_one_begins_below_is_looked_at() -> None:
+def test_overtaken_upload_is_described() -> None:
     # A leader elected uncleanly, whose branch knows only lower epochs, copied all of it anew.
     copied = [
         segment(100 * n, 100 * n + 99, name=f"anew{n}", event_timestamp_ms=20 + n)
@@ -127,7 +127,7 @@ def test_an_upload_that_a_later_one_begins_below_is_looked_at() -> None:
     assert seen.is_complete  # branches died, so no window will do
 
 
-def test_an_end_above_the_newest_uploads_means_to_look_at_all() -> None:
+def test_higher_end_in_window_reads_all_segments() -> None:
     listed = Listed([*plain(10), segment(405, 2000, name="long", event_timestamp_ms=5)])
     seen = view(listed, {})
     assert seen.log.stop == 1000
@@ -135,7 +135,7 @@ def test_an_end_above_the_newest_uploads_means_to_look_at_all() -> None:
     assert seen.is_complete
 
 
-def test_a_hole_means_to_look_at_all() -> None:
+def test_hole_in_window_reads_all_segments() -> None:
     segments = plain(50)
     del segments[20]
     seen = view(Listed(segments), {})
@@ -145,13 +145,13 @@ def test_a_hole_means_to_look_at_all() -> None:
 
 
 @pytest.mark.parametrize("gone", ["0", "20", "49"])
-def test_a_segment_that_has_gone_means_to_look_at_all(gone: str) -> None:
+def test_deleted_segment_reads_all_segments(gone: str) -> None:
     seen = view(Listed(plain(50), gone=gone), {})
     seen.covering(2010, 2020)
     assert seen.is_complete
 
 
-def test_without_times_of_upload_all_are_looked_at() -> None:
+def test_missing_upload_times_read_all_segments() -> None:
     segments = plain(50)
     listed = Listed(segments)
     first = listed.entries[0]
@@ -163,7 +163,7 @@ def test_without_times_of_upload_all_are_looked_at() -> None:
     assert view(Listed(same), {}).is_complete
 
 
-def test_the_log_start_moved_by_the_checkpoint() -> None:
+def test_checkpoint_moves_log_start() -> None:
     listed = Listed(plain(50))
     seen = view(listed, {"49": lineage(e0=150)})
     assert (seen.log.log_start, seen.log.stop) == (150, 5000)

@@ -50,7 +50,7 @@ def left(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegm
 
 
 @given(logs(), limits)
-def test_batches_tile_the_offsets_and_keep_the_limits(found: Logs, limit: BatchLimits) -> None:
+def test_admitted_batches_tile_offsets_within_limits(found: Logs, limit: BatchLimits) -> None:
     at = {place: one[0].start for place, one in found.items() if one}
     end = {place: one[-1].stop for place, one in found.items() if one}
     while at != end:
@@ -76,13 +76,13 @@ def test_batches_tile_the_offsets_and_keep_the_limits(found: Logs, limit: BatchL
 
 
 @given(logs())
-def test_without_limits_all_is_taken(found: Logs) -> None:
+def test_admit_without_limits_takes_everything(found: Logs) -> None:
     ends = admit({place: iter(one) for place, one in found.items()}, NO_LIMITS)
     assert ends == {place: one[-1].stop for place, one in found.items() if one}
 
 
 @given(logs(), st.integers(1, 10))
-def test_the_oldest_of_the_next_segments_comes_first(found: Logs, count: int) -> None:
+def test_admit_takes_oldest_segment_first(found: Logs, count: int) -> None:
     rest = {place: list(one) for place, one in found.items()}
     wanted: dict[TopicPartition, int] = {}
     for _ in range(count):
@@ -94,7 +94,7 @@ def test_the_oldest_of_the_next_segments_comes_first(found: Logs, count: int) ->
     assert admit(pending, BatchLimits(segments=count)) == wanted
 
 
-def test_no_more_segments_are_asked_for_than_are_needed() -> None:
+def test_admit_reads_no_unneeded_segments() -> None:
     asked: list[int] = []
 
     def endless(number: int) -> Iterator[PendingSegment]:

@@ -22,7 +22,7 @@ def document(topic: str, **options: str) -> dict[str, Any]:
     return read
 
 
-def test_a_plan_that_lacks_any_task_is_refused() -> None:
+def test_plan_without_one_task_is_refused() -> None:
     plan = document("txn", isolationLevel="read_uncommitted")  # whole segments, cut by bytes
     for lacking in range(len(plan["tasks"])):
         tasks = [task for number, task in enumerate(plan["tasks"]) if number != lacking]
@@ -30,12 +30,12 @@ def test_a_plan_that_lacks_any_task_is_refused() -> None:
             ScanPlan.from_json(json.dumps({**plan, "tasks": tasks}))
 
 
-def test_a_plan_that_lacks_all_tasks_is_refused() -> None:
+def test_plan_without_tasks_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="not all that is to be read of txn-0"):
         ScanPlan.from_json(json.dumps({**document("txn"), "tasks": []}))
 
 
-def test_where_may_leave_offsets_out_but_no_bytes_of_those_it_reads() -> None:
+def test_plan_with_where_may_skip_offsets_but_no_bytes() -> None:
     plan = document("txn", where="offset >= 700")
     ScanPlan.from_json(json.dumps(plan))
     slices = [piece for task in plan["tasks"] for piece in task]
@@ -51,7 +51,7 @@ def test_where_may_leave_offsets_out_but_no_bytes_of_those_it_reads() -> None:
     [{}, {"maxRecordsPerPartition": "40"}, {"where": "offset between 50 and 70"}],
     ids=["plain", "few", "where"],
 )
-def test_what_planning_makes_fits(topic: str, options: dict[str, str]) -> None:
+def test_planned_json_is_accepted_and_unchanged(topic: str, options: dict[str, str]) -> None:
     given = tier_options(topic, targetPartitionBytes="5k", failOnDataLoss="false", **options)
     plan = kts_source.plan(given)
     assert ScanPlan.from_json(plan.to_json()).to_json() == plan.to_json()
@@ -59,7 +59,7 @@ def test_what_planning_makes_fits(topic: str, options: dict[str, str]) -> None:
     assert ScanPlan.from_json(clipped.to_json()).to_json() == clipped.to_json()
 
 
-def test_partitions_may_have_segments_of_the_same_id() -> None:
+def test_partitions_with_equal_segment_ids_are_accepted() -> None:
     plan = document("txn")
     for number, segment in enumerate(plan["segments"]):
         before = plan["segments"][:number]

@@ -33,7 +33,7 @@ def begun(end: StreamPosition, **offsets: int) -> StreamPosition:
     return StreamPosition(end.topics, {"t": TopicBegin(topic_id, numbers)})
 
 
-def test_a_batch_begins_where_the_end_says_or_the_start() -> None:
+def test_batch_begins_at_recorded_begin_or_start() -> None:
     end = begun(at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
     assert batch_ranges(at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),
@@ -41,7 +41,7 @@ def test_a_batch_begins_where_the_end_says_or_the_start() -> None:
     ]
 
 
-def test_the_first_batch_and_another_topic_id_begin_where_the_end_says() -> None:
+def test_first_batch_and_new_topic_id_begin_at_recorded_begin() -> None:
     end = begun(at("B", p0=9), p0=4)
     assert batch_ranges(INITIAL, end) == batch_ranges(at("A", p0=20), end)
 
@@ -66,9 +66,7 @@ def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> No
         (at(None, p0=5), at(None, p0=9)),
     ],
 )
-def test_lines_of_a_checkpoint_that_do_not_belong_together(
-    start: StreamPosition, end: StreamPosition
-) -> None:
+def test_unrelated_checkpoint_lines_are_refused(start: StreamPosition, end: StreamPosition) -> None:
     with pytest.raises(StreamOffsetError, match=r"topic t, partition 0"):
         batch_ranges(start, end)
 
@@ -79,7 +77,7 @@ def part(
     return PendingPartition(TopicPartition("t", number), topic_id, start, stop, told, None)
 
 
-def test_nothing_read_is_the_same_position() -> None:
+def test_next_position_without_offsets_is_same_position() -> None:
     position = at(p0=5)
     assert next_position(position, [part(0, 5, 9, told=True)], {}) is position
     assert next_position(position, [part(1, 0, 9, told=False)], {}) is position
@@ -87,19 +85,19 @@ def test_nothing_read_is_the_same_position() -> None:
     assert next_position(position, [part(0, 5, 9, told=True)], ends) is position
 
 
-def test_all_partitions_that_are_new_are_told_with_the_next_batch() -> None:
+def test_next_position_records_begin_of_new_partitions() -> None:
     parts = [part(0, 5, 9, told=True), part(1, 3, 9, told=False)]
     end = next_position(at(p0=5, p7=1), parts, {TopicPartition("t", 0): 8})
     assert end == begun(at(p0=8, p1=3, p7=1), p1=3)
 
 
-def test_another_topic_id_leaves_nothing_of_the_one_before() -> None:
+def test_next_position_drops_offsets_of_previous_topic_id() -> None:
     parts = [part(1, 0, 9, told=False, topic_id="B")]
     end = next_position(at(p0=5, p1=8), parts, {TopicPartition("t", 1): 9})
     assert end == begun(at("B", p1=9), p1=0)
 
 
-def test_a_jump_over_lost_offsets_forgets_who_wrote_the_last_record() -> None:
+def test_next_position_drops_epoch_after_lost_offsets() -> None:
     position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
     parts = [part(0, 20, 20, told=False), part(1, 5, 9, told=True)]
     end = next_position(position, parts, {TopicPartition("t", 1): 9})
@@ -107,5 +105,5 @@ def test_a_jump_over_lost_offsets_forgets_who_wrote_the_last_record() -> None:
     assert end.topics["t"] == TopicPosition("A", {0: 20, 1: 9}, {})
 
 
-def test_a_new_stream_has_a_first_batch_in_any_case() -> None:
+def test_new_stream_has_first_batch_without_offsets() -> None:
     assert next_position(INITIAL, [], {}) == StreamPosition({})

@@ -57,7 +57,7 @@ def whole(*sizes: int) -> tuple[Any, bool]:
 @example([whole(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)  # and beyond
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
-def test_it_is_what_the_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
+def test_request_count_equals_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
     before = estimate._CHUNKS_AT_ONCE
     estimate._CHUNKS_AT_ONCE = at_a_time  # type: ignore[misc]
     try:
@@ -74,5 +74,5 @@ def test_it_is_what_the_reader_groups(parts: list[tuple[Any, bool]], at_a_time: 
 
 
 @given(indexes())
-def test_stops_are_those_of_the_chunks(index: ChunkIndex) -> None:
+def test_chunk_stops_equal_chunk_index(index: ChunkIndex) -> None:
     assert index.transformed_stops().tolist() == [c.transformed_stop for c in index.chunks()]
