@@ -165,9 +165,9 @@ def _plan_source(
         reader = SegmentSource(tier, key_ring, pack=pack)
         side_files = SideFiles(reader, max_batch_bytes=options.max_batch_bytes)
         bounds_of = None
-        if progress is not None:
-            bounds_of = progress.bounds_of(part.topic, part.topic_id, part.partition)
         try:
+            if progress is not None:
+                bounds_of = progress.bounds_of(part.topic, part.topic_id, part.partition)
             source_log = part.open_log(side_files, bounds_of is not None)
             if source_log is None:
                 return None
