@@ -177,10 +177,10 @@ def _plan_source(
                 records_end=progress is not None,
             )
         except TieredKafkaError as error:
-            error.located(topic=part.topic, partition=part.partition)
+            located = error.located(topic=part.topic, partition=part.partition)
             if on_partition_error is None or isinstance(error, InvalidOptionError):
-                raise error from error.__cause__
-            on_partition_error(error)
+                raise located from error.__cause__
+            on_partition_error(located)
             return None
         finally:
             if part.listed is not None:

@@ -374,8 +374,8 @@ class TierLooker:
             look = TierLogLook(self._options, tier_log)
             return None if tier_log.is_empty else look
         except TieredKafkaError as error:
-            error.located(topic=listed.topic, partition=listed.partition)
-            raise error from error.__cause__
+            located = error.located(topic=listed.topic, partition=listed.partition)
+            raise located from error.__cause__
 
     def _topic(
         self,
