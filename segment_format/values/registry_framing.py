@@ -1,190 +1,356 @@
-"""What Confluent's serializers put in front of a value: byte 0, then the id of the writer's schema
-(4 bytes, big-endian, above 0); or byte 1, then the schema's GUID (16 bytes).
+"""Headers that registry serializers put in front of a value to name the writer's schema.
+
+| serializer | header |
+|---|---|
+| Confluent | byte 0, schema id (4 bytes, big-endian); or byte 1, schema GUID (16 bytes) |
+| AWS Glue | byte 3, compression (0 none, 5 zlib), UUID of the schema version (16 bytes) |
+| Apicurio 2 | byte 0, schema id (8 bytes, big-endian) |
+
+The value follows the header, for Glue possibly compressed. Ids are above 0. GUIDs and UUIDs are
+represented as lower-case text with hyphens.
 """
 
 from __future__ import annotations
 
 import uuid
+import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels.columns import copied
-from segment_format.values.heads import heads
+from segment_format.kernels.arrow_buffers import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-HEADER: Final = 5
-"""Bytes of the header with an id."""
-GUID_HEADER: Final = 17
-"""Bytes of the header with a GUID."""
+CONFLUENT_HEADER: Final = 5
+"""Bytes of Confluent's header with an id."""
+CONFLUENT_GUID_HEADER: Final = 17
+"""Bytes of Confluent's header with a GUID."""
+_GLUE_HEADER: Final = 18
+_APICURIO_HEADER: Final = 9
+
 _BY_GUID: Final = -3
 _NO_MAGIC: Final = -2
 _TOO_SHORT: Final = -1
 _ID_0: Final = 0
-NO_MAGIC: Final = "no zero byte and schema id in front, nor byte 1 and a schema's GUID"
-TOO_SHORT: Final = f"shorter than the {HEADER} bytes of a zero byte and a schema id"
+NO_MAGIC: Final = "the value starts with neither byte 0 and a schema id nor byte 1 and a GUID"
+TOO_SHORT: Final = (
+    f"the value is shorter than the {CONFLUENT_HEADER} bytes of byte 0 and a schema id"
+)
 ID_0: Final = (
-    "schema id 0, which no registry gives: Apicurio's serializers write ids of 8 bytes, there or in"
-    " the record's headers, unless they are given apicurio.registry.headers.enabled = false,"
+    "the value has schema id 0, which no registry assigns. Apicurio's serializers write ids of 8"
+    " bytes, there or in the record's headers, unless they are configured with"
+    " apicurio.registry.headers.enabled = false,"
     " apicurio.registry.id-handler = io.apicurio.registry.serde.Legacy4ByteIdHandler and"
     " apicurio.registry.use-id = contentId"
 )
-_REASONS: Final = {_TOO_SHORT: TOO_SHORT, _NO_MAGIC: NO_MAGIC, _ID_0: ID_0}
+_CONFLUENT_REASONS: Final = {_TOO_SHORT: TOO_SHORT, _NO_MAGIC: NO_MAGIC, _ID_0: ID_0}
+
+OTHER_IDS: Final = -1
+"""Apicurio id for values whose record headers name a schema by another kind of id."""
+AS_JSON: Final = -2
+"""Apicurio id for values whose record headers say that they use Avro's JSON encoding."""
+JSON_TEXT: Final = (
+    "the value is the text of a JSON object. Avro's JSON encoding is not supported (with Apicurio's"
+    " serializer, set apicurio.registry.avro.encoding=BINARY)"
+)
+_APICURIO_REASONS: Final = {
+    OTHER_IDS: "the record's headers name its schema by another kind of id: see option"
+    " schema-registry.use-id",
+    AS_JSON: JSON_TEXT,
+}
+_NO_APICURIO_ID: Final = (
+    "the value does not start with byte 0 and a schema id of 8 bytes, and the record's headers have"
+    " no schema id"
+)
+
+_GLUE_VERSION: Final = 3
+_GLUE_ZLIB: Final = 5
+_NO_GLUE_HEADER: Final = (
+    "the value does not start with byte 3, compression 0 or 5, and a schema id of 16 bytes"
+)
+MAX_INFLATED_BATCH: Final = 1 << 30
+"""Decompressed bytes of all values of a batch; values that exceed the limit are malformed."""
+MAX_INFLATED_VALUE: Final = 128 << 20
+"""Decompressed bytes of one value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
-    """The headers of values.
+class ConfluentHeaders:
+    """Confluent headers of a batch of values.
 
     Attributes:
-        schemas: Ids and GUIDs that there are, each once; a GUID is text in lower case, with
-            hyphens. In place of one, a number of 0 or below where there is no header.
-        number_of: Which of them each value has; of a null, any.
-        headless: Numbers of those that are none -> why.
-        sizes: Bytes of each value's header; 0 where there is none.
+        schemas: Distinct ids and GUIDs. Values without a header have a number up to 0 instead.
+        schema_of: Index into `schemas` for each value; undefined for nulls.
+        invalid: Index into `schemas` -> why those values have no header.
+        sizes: Bytes of each value's header; 0 without one.
     """
 
     schemas: Sequence[int | str]
-    number_of: NDArray[np.int64]
-    headless: Mapping[int, str]
+    schema_of: NDArray[np.int64]
+    invalid: Mapping[int, str]
     sizes: NDArray[np.int64]
 
 
-def read_headers(values: pa.Array) -> Headers:
-    """The headers of values.
-
-    Args:
-        values: `pa.binary()`, may be a slice.
-    """
-    ids = _ids(values)
+def read_confluent_headers(values: pa.Array) -> ConfluentHeaders:
+    """Reads the headers of `pa.binary()` values, possibly a slice."""
+    ids = _confluent_ids(values)
     by_guid = np.flatnonzero(ids == _BY_GUID)
-    distinct, number_of = np.unique(ids, return_inverse=True)
+    distinct, schema_of = np.unique(ids, return_inverse=True)
     schemas: list[int | str] = distinct.tolist()
-    number_of = number_of.astype(np.int64)
-    if len(by_guid):  # the smallest of all numbers is the first
-        guids, which = _guids(values, by_guid)
+    schema_of = schema_of.astype(np.int64)
+    if len(by_guid):  # _BY_GUID is the least id, so it comes first
+        guids, guid_of = _distinct_uuids(leading_bytes(values, CONFLUENT_GUID_HEADER)[by_guid, 1:])
         schemas = [*guids, *schemas[1:]]
-        number_of += len(guids) - 1
-        number_of[by_guid] = which
-    headless = {at: _REASONS[one] for at, one in enumerate(schemas) if one in _REASONS}
-    sizes = np.where(ids == _BY_GUID, GUID_HEADER, np.where(ids > 0, HEADER, 0))
-    return Headers(schemas, number_of, headless, sizes)
+        schema_of += len(guids) - 1
+        schema_of[by_guid] = guid_of
+    invalid = {
+        index: _CONFLUENT_REASONS[schema]
+        for index, schema in enumerate(schemas)
+        if schema in _CONFLUENT_REASONS
+    }
+    sizes = np.where(ids == _BY_GUID, CONFLUENT_GUID_HEADER, np.where(ids > 0, CONFLUENT_HEADER, 0))
+    return ConfluentHeaders(schemas, schema_of, invalid, sizes)
 
 
-def read_header(value: bytes) -> tuple[int | str, int]:
-    """The id or GUID of a value, and its header's bytes. The readable form of `read_headers`.
+def read_confluent_header(value: bytes) -> tuple[int | str, int]:
+    """Returns the id or GUID of a value and the bytes of its header.
+
+    This is the readable form of `read_confluent_headers`.
 
     Raises:
-        ValueError: There is no header.
+        ValueError: The value has no header.
     """
-    if len(value) < HEADER:
+    if len(value) < CONFLUENT_HEADER:
         raise ValueError(TOO_SHORT)
-    if value[0] == 1 and len(value) >= GUID_HEADER:
-        return str(uuid.UUID(bytes=value[1:GUID_HEADER])), GUID_HEADER
+    if value[0] == 1 and len(value) >= CONFLUENT_GUID_HEADER:
+        return str(uuid.UUID(bytes=value[1:CONFLUENT_GUID_HEADER])), CONFLUENT_GUID_HEADER
     if value[0]:
         raise ValueError(NO_MAGIC)
-    schema_id = int.from_bytes(value[1:HEADER], "big")
+    schema_id = int.from_bytes(value[1:CONFLUENT_HEADER], "big")
     if not schema_id:
         raise ValueError(ID_0)
-    return schema_id, HEADER
+    return schema_id, CONFLUENT_HEADER
+
+
+def _confluent_ids(values: pa.Array) -> NDArray[np.int64]:
+    """Returns the id of each value, or one of the codes up to 0; undefined for nulls."""
+    header = leading_bytes(values, CONFLUENT_HEADER)
+    ids = np.zeros(len(values), np.int64)
+    if not len(values):
+        return ids
+    for byte in range(1, CONFLUENT_HEADER):
+        ids = ids << 8 | header[:, byte]
+    sizes = np.diff(value_bounds(values))
+    ids[header[:, 0] != 0] = _NO_MAGIC
+    ids[(header[:, 0] == 1) & (sizes >= CONFLUENT_GUID_HEADER)] = _BY_GUID
+    ids[sizes < CONFLUENT_HEADER] = _TOO_SHORT
+    return ids
+
+
+class FramedValues(NamedTuple):
+    """Values with the schemas that their headers name.
+
+    Attributes:
+        values: `pa.binary()`.
+        prefix: Bytes of a header that is still in front of each value.
+        schemas: Distinct ids of writers' schemas.
+        schema_of: Index into `schemas` for each value; undefined for nulls.
+        invalid: Index into `schemas` -> why those values have no schema.
+    """
+
+    values: pa.Array
+    prefix: int
+    schemas: Sequence[int | str]
+    schema_of: NDArray[np.int64]
+    invalid: Mapping[int, str]
+
+
+class Framing(NamedTuple):
+    """A serializer's way to name a value's schema.
+
+    Attributes:
+        read: Reads the headers of `pa.binary()` values.
+        has_bare_bytes: Whether values of the Avro schema `"bytes"` have no length in front.
+            Confluent's Java serializer writes them so, and its deserializer returns all bytes after
+            the header.
+    """
+
+    read: Callable[[pa.Array], FramedValues]
+    has_bare_bytes: bool = False
+
+
+def _read_confluent(values: pa.Array) -> FramedValues:
+    headers = read_confluent_headers(values)
+    prefix = CONFLUENT_HEADER
+    if (headers.sizes == CONFLUENT_GUID_HEADER).any():
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        values, prefix = without_headers(values, headers.sizes, valid), 0
+    return FramedValues(values, prefix, headers.schemas, headers.schema_of, headers.invalid)
+
+
+def _read_aws_glue(values: pa.Array) -> FramedValues:
+    headers = leading_bytes(values, _GLUE_HEADER)
+    distinct, schema_of = np.unique(headers, axis=0, return_inverse=True)
+    schema_of = schema_of.reshape(-1).astype(np.int64)
+    schemas = [str(uuid.UUID(bytes=header[2:].tobytes())) for header in distinct]
+    invalid = {
+        index: _NO_GLUE_HEADER
+        for index, header in enumerate(distinct)
+        if header[0] != _GLUE_VERSION or header[1] not in (0, _GLUE_ZLIB)
+    }
+    compressed = (headers[:, 0] == _GLUE_VERSION) & (headers[:, 1] == _GLUE_ZLIB)
+    if not compressed.any():
+        return FramedValues(values, _GLUE_HEADER, schemas, schema_of, invalid)
+    values, failures = _inflate(values, compressed)
+    for row, reason in failures.items():
+        invalid[len(schemas)] = reason
+        schema_of[row] = len(schemas)
+        schemas.append(f"row {row}")
+    return FramedValues(values, 0, schemas, schema_of, invalid)
+
+
+def _inflate(values: pa.Array, compressed: NDArray[np.bool_]) -> tuple[pa.Array, dict[int, str]]:
+    """Returns the values without Glue headers, and the rows that cannot be decompressed."""
+    left = MAX_INFLATED_BATCH
+    contents: list[bytes | None] = []
+    failures: dict[int, str] = {}
+    for row, value in enumerate(values):
+        data = value.as_py()
+        if data is None or not compressed[row]:
+            contents.append(None if data is None else data[_GLUE_HEADER:])
+            continue
+        stream, limit = zlib.decompressobj(), min(left, MAX_INFLATED_VALUE)
+        try:
+            content = stream.decompress(data[_GLUE_HEADER:], limit + 1)
+        except zlib.error as error:
+            failures[row] = f"zlib: {error}"
+        else:
+            if len(content) > limit:
+                failures[row] = f"zlib: the value, or the batch so far, exceeds {limit:,} bytes"
+            elif not stream.eof or stream.unused_data:
+                failures[row] = "zlib: the stream ends too early, or bytes follow its end"
+        if row in failures:
+            content = b""
+        left -= len(content)
+        contents.append(content)
+    return pa.array(contents, pa.binary()), failures
+
+
+def _read_apicurio(values: pa.Array) -> FramedValues:
+    headers = leading_bytes(values, _APICURIO_HEADER)
+    ids = np.ascontiguousarray(headers[:, 1:]).view(">i8").ravel().astype(np.int64)
+    ids[(headers[:, 0] != 0) | (ids < AS_JSON)] = 0
+    distinct, schema_of = np.unique(ids, return_inverse=True)
+    invalid = {
+        index: _APICURIO_REASONS.get(schema_id, _NO_APICURIO_ID)
+        for index, schema_id in enumerate(distinct.tolist())
+        if schema_id <= 0
+    }
+    schema_of = schema_of.astype(np.int64)
+    return FramedValues(values, _APICURIO_HEADER, distinct.tolist(), schema_of, invalid)
+
+
+CONFLUENT: Final = Framing(_read_confluent, has_bare_bytes=True)
+AWS_GLUE: Final = Framing(_read_aws_glue)
+APICURIO: Final = Framing(_read_apicurio)
+
+
+def leading_bytes(values: pa.Array, size: int) -> NDArray[np.uint8]:
+    """Returns the first `size` bytes of each value as a row; zeros where a value is shorter.
+
+    Args:
+        values: Possibly a slice. All values of a type other than `pa.binary()` count as short.
+        size: Number of bytes.
+    """
+    leading = np.zeros((len(values), size), np.uint8)
+    if not len(values) or values.type != pa.binary():
+        return leading
+    bounds = value_bounds(values)
+    rows = np.flatnonzero(np.diff(bounds) >= size)
+    if len(rows):
+        content = np.frombuffer(values.buffers()[2], np.uint8)
+        leading[rows] = content[bounds[rows, np.newaxis] + np.arange(size)]
+    return leading
+
+
+def value_bounds(values: pa.Array) -> NDArray[np.int64]:
+    """Returns where each value starts, then where the last one ends."""
+    _, ends, _ = values.buffers()
+    if ends is None or not ends.size:
+        return np.zeros(len(values) + 1, np.int64)
+    return np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
+
+
+def _distinct_uuids(rows: NDArray[np.uint8]) -> tuple[list[str], NDArray[np.int64]]:
+    distinct, which = np.unique(rows, axis=0, return_inverse=True)
+    return [str(uuid.UUID(bytes=row.tobytes())) for row in distinct], which.reshape(-1)
 
 
 def without_headers(
     values: pa.Array, sizes: NDArray[np.int64], kept: NDArray[np.bool_]
 ) -> pa.Array:
-    """What is behind the headers of values; null for those that are not kept.
+    """Returns the values after their headers, and null for values that are not kept.
 
     Arrow's own `binary_slice` refuses some arrays of short values.
 
     Args:
-        values: `pa.binary()`, at least one; may be a slice.
-        sizes: Of their headers.
-        kept: Which of them are, none of them null.
+        values: `pa.binary()`, at least one; possibly a slice.
+        sizes: Bytes of each header.
+        kept: Mask of the values to return, none of them null.
     """
-    _, ends, data = values.buffers()
-    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset)
-    whole = np.diff(bounds)
-    left = np.where(kept, whole - sizes, 0)
-    parts = np.column_stack([whole - left, left]).ravel()
-    wanted = np.repeat(np.tile([False, True], len(values)), parts)
-    content = np.frombuffer(b"" if data is None else data, np.uint8)[bounds[0] : bounds[-1]][wanted]
-    new_ends = np.concatenate([[0], np.cumsum(left)]).astype(np.int32)
-    validity = copied(np.packbits(kept, bitorder="little"))
-    buffers = [validity, copied(new_ends), copied(content)]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    bounds = value_bounds(values)
+    value_sizes = np.diff(bounds)
+    rest = np.where(kept, value_sizes - sizes, 0)
+    runs = np.column_stack([value_sizes - rest, rest]).ravel()
+    is_rest = np.repeat(np.tile([False, True], len(values)), runs)
+    content = _content(values, bounds)[is_rest]
+    return _binary_array(kept, np.concatenate([[0], np.cumsum(rest)]), content)
 
 
-def with_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
-    """Inserts the length that Avro has in front of bytes.
-
-    Confluent's Java serializer writes a value of the schema `"bytes"` as it is, and its
-    deserializer returns all bytes after the header.
+def insert_avro_lengths(values: pa.Array, rows: NDArray[np.bool_], prefix: int) -> pa.Array:
+    """Inserts the length that Avro's encoding of bytes starts with.
 
     Args:
-        values: `pa.binary()`, at least one; may be a slice.
-        rows: Values that lack the length, none of them null.
+        values: `pa.binary()`, at least one; possibly a slice.
+        rows: Mask of the values that lack the length, none of them null.
         prefix: Bytes of the header in front of each of these values.
 
     Raises:
-        ValueError: The values would have more than 2 GiB.
+        ValueError: The result would exceed 2 GiB.
     """
-    _, ends, data = values.buffers()
-    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
+    bounds = value_bounds(values)
     sizes = np.diff(bounds)
     # Zig-zag varints, seven bits a byte, the lowest first.
     shifts = np.arange(0, 35, 7)
     groups = (2 * (sizes[rows] - prefix))[:, None] >> shifts
     used = (groups > 0) | (shifts == 0)
-    more = np.column_stack([used[:, 1:], np.zeros(len(used), np.bool_)])
-    digits = ((groups & 0x7F) | np.where(more, 0x80, 0)).astype(np.uint8)
+    is_continued = np.column_stack([used[:, 1:], np.zeros(len(used), np.bool_)])
+    digits = ((groups & 0x7F) | np.where(is_continued, 0x80, 0)).astype(np.uint8)
     counts = used.sum(axis=1)
-    places = np.repeat(bounds[:-1][rows] - bounds[0] + prefix, counts)
-    content = np.frombuffer(b"" if data is None else data, np.uint8)[bounds[0] : bounds[-1]]
-    content = np.insert(content, places, digits[used])
+    positions = np.repeat(bounds[:-1][rows] - bounds[0] + prefix, counts)
+    content = np.insert(_content(values, bounds), positions, digits[used])
     sizes[rows] += counts
-    new_ends = np.concatenate([[0], np.cumsum(sizes)])
-    if new_ends[-1] > np.iinfo(np.int32).max:
-        raise ValueError("the values of a batch have more than 2 GiB")
-    validity = None
-    if values.null_count:
-        valid = values.is_valid().to_numpy(zero_copy_only=False)
-        validity = copied(np.packbits(valid, bitorder="little"))
-    buffers = [validity, copied(new_ends.astype(np.int32)), copied(content)]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise ValueError("the values of a batch exceed 2 GiB; read smaller batches")
+    valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+    return _binary_array(valid, ends, content)
 
 
-def _ids(values: pa.Array) -> NDArray[np.int64]:
-    """The id of each value, a number of 0 or below where there is none; of a null, anything."""
-    rows = len(values)
-    none = np.full(rows, _TOO_SHORT, np.int64)
-    if not rows:
-        return none
-    _, ends, data = values.buffers()
-    if ends is None or data is None or data.size < HEADER:
-        return none
-    bounds = np.frombuffer(ends, np.int32, rows + 1, 4 * values.offset).astype(np.int64)
-    content = np.frombuffer(data, np.uint8)
-    starts, whole = bounds[:-1], np.diff(bounds)
-    short = whole < HEADER
-    at = np.where(short, 0, starts)
-    ids = np.zeros(rows, np.int64)
-    for byte in range(1, HEADER):
-        ids = ids << 8 | content[at + byte]
-    first = content[at]
-    ids[first != 0] = _NO_MAGIC
-    ids[(first == 1) & (whole >= GUID_HEADER)] = _BY_GUID
-    ids[short] = _TOO_SHORT
-    return ids
+def _content(values: pa.Array, bounds: NDArray[np.int64]) -> NDArray[np.uint8]:
+    data = values.buffers()[2]
+    return np.frombuffer(b"" if data is None else data, np.uint8)[bounds[0] : bounds[-1]]
 
 
-def _guids(values: pa.Array, rows: NDArray[np.intp]) -> tuple[list[str], NDArray[np.int64]]:
-    """The GUIDs of rows that have one, each once, and which of them each row has."""
-    found = heads(values, GUID_HEADER)[rows, 1:]
-    distinct, which = np.unique(found, axis=0, return_inverse=True)
-    return [str(uuid.UUID(bytes=one.tobytes())) for one in distinct], which.reshape(-1)
+def _binary_array(
+    valid: NDArray[np.bool_] | None, ends: NDArray[np.int64], content: NDArray[np.uint8]
+) -> pa.Array:
+    validity = None if valid is None else copied(np.packbits(valid, bitorder="little"))
+    buffers = [validity, copied(ends.astype(np.int32)), copied(content)]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)

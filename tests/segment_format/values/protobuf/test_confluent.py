@@ -77,7 +77,7 @@ def test_values_are_those_behind_their_heads(
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confluent, "_MOST_HEADS", most)
+        patch.setattr(confluent, "_MAX_HEADS", most)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
