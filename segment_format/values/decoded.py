@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels.arrow_buffers import copied
+from segment_format.values.registry_framing import value_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,11 @@ class Utf8Decoder:
         good[[value.row for value in bad]] = False
         validity = copied(np.packbits(good, bitorder="little"))
         # Bytes of nulls must be UTF-8, too, so those of bad values are dropped.
-        sizes = np.where(good, np.diff(_bounds(values)), 0)
+        sizes = np.where(good, np.diff(value_bounds(values)), 0)
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         data = b"".join(value.as_py() for value, keep in zip(values, good, strict=True) if keep)
         buffers = [validity, copied(ends), copied(np.frombuffer(data, np.uint8))]
         return DecodedValues(pa.Array.from_buffers(pa.string(), len(values), buffers), bad)
-
-
-def _bounds(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset)
 
 
 def _is_utf8(data: pa.Buffer) -> bool:

@@ -141,7 +141,7 @@ def _hex_digit(byte: Value) -> Value:
 
 @inlined
 def _hex(at: Address) -> Value:
-    """What four hexadecimal digits stand for, negative if they are none."""
+    """Returns the number of four hexadecimal digits; negative if they are malformed."""
     first = _hex_digit(load_u8(at))
     second = _hex_digit(load_u8(at + ONE))
     third = _hex_digit(load_u8(at + _TWO))
@@ -153,7 +153,7 @@ def _hex(at: Address) -> Value:
 
 @inlined
 def _plain_escape(kind: Value) -> Value:
-    """What a backslash and another letter than u stand for, negative if nothing."""
+    """Returns the byte for the letter after a backslash, except u; negative if there is none."""
     if kind == np.uint64(ord("n")):
         return np.int64(10)
     if kind == QUOTE:
@@ -175,7 +175,7 @@ def _plain_escape(kind: Value) -> Value:
 
 @helper
 def _escape_end(at: Address, stop: Address) -> Value:
-    """Behind the escape at `at`, a surrogate pair being one; or a code."""
+    """Returns the address after an escape, or a code; a surrogate pair is one escape."""
     if stop - at < _TWO:
         return np.uint64(c.BAD_STRING_END)
     kind = load_u8(at + ONE)
