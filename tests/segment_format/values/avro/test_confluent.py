@@ -92,7 +92,7 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
     reasons = [one.reason for one in found.bad]
     assert "shorter" in reasons[0]
     assert reasons[0] == reasons[1]
-    assert "no zero byte" in reasons[2]
+    assert "neither byte 0" in reasons[2]
     assert "Apicurio" in reasons[3]
     assert reasons[4] == "schema 7: string cannot be read as union of null, long"
     assert reasons[5].startswith("schema 8: not an Avro schema")

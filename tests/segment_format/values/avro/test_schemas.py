@@ -199,7 +199,7 @@ def test_defaults_that_grow_with_each_level_are_refused() -> None:
         (record(("a", "int")), record(("b", "int")), "'b'.*no default"),
         (record(("a", "string")), record(("a", "int")), "'a'.*string cannot be read as int"),
         (record(("a", "long")), record(("a", "int")), "long cannot be read as int"),
-        (record(name="A"), record(name="B"), "another name"),
+        (record(name="A"), record(name="B"), "the names differ"),
         ({"type": "fixed", "name": "F", "size": 2}, {"type": "fixed", "name": "F", "size": 3}, "2"),
         (logical("long", "timestamp-millis"), logical("long", "timestamp-micros"), "cannot be"),
         (logical("bytes", "decimal", precision=4, scale=1),

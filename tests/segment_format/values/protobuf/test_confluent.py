@@ -39,7 +39,7 @@ def readable(value: bytes) -> tuple[bytes, str]:
     if value[0] == 1 and len(value) >= 17:
         schema_id, start = str(uuid.UUID(bytes=value[1:17])), 17
     elif value[0]:
-        return b"", "no zero byte"
+        return b"", "neither byte 0"
     if not schema_id:
         return b"", "schema id 0"
     try:
