@@ -122,7 +122,7 @@ def test_fields_that_may_not_be_null() -> None:
         (pa.dictionary(pa.int32(), pa.string()), "dictionary"),
         (pa.decimal256(50, 2), "decimal256"),
         (pa.decimal128(5, -2), "decimal128(5, -2)"),
-        (pa.struct([("a", pa.int32()), ("a", pa.int32())]), "one name"),
+        (pa.struct([("a", pa.int32()), ("a", pa.int32())]), "same name"),
     ],
 )
 def test_other_types_are_refused_by_name(kind: pa.DataType, name: str) -> None:
