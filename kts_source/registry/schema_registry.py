@@ -284,9 +284,7 @@ def _cached_schema(registry: RegistryPlace, schema_id: int | str) -> RegisteredS
         return None
 
 
-def _cache_schema(
-    registry: RegistryPlace, schema_id: int | str, schema: RegisteredSchema
-) -> None:
+def _cache_schema(registry: RegistryPlace, schema_id: int | str, schema: RegisteredSchema) -> None:
     cache, name = _cache_entry(registry, schema_id)
     if cache is not None:
         texts = [(part, base64.b64encode(data).decode()) for part, data in schema.parts]
