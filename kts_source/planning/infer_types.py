@@ -19,7 +19,7 @@ from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask, SegmentSlice
 from kts_source.tier import open_tier
-from segment_format.values.confluent_header import read_header
+from segment_format.values.registry_framing import read_confluent_header
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -95,7 +95,7 @@ def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes
             yield value
             continue
         with contextlib.suppress(ValueError):
-            _, size = read_header(value)
+            _, size = read_confluent_header(value)
             yield value[size:]
 
 

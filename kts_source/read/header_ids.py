@@ -24,8 +24,7 @@ from kts_source.options.value_formats import (
     JSON_CONFLUENT,
     PROTOBUF_CONFLUENT,
 )
-from segment_format.values.avro.apicurio import AS_JSON, OTHER_IDS
-from segment_format.values.confluent_header import HEADER
+from segment_format.values.registry_framing import AS_JSON, CONFLUENT_HEADER, OTHER_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
 
 _NAMED_BY_ID: Final = (AVRO_CONFLUENT, JSON_CONFLUENT, PROTOBUF_CONFLUENT, AVRO_APICURIO)
-_NO_ID: Final = bytes(HEADER)
+_NO_ID: Final = bytes(CONFLUENT_HEADER)
 """In front of a value, it says that there is no id of a registry with Confluent's API."""
 
 

@@ -55,26 +55,16 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
         if form.registry is None:
             return ConfluentProtobufDecoder(protobuf)
         return ConfluentProtobufDecoder(protobuf, _messages_of(form.registry).name_of)
+    from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
+
     if form.format == AVRO:
-        from segment_format.values.avro.decoder import AvroDecoder
-
         return AvroDecoder(form.reader_schema, columns=form.fields)
+    from segment_format.values.registry_framing import APICURIO, AWS_GLUE, CONFLUENT
+
     assert form.registry is not None
-    if form.format == AVRO_GLUE:
-        from segment_format.values.avro.glue import GlueAvroDecoder
-
-        versions = _versions(form.registry)
-        return GlueAvroDecoder(form.reader_schema, versions.get, columns=form.fields)
-    if form.format == AVRO_APICURIO:
-        from segment_format.values.avro.apicurio import ApicurioAvroDecoder
-
-        return ApicurioAvroDecoder(
-            form.reader_schema, _writers(form.registry).get, columns=form.fields
-        )
-    from segment_format.values.avro.confluent import ConfluentAvroDecoder
-
-    return ConfluentAvroDecoder(
-        form.reader_schema, _writers(form.registry).get, columns=form.fields
+    framing = {AVRO_GLUE: AWS_GLUE, AVRO_APICURIO: APICURIO}.get(form.format, CONFLUENT)
+    return FramedAvroDecoder(
+        form.reader_schema, _writers(form.registry).get, framing, columns=form.fields
     )
 
 
@@ -82,11 +72,6 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
-
-
-@lru_cache(32)
-def _versions(folder: RegistryPlace) -> ById[str, Schema]:
-    return ById(partial(_writer, folder))
 
 
 @lru_cache(32)

@@ -1,9 +1,7 @@
-"""What is made of a schema, by the schema's id, and why some ids have none.
+"""Location of schemas and credentials for it, and a cache of objects made from schemas, by id.
 
-A registry is asked once, not for every row, and neither memory nor requests grow with what hostile
-values hold.
-
-Where schemas are, and who asks for them.
+A registry is asked once per id, not for every row. Neither memory nor requests grow with the ids in
+hostile values.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RegistryAccess:
-    """What a registry is shown and believed by.
+    """Credentials and TLS settings for a registry.
 
     Attributes:
-        user: Name of Basic authentication; empty = none.
-        password: Its password.
-        token: A bearer token; empty = none.
-        headers: Name and text of headers that choose among the registries behind one address.
-        tls: Whom to believe, and our certificate; `None` = the authorities of the machine.
+        user: User name of Basic authentication; empty for none.
+        password: Password of Basic authentication.
+        token: Bearer token; empty for none.
+        headers: Names and values of headers that select one of several registries at an address.
+        tls: Trusted authorities and client certificate; `None` for the machine's authorities.
     """
 
     user: str = ""
@@ -48,15 +46,15 @@ class RegistryAccess:
 
     @property
     def is_shown(self) -> bool:
-        """Whether a request shows who we are, so that it must go nowhere else."""
+        """Whether requests carry credentials, so that they must not be redirected."""
         return bool(self.user or self.password or self.token or (self.tls and self.tls.chain))
 
     @property
     def tenant(self) -> str | None:
-        """What the meaning of an id may depend on, besides the address, without anything secret.
+        """Identity that an id's meaning may depend on besides the address; contains no secret.
 
-        Behind one address of Confluent Cloud are many registries, told apart by user or header.
-        `None` = only a token says which, and a text that stands for it would be a trace of it.
+        Confluent Cloud serves many registries at one address and selects one by user or header.
+        `None` if only a token selects it: any text derived from the token would leak information.
         """
         if self.token and not self.headers:
             return None
@@ -70,10 +68,10 @@ class RegistryPlace:
 
     Attributes:
         place: A URL without user and password, or a folder.
-        access: For a URL; `None` = nothing is shown.
-        cache: What is kept on this machine's disk.
-        ids: The kind of ids that Apicurio's own API is asked for; empty = it is Confluent's API.
-        subject: The subject of the schemas, sent with each id; empty = unknown. Ids are unique per
+        access: Credentials for a URL; `None` for none.
+        cache: Settings of the cache on this machine's disk.
+        ids: Kind of ids to look up through Apicurio's own API; empty for Confluent's API.
+        subject: Subject of the schemas, sent with each id; empty if unknown. Ids are unique per
             context of a registry, and a subject such as `:.staging:orders-value` names its context.
     """
 
@@ -85,17 +83,17 @@ class RegistryPlace:
 
     @property
     def is_url(self) -> bool:
-        """Whether it is a registry, and no folder."""
+        """Whether schemas come from a registry, not from a folder."""
         return self.place.lower().startswith(("http://", "https://"))
 
     @property
     def is_near(self) -> bool:
-        """Whether it is on this machine: then it is as near as what is kept on its disk."""
+        """Whether the registry is on this machine, so that a disk cache does not pay off."""
         host = urlsplit(self.place).hostname or "" if self.is_url else "localhost"
         return host in ("localhost", "::1") or host.startswith("127.")
 
     def shown(self) -> RegistryAccess:
-        """What requests show; nothing if there is none."""
+        """Returns the credentials, empty if there are none."""
         return RegistryAccess() if self.access is None else self.access.reveal()
 
 
@@ -103,59 +101,59 @@ K = TypeVar("K", bound="int | str")
 T = TypeVar("T")
 
 MAX_SCHEMAS: Final = 1000
-"""Schemas that are kept; of more, those that were not used for longest are asked for again."""
+"""Schemas that are remembered, least recently used first out."""
 MAX_UNKNOWN: Final = 1000
-"""Ids without a usable schema that are asked for within `UNKNOWN_SECONDS`: values may hold any."""
+"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may hold any."""
 UNKNOWN_SECONDS: Final = 300.0
 
 
 class ById(Generic[K, T]):
-    """Makes something of the schema of an id, once, whichever threads ask.
+    """Makes an object from the schema of an id, once for all threads.
 
     Args:
-        make: Makes it. What it raises says why there is none, but for a TieredKafkaError: then the
-            id is not to blame.
+        make: Makes the object. Its errors mean that the id has no usable schema, except for
+            TieredKafkaError, for which the id is not to blame.
     """
 
     def __init__(self, make: Callable[[K], T]) -> None:
         self._make = make
-        self._made: OrderedDict[K, T] = OrderedDict()
+        self._objects: OrderedDict[K, T] = OrderedDict()
         self._unknown: dict[K, str] = {}
-        self._since = 0.0
+        self._unknown_since = 0.0
         self._lock = threading.Lock()
 
     def get(self, schema_id: K) -> T:
-        """What was made for an id.
+        """Returns the object for an id.
 
         Raises:
-            LookupError: There is no usable schema; it was asked for within `UNKNOWN_SECONDS`.
-            RegistryError: So many other ids had none that this one is not asked for: whether there
-                is one nobody knows, so it does not count as unknown.
-            TieredKafkaError: What `make` raised.
+            LookupError: The id has no usable schema, as found within the last `UNKNOWN_SECONDS`.
+            RegistryError: Too many other ids had no schema, so this one is not looked up. It does
+                not count as unknown.
+            TieredKafkaError: Raised by `make`.
         """
         with self._lock:
-            if schema_id not in self._made:
-                self._made[schema_id] = self._asked(schema_id)
-                if len(self._made) > MAX_SCHEMAS:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(schema_id)
-            return self._made[schema_id]
+            if schema_id not in self._objects:
+                self._objects[schema_id] = self._make_object(schema_id)
+                if len(self._objects) > MAX_SCHEMAS:
+                    self._objects.popitem(last=False)
+            self._objects.move_to_end(schema_id)
+            return self._objects[schema_id]
 
-    def _asked(self, schema_id: K) -> T:
-        if time.monotonic() - self._since > UNKNOWN_SECONDS:
-            self._unknown, self._since = {}, time.monotonic()
+    def _make_object(self, schema_id: K) -> T:
+        if time.monotonic() - self._unknown_since > UNKNOWN_SECONDS:
+            self._unknown, self._unknown_since = {}, time.monotonic()
         if (reason := self._unknown.get(schema_id)) is not None:
             raise LookupError(reason)
         if len(self._unknown) >= MAX_UNKNOWN:
             raise RegistryError(
                 f"schema {schema_id} is not asked for: of {MAX_UNKNOWN:,} other ids within"
-                f" {UNKNOWN_SECONDS:.0f} s there was no usable schema; is this the registry of the"
-                " topic, and are its values in the format that is asked for?"
+                f" {UNKNOWN_SECONDS:.0f} s none had a usable schema. Check that this is the topic's"
+                " registry and that its values have the configured format."
             )
         try:
             return self._make(schema_id)
         except TieredKafkaError:
             raise
-        except Exception as error:  # noqa: BLE001  # no such schema, or one that cannot be used
+        except Exception as error:  # noqa: BLE001  # no such schema, or an unusable one
             self._unknown[schema_id] = one_line(f"{type(error).__name__}: {error}")
             raise LookupError(self._unknown[schema_id]) from None

@@ -1,6 +1,6 @@
-"""Questions to a registry over HTTP: retried within bounds, answered by one JSON object.
+"""HTTP requests to a registry, with retries.
 
-What shows who we are goes to the address that was given and nowhere else: with it, a redirect is an
+Credentials are only sent to the configured address: if a request carries any, a redirect is an
 error.
 """
 
@@ -30,43 +30,43 @@ RETRY: Final = RetryPolicy(
     max_attempts=4, first_pause_seconds=0.2, max_pause_seconds=2.0, give_up_after_seconds=30.0
 )
 _TIMEOUT_SECONDS: Final = 10.0
-_WHOLE_ANSWER_SECONDS: Final = 30.0
-_MAX_ANSWER_BYTES: Final = 16 << 20
+_BODY_SECONDS: Final = 30.0
+_MAX_BODY_BYTES: Final = 16 << 20
 _MAX_ERROR_BYTES: Final = 1 << 16
-_PASSING: Final = (408, 429, 500, 502, 503, 504)
-"""Answers after which it is worth to ask again."""
+_RETRIED: Final = (408, 429, 500, 502, 503, 504)
+"""HTTP status codes after which a request is retried."""
 _UNKNOWN: Final = (40401, 40402, 40403)
-"""What registries call a subject, a version and a schema that they do not have."""
-_UNKNOWN_OF_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundException")
-"""What Apicurio's own API calls a global id and the id of a content that it does not have."""
+"""Error codes for an unknown subject, version or schema."""
+_UNKNOWN_IN_APICURIO: Final = ("ArtifactNotFoundException", "ContentNotFoundException")
+"""Error names of Apicurio's own API for an unknown global id or content id."""
 
 
 class UnknownSchemaError(LookupError):
-    """The registry's own word that it does not have what it was asked for."""
+    """The registry reports that it does not have the schema."""
 
 
 class _NoSuchPathError(Exception):
-    """A 404 that is not the registry's word on a schema: it, or whoever it is, has no such path."""
+    """A 404 that is not about a schema: the server has no such path."""
 
 
 def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str, Any]:
-    """The answer to one question, an object.
+    """Returns the JSON object at a path.
 
     Args:
         registry: A URL.
-        path: Behind the URL, quoted.
-        is_new: Whether there are registries that do not know such questions.
+        path: Path after the URL, quoted.
+        is_new: Whether some registries do not have this path.
 
     Raises:
-        UnknownSchemaError: See `ask_text`; so are the next two.
-        RegistryUnavailableError: It does not answer.
-        RegistryError: It does not answer as it should.
+        UnknownSchemaError: See `ask_text`, also for the next two.
+        RegistryUnavailableError: The registry does not answer.
+        RegistryError: The response is not valid.
     """
     try:
         document = json.loads(ask_text(registry, path, is_new=is_new))
     except (ValueError, RecursionError) as error:
         raise RegistryError(
-            f"the registry's answer to {path} is no JSON: {type(error).__name__}"
+            f"the registry's answer to {path} is not JSON: {type(error).__name__}"
         ) from None
     if not isinstance(document, dict):
         raise RegistryError(f"the registry's answer to {path} is not an object")
@@ -74,21 +74,21 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
 
 
 def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> bytes:
-    """The answer to one question, whatever it is.
+    """Returns the response body at a path.
 
     Args:
         registry: A URL.
-        path: Behind the URL, quoted.
+        path: Path after the URL, quoted.
         is_new: See `ask`.
 
     Raises:
-        UnknownSchemaError: The registry says that it has no such thing, or knows no such question.
-        RegistryUnavailableError: It does not answer, or only that it cannot now.
-        RegistryError: It does not answer as it should.
+        UnknownSchemaError: The registry does not have the schema, or is too old for the path.
+        RegistryUnavailableError: The registry does not answer, or reports a temporary failure.
+        RegistryError: The response is not valid.
     """
     try:
         return RETRY.run(
-            lambda: _asked_once(registry, path), uri=f"{registry.place}{path}", tally=Tally()
+            lambda: _request(registry, path), uri=f"{registry.place}{path}", tally=Tally()
         )
     except StoreUnavailableError as error:
         last = error.attempts[-1].partition(": ")[2]
@@ -98,14 +98,14 @@ def ask_text(registry: RegistryPlace, path: str, *, is_new: bool = False) -> byt
     except _NoSuchPathError:
         if not is_new:
             raise RegistryError(
-                f"the registry answers 404 to {path}: is the URL that of a registry?"
+                f"the registry answers 404 to {path}: check that the URL is that of a registry"
             ) from None
     with contextlib.suppress(UnknownSchemaError):
-        ask_text(registry, "/schemas/ids/1")  # fails where it is no registry
+        ask_text(registry, "/schemas/ids/1")  # fails if the URL is not a registry
     raise UnknownSchemaError(f"the registry is too old for {path}")
 
 
-def _asked_once(registry: RegistryPlace, path: str) -> bytes:
+def _request(registry: RegistryPlace, path: str) -> bytes:
     access = registry.shown()
     request = urllib.request.Request(f"{registry.place.rstrip('/')}{path}")
     request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
@@ -113,29 +113,29 @@ def _asked_once(registry: RegistryPlace, path: str) -> bytes:
         request.add_unredirected_header(name, text)
     try:
         with _opener(access.is_shown, access.tls).open(request, timeout=_TIMEOUT_SECONDS) as answer:
-            return _whole(answer, path)
+            return _read_body(answer, path)
     except urllib.error.HTTPError as error:
         with error:
-            unknown = error.code == 404 and _says_unknown(error)
+            unknown = error.code == 404 and _is_about_schema(error)
         if unknown:
             raise UnknownSchemaError(f"the registry does not know {path}") from None
-        if error.code in _PASSING:
+        if error.code in _RETRIED:
             raise TransientError(f"it answers {error.code}") from None
         if error.code == 404:
             raise _NoSuchPathError from None
         raise RegistryError(f"the registry answers {error.code} to {path}") from None
     except ssl.SSLCertVerificationError as error:
-        raise _not_trusted(error) from None
+        raise _untrusted(error) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise _not_trusted(reason) from None
+            raise _untrusted(reason) from None
         raise TransientError(type(reason).__name__) from None
-    except ValueError as error:  # of a header that no request can hold
+    except ValueError as error:  # a header with characters that HTTP does not allow
         raise RegistryError(f"the registry cannot be asked: {type(error).__name__}") from None
 
 
-def _not_trusted(error: ssl.SSLCertVerificationError) -> RegistryError:
+def _untrusted(error: ssl.SSLCertVerificationError) -> RegistryError:
     return RegistryError(f"the registry is not trusted: {error.verify_message}")
 
 
@@ -149,48 +149,48 @@ def _headers(access: RegistryAccess) -> list[tuple[str, str]]:
     return found
 
 
-def _whole(answer: http.client.HTTPResponse, path: str) -> bytes:
-    """The body, however slowly it comes: bounded in bytes and in time."""
-    deadline = time.monotonic() + _WHOLE_ANSWER_SECONDS
+def _read_body(answer: http.client.HTTPResponse, path: str) -> bytes:
+    """Reads the body, within a limit of bytes and time."""
+    deadline = time.monotonic() + _BODY_SECONDS
     parts: list[bytes] = []
     size = 0
     while part := answer.read1(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > _MAX_ANSWER_BYTES:
+        if size > _MAX_BODY_BYTES:
             raise RegistryError(f"the registry's answer to {path} has more than 16 MiB")
         if time.monotonic() > deadline:
-            raise TransientError("an answer that does not end")
+            raise TransientError("the answer does not end")
     if answer.length:
-        raise TransientError("an answer that is cut")
+        raise TransientError("the answer is truncated")
     return b"".join(parts)
 
 
-def _says_unknown(answer: urllib.error.HTTPError) -> bool:
-    """Whether a 404 is a registry's word on a schema, not that of whoever serves a wrong URL."""
+def _is_about_schema(answer: urllib.error.HTTPError) -> bool:
+    """Returns whether a 404 is about a schema, not from a server at a wrong URL."""
     try:
         document = json.loads(answer.read(_MAX_ERROR_BYTES))
     except (OSError, ValueError, http.client.HTTPException, RecursionError):
         return False
     if not isinstance(document, dict):
         return False
-    return document.get("error_code") in _UNKNOWN or document.get("name") in _UNKNOWN_OF_APICURIO
+    return document.get("error_code") in _UNKNOWN or document.get("name") in _UNKNOWN_IN_APICURIO
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows a redirect only where nothing shows who we are."""
+    """Follows redirects of requests without credentials."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self._is_shown = is_shown
 
-    def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as it is called
-        """See the base class; the second argument is the answer, the last one is where to."""
+    def redirect_request(self, *args: Any) -> urllib.request.Request | None:  # noqa: ANN401  # as urllib calls it
+        """See the base class; the second argument is the response, the last one the new URL."""
         to = urlsplit(args[-1])
         if self._is_shown or to.scheme not in ("http", "https"):
             args[1].close()
             raise RegistryError(
                 f"the registry redirects to {to.scheme}://{to.hostname}: credentials are not sent"
-                " on; give the URL that it is to be asked at"
+                " there. Configure the URL that it redirects to."
             )
         return super().redirect_request(*args)
 
@@ -204,7 +204,7 @@ def _opener(is_shown: bool, tls: Tls | None) -> urllib.request.OpenerDirector:
 
 
 def registry_context(tls: Tls) -> ssl.SSLContext:
-    """What wraps the sockets to a registry.
+    """Returns the TLS context for a registry.
 
     Raises:
         InvalidOptionError: See `tls_context`.

@@ -1,6 +1,4 @@
-"""What batch headers say and whether checksums fit, as columns: a log fed in windows, no record
-decoded.
-"""
+"""Reads batch headers of a log into columns and compares checksums, without decoding records."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ import numpy as np
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
 from segment_format.index.transaction_replay import marker_of
+from segment_format.kernels import contract as c
 from segment_format.kernels import object_code
-from segment_format.kernels import scan_contract as c
 from segment_format.record.batch_header import (
     CONTROL_BIT,
     MAGIC_2,
@@ -38,21 +36,21 @@ _ROOM: Final = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchTable:
-    """Neighbouring batches of a log, of any format. Columns are int64 unless noted.
+    """Consecutive batches of a log, of any format. Columns are int64 unless noted.
 
     Attributes:
-        positions: First byte of each in the log.
+        positions: Position of each batch in the log.
         base_offsets: First offset of the original batch.
-        last_offsets: Its last.
-        leader_epochs: −1 for none.
-        crcs: As stored, unsigned.
-        are_sound: bool; whether that is the checksum of the bytes.
-        max_timestamps: Largest timestamp of the records in ms.
-        records: How many there are at the first offset wanted or behind it, markers included.
-        producer_ids: −1 for none.
-        are_transactional: bool; whether a transaction decides about it.
-        are_control: bool; whether it holds a marker.
-        markers: Row to how its marker ends a transaction.
+        last_offsets: Last offset of the original batch.
+        leader_epochs: Leader epoch; -1 for none.
+        crcs: Stored checksum, unsigned.
+        are_sound: bool; whether the stored checksum is correct.
+        max_timestamps: Maximal timestamp of the records in ms.
+        records: Number of records from the first wanted offset on, including markers.
+        producer_ids: Producer id; -1 for none.
+        are_transactional: bool; whether the batch belongs to a transaction.
+        are_control: bool; whether the batch contains a marker.
+        markers: Row -> type of its marker.
     """
 
     positions: NDArray[np.int64]
@@ -73,16 +71,15 @@ class BatchTable:
 
 
 class BatchScanner:
-    """Turns a log's bytes, fed in windows cut anywhere, into tables of batches.
+    """Reads a log, fed in windows cut anywhere, into tables of batches.
 
-    A window is looked at in place; only an entry that spans windows is copied together, at most
+    A window is read in place; only an entry that spans windows is copied, at most
     `max_batch_bytes`.
 
     Args:
         size: Bytes of the log.
-        max_batch_bytes: Bound on one entry.
-        start_offset: First offset wanted: of a batch that holds records before it, those are not
-            counted.
+        max_batch_bytes: Maximal bytes of one entry.
+        start_offset: First wanted offset; earlier records of a batch are not counted.
     """
 
     def __init__(self, size: int, *, max_batch_bytes: int, start_offset: int = 0) -> None:
@@ -90,118 +87,121 @@ class BatchScanner:
         self._max_batch_bytes = max_batch_bytes
         self._start_offset = start_offset
         self._kernel = _kernel()
-        self._table = np.empty((c.COLUMNS, _ROOM), np.int64)
+        self._table = np.empty((c.SCAN_COLUMNS, _ROOM), np.int64)
         self._markers: dict[int, ControlRecordType] = {}
-        self._frame = np.zeros(c.FRAME_SIZE, np.int64)
+        self._frame = np.zeros(c.SCAN_FRAME_SIZE, np.int64)
         self._slots = self._frame.data  # reads a slot three times as fast as the array does
-        self._frame[c.LOG_SIZE] = size
-        self._frame[c.MAX_BATCH_BYTES] = max_batch_bytes
-        self._frame[c.TABLE] = self._table.ctypes.data
-        self._frame[c.ROOM] = _ROOM
+        self._frame[c.SCAN_LOG_SIZE] = size
+        self._frame[c.SCAN_MAX_BATCH_BYTES] = max_batch_bytes
+        self._frame[c.SCAN_TABLE] = self._table.ctypes.data
+        self._frame[c.SCAN_ROOM] = _ROOM
         self._tail = bytearray()
         self._position = 0  # in the log, of the next entry
 
     def feed(self, window: BytesLike) -> Iterator[BatchTable]:
-        """Looks at the next bytes of the log. The iterator must be used up before the next call.
+        """Reads the next bytes of the log; exhaust the iterator before the next call.
 
         Yields:
             Full tables.
 
         Raises:
-            SegmentFormatError: Bytes that are no batch, at a position in the log. What was seen
-                before them is in `rest`.
+            SegmentFormatError: The bytes at a position of the log are not a batch. `rest` has the
+                batches before it.
         """
         view = byte_view(window)
         start = 0
         while self._tail:
-            missing = self._slots[c.NEEDED] - len(self._tail)
+            missing = self._slots[c.SCAN_NEEDED] - len(self._tail)
             self._tail += view[start : start + missing]
             start = min(start + missing, len(view))
-            if len(self._tail) < self._slots[c.NEEDED]:
+            if len(self._tail) < self._slots[c.SCAN_NEEDED]:
                 return
             yield from self._scan(memoryview(bytes(self._tail)))
         yield from self._scan(view[start:])
 
     def rest(self) -> BatchTable:
-        """The batches that wait for a table to fill."""
-        rows = self._slots[c.ROWS]
+        """Returns the batches that do not fill a table yet."""
+        rows = self._slots[c.SCAN_ROWS]
         table = self._table[:, :rows].copy()
-        attributes = table[c.ATTRIBUTES]
-        found = BatchTable(
-            positions=table[c.LOG_POSITION],
-            base_offsets=table[c.BASE_OFFSET],
-            last_offsets=table[c.LAST_OFFSET],
-            leader_epochs=table[c.LEADER_EPOCH],
-            crcs=table[c.CRC],
-            are_sound=table[c.IS_SOUND] != 0,
-            max_timestamps=table[c.MAX_TIMESTAMP],
-            records=table[c.RECORDS],
-            producer_ids=table[c.PRODUCER_ID],
+        attributes = table[c.SCAN_ATTRIBUTES]
+        batches = BatchTable(
+            positions=table[c.SCAN_LOG_POSITION],
+            base_offsets=table[c.SCAN_BASE_OFFSET],
+            last_offsets=table[c.SCAN_LAST_OFFSET],
+            leader_epochs=table[c.SCAN_LEADER_EPOCH],
+            crcs=table[c.SCAN_CRC],
+            are_sound=table[c.SCAN_IS_SOUND] != 0,
+            max_timestamps=table[c.SCAN_MAX_TIMESTAMP],
+            records=table[c.SCAN_RECORDS],
+            producer_ids=table[c.SCAN_PRODUCER_ID],
             are_transactional=attributes & TRANSACTIONAL_BIT != 0,
             are_control=attributes & CONTROL_BIT != 0,
             markers=self._markers,
         )
-        self._slots[c.ROWS] = 0
+        self._slots[c.SCAN_ROWS] = 0
         self._markers = {}
-        return found
+        return batches
 
     def finish(self) -> None:
-        """Raises `TruncatedBatchError` where the bytes fed end before the log, or in an entry."""
+        """Raises `TruncatedBatchError` if the bytes fed end before the log, or inside an entry."""
         if self._position != self._size:
-            text = f"{self._size - self._position} bytes are no batch"
+            text = f"the last {self._size - self._position} bytes are not a whole batch"
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:
-        """Looks at whole entries, and makes what follows them the tail."""
+        """Reads whole entries, and keeps the rest as the tail."""
         slots = self._slots
         data = np.frombuffer(view, np.uint8)
-        slots[c.WINDOW] = data.ctypes.data
-        slots[c.WINDOW_SIZE] = data.size
-        slots[c.WINDOW_POSITION] = origin = self._position
-        slots[c.POSITION] = 0
+        slots[c.SCAN_WINDOW] = data.ctypes.data
+        slots[c.SCAN_WINDOW_SIZE] = data.size
+        slots[c.SCAN_WINDOW_POSITION] = origin = self._position
+        slots[c.SCAN_POSITION] = 0
         while True:
-            first = slots[c.ROWS]
+            first = slots[c.SCAN_ROWS]
             status = self._kernel(self._frame)
-            self._position = origin + slots[c.POSITION]
+            self._position = origin + slots[c.SCAN_POSITION]
             self._look_inside(view, first, origin)
-            if status == c.OTHER and not self._other(view[slots[c.POSITION] :]):
+            if status == c.SCAN_OTHER and not self._other(view[slots[c.SCAN_POSITION] :]):
                 break
-            if status == c.NEED_MORE:
+            if status == c.SCAN_NEED_MORE:
                 break
-            if slots[c.ROWS] == _ROOM:
+            if slots[c.SCAN_ROWS] == _ROOM:
                 yield self.rest()
-        self._tail = bytearray(view[slots[c.POSITION] :])
+        self._tail = bytearray(view[slots[c.SCAN_POSITION] :])
 
     def _look_inside(self, view: memoryview, first: int, origin: int) -> None:
-        """Reads the markers of the rows from `first` on, and counts the records of a batch that
-        begins before what is wanted.
+        """Reads the markers of the rows from `first` on.
+
+        Also counts the wanted records of a batch that begins before the start offset.
         """
-        table = self._table[:, first : self._slots[c.ROWS]]
-        is_control = table[c.ATTRIBUTES] & CONTROL_BIT != 0
-        special = is_control & (table[c.IS_SOUND] != 0)
-        if table.shape[1] and table[c.BASE_OFFSET, 0] < self._start_offset:
-            is_cut = table[c.BASE_OFFSET] < self._start_offset
-            special |= is_cut & (table[c.LAST_OFFSET] >= self._start_offset)
+        table = self._table[:, first : self._slots[c.SCAN_ROWS]]
+        is_control = table[c.SCAN_ATTRIBUTES] & CONTROL_BIT != 0
+        special = is_control & (table[c.SCAN_IS_SOUND] != 0)
+        if table.shape[1] and table[c.SCAN_BASE_OFFSET, 0] < self._start_offset:
+            is_cut = table[c.SCAN_BASE_OFFSET] < self._start_offset
+            special |= is_cut & (table[c.SCAN_LAST_OFFSET] >= self._start_offset)
         for row in np.flatnonzero(special).tolist():
-            position = int(table[c.LOG_POSITION, row])
+            position = int(table[c.SCAN_LOG_POSITION, row])
             at = position - origin
             size = read_prefix(view[at : at + 17]).size
             try:
                 batch = next(iter_batches(view[at : at + size], check_crcs=False))
             except SegmentFormatError as error:
-                self._slots[c.ROWS] = first + row
-                raise error.at(position, int(table[c.BASE_OFFSET, row])) from None
+                self._slots[c.SCAN_ROWS] = first + row
+                raise error.at(position, int(table[c.SCAN_BASE_OFFSET, row])) from None
             if is_control[row]:
                 marker = marker_of(batch)
                 if marker is not None:
                     self._markers[first + row] = marker
             else:
-                counted = sum(one.offset >= self._start_offset for one in batch.records)
-                table[c.RECORDS, row] = counted
+                counted = sum(record.offset >= self._start_offset for record in batch.records)
+                table[c.SCAN_RECORDS, row] = counted
 
     def _other(self, view: memoryview) -> bool:
-        """Takes an entry of format 0 or 1, and raises for what is none of any; whether it was
-        whole.
+        """Reads an entry of format 0 or 1; returns whether it was complete.
+
+        Raises:
+            SegmentFormatError: The entry is invalid.
         """
         position, slots = self._position, self._slots
         entry = read_prefix(view, at=position)
@@ -212,29 +212,29 @@ class BatchScanner:
             except SegmentFormatError as error:
                 raise error.at(position, entry.offset) from None
         if entry.size > len(view):
-            slots[c.NEEDED] = entry.size
+            slots[c.SCAN_NEEDED] = entry.size
             return False
-        row = slots[c.ROWS]
+        row = slots[c.SCAN_ROWS]
         self._table[:, row] = _of_old_format(view[: entry.size], position, self._start_offset)
-        slots[c.ROWS] += 1
-        slots[c.POSITION] += entry.size
+        slots[c.SCAN_ROWS] += 1
+        slots[c.SCAN_POSITION] += entry.size
         self._position += entry.size
         return True
 
     def _check_size(self, entry: Entry) -> None:
         left = self._size - entry.position
         if entry.size > left:
-            text = f"a batch of {entry.size} bytes, of which {left} are there"
+            text = f"a batch of {entry.size} bytes exceeds the {left} bytes left of the log"
             raise TruncatedBatchError(text, position=entry.position, offset=entry.offset)
         if entry.size > self._max_batch_bytes:
-            text = f"a batch of {entry.size} bytes; at most {self._max_batch_bytes} are read"
+            text = (
+                f"a batch of {entry.size} bytes exceeds the limit of {self._max_batch_bytes} bytes"
+            )
             raise CorruptRecordError(text, position=entry.position, offset=entry.offset)
 
 
 def _of_old_format(data: memoryview, position: int, start_offset: int) -> tuple[int, ...]:
-    """The row of a message of format 0 or 1, alone or compressed with others; the checksum is
-    compared.
-    """
+    """Returns the row of a message of format 0 or 1, alone or compressed with others."""
     is_sound = True
     try:
         batch = next(iter_batches(data))

@@ -1,9 +1,9 @@
-"""Where machine code is kept: one folder per user, mode 0700.
+"""Chooses the folder for machine code: one per user, mode 0700.
 
-Whoever writes the code controls the process that loads it. So a folder is used only if nobody but
-this user and root can write or replace it. The same holds for every folder above it, and for the
-targets of links on the way. Each CPU type has a folder of its own, for clusters that share a home,
-and so has each version of the sources, so that an upgrade does not run older code.
+A user who can write the code controls the process that loads it. So a folder is used only if no
+other user except root can write or replace it, the folders above it, and the targets of links on
+the way. Each CPU type has its own folder, for clusters that share a home, and so has each version
+of the sources, so that an upgrade does not run old code.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _refused: set[str] = set()
 
 
 def code_folder() -> Path | None:
-    """Where this version's machine code for this user and CPU is kept, made if missing.
+    """Returns the folder for this version, user and CPU, which is created if missing.
 
-    None if the sources cannot be read as files (a zip on the path), or no folder is safe to use.
+    Returns `None` if the sources are not files (a zip on the path), or no folder is safe to use.
     """
     try:
         digest = _sources_digest()
     except OSError:
         return None
     name = f"{llvm.get_host_cpu_name() or 'generic'}-{digest}"
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    for candidate in _candidates(given):
+    configured = os.environ.get("NUMBA_CACHE_DIR")
+    for candidate in _candidates(configured):
         try:
             candidate.parent.mkdir(parents=True, exist_ok=True)
             folder = candidate
@@ -52,16 +52,20 @@ def code_folder() -> Path | None:
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
         except OSError as error:
-            if given and candidate.parent == Path(given) and given not in _refused:
-                _refused.add(given)
+            if configured and candidate.parent == Path(configured) and configured not in _refused:
+                _refused.add(configured)
                 log.warning("NUMBA_CACHE_DIR is not used for machine code: %s", error)
     return None
 
 
 def _sources_digest() -> str:
-    """Numba looks at the file of the outermost function only, and wheels have equal file times."""
+    """Returns a digest of all kernel sources.
+
+    Numba only checks the time of the outermost function's file, and files in wheels have equal
+    times.
+    """
     parts = [f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy")]
-    # Some of numba's settings choose other code.
+    # Some of numba's settings change the code.
     parts += sorted(
         f"{name}={text}"
         for name, text in os.environ.items()
@@ -75,9 +79,9 @@ def _sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _candidates(given: str | None) -> Iterator[Path]:
-    if given:
-        yield Path(given) / "tiered-kafka"
+def _candidates(configured: str | None) -> Iterator[Path]:
+    if configured:
+        yield Path(configured) / "tiered-kafka"
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
     if Path(home).is_absolute():
         yield Path(home) / "tiered-kafka"
@@ -86,21 +90,21 @@ def _candidates(given: str | None) -> Iterator[Path]:
 
 
 def _check_private(folder: Path) -> None:
-    """Raises `PermissionError` unless it is a folder of this user's that no other can write."""
-    facts = folder.lstat()
-    if not stat.S_ISDIR(facts.st_mode):
+    """Raises `PermissionError` unless this user owns the folder and no other can write it."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise PermissionError(f"{folder} is not a folder")
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
-    if hasattr(os, "getuid") and facts.st_mode & _WRITABLE_BY_OTHERS:
-        raise PermissionError(f"others can write {folder} (mode {stat.S_IMODE(facts.st_mode):o})")
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to user {status.st_uid}")
+    if hasattr(os, "getuid") and status.st_mode & _WRITABLE_BY_OTHERS:
+        raise PermissionError(f"others can write {folder} (mode {stat.S_IMODE(status.st_mode):o})")
 
 
 def _check_nobody_else_replaces(folder: Path) -> None:
-    """Raises `PermissionError` if another user can put something else in the place of what is in
-    `folder`, by writing it, one above it, or one that a link on the way names.
+    """Raises `PermissionError` if another user can replace the content of `folder`.
 
-    Where the sticky bit is set, as in `/tmp`, others cannot replace what is not theirs.
+    That is possible by writing to it, to a folder above it, or to the target of a link on the way.
+    With the sticky bit, as in `/tmp`, others cannot replace files that they do not own.
     """
     if not hasattr(os, "getuid"):
         return
@@ -114,7 +118,7 @@ def _check_nobody_else_replaces(folder: Path) -> None:
             raise PermissionError(f"{place} belongs to user {facts.st_uid}")
         if stat.S_ISLNK(facts.st_mode):
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise PermissionError(f"{folder} has too many links on the way")
             target = place.readlink()
             left += reversed(target.parts)
@@ -126,5 +130,5 @@ def _check_nobody_else_replaces(folder: Path) -> None:
         if not left:
             return
         step = left.pop()
-        # What `..` leads to was looked at on the way down, or is above what was.
+        # The target of `..` was checked on the way down, or is above a checked folder.
         place = place.parent if step == ".." else place / step

@@ -1,16 +1,6 @@
-"""How each column of a record batch is made of the buffers that a kernel fills.
+"""Columns of a record batch, and the memory that the record kernel fills.
 
-Memory of column buffers: Arrow's own, so that any thread can drop a batch without Python.
-
-A buffer over a numpy array or `bytes` asks for the GIL to be released. An engine that holds the GIL
-while it waits for the thread that releases would wait for ever.
-
-Column buffers: memory that kernels fill and Arrow arrays show.
-
-Each batch has fresh memory, so it does not change while somebody holds it. The memory is Arrow's
-own (`pool_memory`): any thread can release a batch without the GIL.
-
-A column that is no part of a record: what is known of the log, the same in every row.
+Each batch has fresh memory, so it does not change while somebody holds it.
 """
 
 from __future__ import annotations
@@ -23,6 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from segment_format.kernels import contract as c
+from segment_format.kernels.arrow_buffers import (
+    WORTH_COPYING,
+    allocate,
+    copied,
+    make_array,
+    pack_bits,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -30,32 +27,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def allocate(size: int) -> pa.Buffer:
-    """A buffer of `size` bytes, not initialised."""
-    return pa.allocate_buffer(size)
-
-
-def copied(values: NDArray[Any]) -> pa.Buffer:
-    """A buffer with the bytes of an array."""
-    buffer = allocate(values.nbytes)
-    np.frombuffer(buffer, values.dtype)[:] = values
-    return buffer
-
-
 _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
 _HEADER: Final = pa.struct([("key", _STRING), ("value", _BINARY)])
 _HEADERS: Final = pa.list_(pa.field("element", _HEADER))
 # Not `pa.array`, here and below: its first call imports pandas, which takes long.
-_CODEC_NAMES: Final = pa.Array.from_buffers(
+_CODEC_NAMES: Final = make_array(
     _STRING,
     5,
+    None,
     [
-        None,
         copied(np.array([0, 4, 8, 14, 17, 21], np.int32)),
         copied(np.frombuffer(b"nonegzipsnappylz4zstd", np.uint8)),
     ],
-    0,
 )
 _NO_HEADERS: Final = pa.nulls(0, _HEADER)
 
@@ -64,9 +48,9 @@ class BufferLayout(NamedTuple):
     """A buffer with a fixed size per row.
 
     Attributes:
-        slot: Where the frame has its address.
-        bits: Per row.
-        extra: Entries more than rows.
+        slot: Slot of the frame that has its address.
+        bits: Bits per row.
+        extra: Entries in addition to the rows.
     """
 
     slot: int
@@ -75,11 +59,11 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """Whether it holds ends: each entry's, behind where the first begins."""
+        """Whether the buffer holds the ends of entries after a leading 0."""
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:
-        """Bytes for `rows` rows."""
+        """Returns the bytes of `rows` rows."""
         return (self.bits * (rows + self.extra) + 7) // 8
 
 
@@ -88,8 +72,8 @@ class Filled(NamedTuple):
 
     Attributes:
         slots: The frame.
-        memory: All buffers.
-        starts: Slot -> first byte of its buffer in the memory.
+        memory: Memory of all buffers.
+        starts: Slot -> position of its buffer in the memory.
     """
 
     slots: memoryview
@@ -97,27 +81,27 @@ class Filled(NamedTuple):
     starts: Mapping[int, int]
 
     def buffer(self, layout: BufferLayout, rows: int) -> pa.Buffer:
-        """The first `rows` rows of a buffer."""
+        """Returns the first `rows` rows of a buffer."""
         return self.memory.slice(self.starts[layout.slot], layout.size(rows))
 
     def values(self, layout: BufferLayout, rows: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Their values, one per row."""
+        """Returns the values of the first `rows` rows."""
         return np.frombuffer(self.buffer(layout, rows), dtype)
 
     def first(self, slot: int, size: int) -> pa.Buffer:
-        """The first `size` bytes of the buffer of a slot."""
+        """Returns the first `size` bytes of the buffer of a slot."""
         return self.memory.slice(self.starts[slot], size)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
+    """A column.
 
     Attributes:
-        type: Its Arrow type.
-        wanted: Its bit in the frame.
-        buffers: Those of a fixed size per row.
-        build: Filled buffers and the number of rows -> the column.
+        type: Arrow type.
+        wanted: Bit in slot `WANTED` of the frame.
+        buffers: Buffers with a fixed size per row.
+        build: Returns the array, given filled buffers and the number of rows.
     """
 
     type: pa.DataType
@@ -130,7 +114,7 @@ def _fixed(kind: pa.DataType, wanted: int, slot: int) -> Column:
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        return pa.Array.from_buffers(kind, rows, [None, filled.buffer(layout, rows)], 0)
+        return make_array(kind, rows, None, [filled.buffer(layout, rows)])
 
     return Column(kind, wanted, (layout,), build)
 
@@ -153,15 +137,12 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Numbers of which −1 means none."""
+    """Returns a column of numbers in which −1 stands for null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        values = filled.values(layout, rows, dtype)
-        present = values >= 0
-        nulls = rows - int(np.count_nonzero(present))
-        validity = copied(np.packbits(present, bitorder="little")) if nulls else None
-        return pa.Array.from_buffers(kind, rows, [validity, filled.buffer(layout, rows)], nulls)
+        present = filled.values(layout, rows, dtype) >= 0
+        return make_array(kind, rows, present, [filled.buffer(layout, rows)])
 
     return Column(kind, wanted, (layout,), build)
 
@@ -170,9 +151,8 @@ def _headers() -> Column:
     ends = BufferLayout(c.HEADER_ENDS, 32, 1)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        buffers = [None, filled.buffer(ends, rows)]
         pairs = _header_pairs(filled) if filled.slots[c.HEADERS] else _NO_HEADERS
-        return pa.Array.from_buffers(_HEADERS, rows, buffers, 0, children=[pairs])
+        return make_array(_HEADERS, rows, None, [filled.buffer(ends, rows)], [pairs])
 
     return Column(_HEADERS, c.WANT_HEADERS, (ends,), build)
 
@@ -181,7 +161,6 @@ def _header_pairs(filled: Filled) -> pa.Array:
     slots = filled.slots
     count, nulls = slots[c.HEADERS], slots[c.HEADER_VALUE_NULLS]
     key_buffers = [
-        None,
         filled.first(c.HEADER_KEY_ENDS, 4 * (count + 1)),
         filled.first(c.HEADER_KEY_BYTES, slots[c.HEADER_KEY_SIZE]),
     ]
@@ -190,17 +169,17 @@ def _header_pairs(filled: Filled) -> pa.Array:
         filled.first(c.HEADER_VALUE_ENDS, 4 * (count + 1)),
         filled.first(c.HEADER_VALUE_BYTES, slots[c.HEADER_VALUE_SIZE]),
     ]
-    keys = pa.Array.from_buffers(_STRING, count, key_buffers, 0)
+    keys = make_array(_STRING, count, None, key_buffers)
     values = pa.Array.from_buffers(_BINARY, count, value_buffers, nulls)
-    return pa.Array.from_buffers(_HEADER, count, [None], 0, children=[keys, values])
+    return make_array(_HEADER, count, None, children=[keys, values])
 
 
 def _is_transactional() -> Column:
     layout = BufferLayout(c.TRANSACTIONALS, 8)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        bits = np.packbits(filled.values(layout, rows, np.bool_), bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), rows, [None, copied(bits)], 0)
+        bits = pack_bits(filled.values(layout, rows, np.bool_))
+        return make_array(pa.bool_(), rows, None, [bits])
 
     return Column(pa.bool_(), c.WANT_TRANSACTIONAL, (layout,), build)
 
@@ -209,8 +188,7 @@ def _codec() -> Column:
     layout = BufferLayout(c.CODECS, 32)
 
     def build(filled: Filled, rows: int) -> pa.Array:
-        numbers = pa.Array.from_buffers(pa.int32(), rows, [None, filled.buffer(layout, rows)], 0)
-        return _CODEC_NAMES.take(numbers)
+        return _CODEC_NAMES.take(make_array(pa.int32(), rows, None, [filled.buffer(layout, rows)]))
 
     return Column(_STRING, c.WANT_CODEC, (layout,), build)
 
@@ -232,15 +210,14 @@ COLUMNS: Final[dict[str, Column]] = {
     "batchBaseOffset": _fixed(pa.int64(), c.WANT_BASE_OFFSET, c.BASE_OFFSETS),
     "codec": _codec(),
 }
-"""Column name -> column: those of Spark's Kafka source, then those that say where a record came
-from."""
+"""Column name -> column: the columns of Spark's Kafka source, then the origin of a record."""
 
 
 def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[str, ...]:
-    """Those of the names that are not among `others`, in order.
+    """Returns the names that are not in `others`, in order.
 
     Raises:
-        ValueError: A name that is neither in `COLUMNS` nor in `others`, or twice.
+        ValueError: A name is neither in `COLUMNS` nor in `others`, or is repeated.
     """
     every = tuple(columns)
     names = tuple(name for name in every if name not in others)
@@ -254,20 +231,18 @@ _FIRST_FILL: Final = c.ROWS
 _STOP_FILL: Final = c.NEW_HEADER_VALUE_SIZE + 1
 _NOTHING_FILLED: Final = np.zeros(_STOP_FILL - _FIRST_FILL, np.int64).data
 _ALIGNMENT: Final = 64
-_WORTH_COPYING: Final = 4
-"""Memory of more than so many times what a batch has filled is worth giving back by a copy."""
 
 
 class _Growing(NamedTuple):
     """Buffers without a fixed size per row, which grow together.
 
     Attributes:
-        column: Whose they are.
-        first_room: Entries that there is room for at first.
-        room: Slot of the entries that there is room for.
-        filled: Slot of the entries that are filled.
-        wanted: Slot of the entries that the next record takes in all.
-        buffers: What they are; their rows are entries.
+        column: Name of their column.
+        first_room: Entries to make room for at first.
+        room: Slot of the number of entries that there is room for.
+        filled: Slot of the number of filled entries.
+        wanted: Slot of the number of entries after the next record.
+        buffers: The buffers; their rows are entries.
     """
 
     column: str
@@ -309,12 +284,12 @@ _GROWING: Final = (
 
 
 class _Layout(NamedTuple):
-    """Where the buffers of a batch stand in its memory.
+    """Positions of the buffers in the memory of a batch.
 
     Attributes:
-        size: Bytes in all.
-        starts: Slot -> first byte.
-        zeros: Where the int32 stand that ends begin with, in int32.
+        size: Bytes of all buffers.
+        starts: Slot -> position of its buffer.
+        zeros: Positions of the leading zeros of ends, in int32.
     """
 
     size: int
@@ -324,10 +299,10 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """What the batches of a decoder have in common, see `ColumnBuffers`. There is one of a kind.
+    """What the batches of a decoder have in common, see `ColumnBuffers`; cached, one per kind.
 
     Attributes:
-        bits: Of a row in `columns`, and of an entry in each of `growing`.
+        bits: Bits of a row in `columns`, and of an entry in each of `growing`.
     """
 
     columns: tuple[Column, ...]
@@ -369,17 +344,20 @@ def _layout(shape: _Shape, rooms: tuple[int, ...]) -> _Layout:
 
 
 _last_rooms: tuple[_Shape | None, tuple[int, ...]] = (None, ())
-"""A shape and the rooms that its last batch led to: the next decoder begins with them."""
+"""A shape and the rooms after its last batch, with which the next decoder starts."""
 
 
 class ColumnBuffers:
-    """The memory of the batch that a kernel is filling: all its columns' buffers, side by side.
+    """The memory of the batch that the record kernel is filling, one block for all buffers.
+
+    `arrow_buffers.GrowingBuffers` allocates each buffer separately; for small batches of records
+    one allocation is cheaper.
 
     Args:
-        slots: The frame, which tells the kernel where they are.
-        columns: Names of `segment_format.kernels.columns.COLUMNS`.
-        max_rows: Most rows of a batch.
-        max_bytes: Most bytes of all variable-size columns, unless a single row has more.
+        slots: The frame, from which the kernel reads the addresses.
+        columns: Names of `COLUMNS`.
+        max_rows: Maximal rows of a batch.
+        max_bytes: Maximal bytes of all variable-size columns, unless a single row has more.
     """
 
     def __init__(
@@ -393,14 +371,14 @@ class ColumnBuffers:
         self.begin()
 
     def _set_rooms(self, rooms: tuple[int, ...]) -> None:
-        """Set the rooms of memory yet to be taken."""
+        """Sets the rooms of memory that is yet to be allocated."""
         self._rooms = rooms
         self._layout = _layout(self._shape, rooms)
         for growing, room in zip(self._shape.growing, rooms, strict=True):
             self._slots[growing.room] = room
 
     def begin(self) -> None:
-        """Take fresh memory, empty."""
+        """Allocates fresh memory, empty."""
         self._allocate()
         self._slots[_FIRST_FILL:_STOP_FILL] = _NOTHING_FILLED
 
@@ -415,7 +393,7 @@ class ColumnBuffers:
             numbers[index] = 0
 
     def grow(self) -> None:
-        """Make room for the record that the frame names, keeping what is filled."""
+        """Makes room for the record that the frame describes, keeping what is filled."""
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._set_rooms(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
@@ -430,7 +408,7 @@ class ColumnBuffers:
             new[to : to + size] = old[start : start + size]
 
     def _used(self) -> list[tuple[int, int]]:
-        """Slot and bytes of the buffers, as far as they are filled."""
+        """Returns slot and filled bytes of each buffer."""
         slots = self._slots
         rows = slots[c.ROWS]
         used = [(b.slot, b.size(rows)) for column in self._shape.columns for b in column.buffers]
@@ -439,26 +417,26 @@ class ColumnBuffers:
         return used
 
     def _filled(self) -> Filled:
-        """What is filled, copied where it is little: the last batches of many segments, of a few
-        rows each, would otherwise keep a MiB each.
+        """Returns what is filled, copied if it is little: the last batches of many segments, of a
+        few rows each, would otherwise keep a MiB each.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]
         for growing, each in zip(self._shape.growing, growing_bits, strict=True):
             bits += each * slots[growing.filled]
-        if _WORTH_COPYING * bits >= 8 * layout.size:
+        if WORTH_COPYING * bits >= 8 * layout.size:
             return Filled(slots, self._memory, layout.starts)
         used = self._used()
-        size = sum(_aligned(one) for _, one in used)
+        size = sum(_aligned(buffer_size) for _, buffer_size in used)
         old, memory = np.frombuffer(self._memory, np.uint8), allocate(size)
         new = np.frombuffer(memory, np.uint8)
         starts: dict[int, int] = {}
         to = 0
-        for slot, one in used:
+        for slot, buffer_size in used:
             start = layout.starts[slot]
-            new[to : to + one] = old[start : start + one]
+            new[to : to + buffer_size] = old[start : start + buffer_size]
             starts[slot] = to
-            to += _aligned(one)
+            to += _aligned(buffer_size)
         return Filled(slots, memory, starts)
 
     def _grown(self, growing: _Growing) -> int:
@@ -466,17 +444,18 @@ class ColumnBuffers:
         needed, room = self._slots[growing.wanted], self._slots[growing.room]
         if needed <= room:
             return room
-        # Room for the rest of the batch if it goes on like this, within the bound.
+        # Room for the rest of the batch at the same bytes per row, within the limit.
         expected = needed * max_rows // (self._slots[c.ROWS] + 1) * 9 // 8
         return max(needed, min(max(2 * room, expected), max_bytes))
 
     def arrays(self, *, last: bool = False) -> list[pa.Array]:
-        """What the kernel has filled, by reference (but for the lineage columns, and where it is
-        little). Call `begin` before it fills more.
+        """Returns what the kernel has filled, without copying larger batches.
+
+        Call `begin` before the kernel fills more.
 
         Args:
-            last: Whether nothing more will come. Behind full batches, the few rows of the last one
-                do not tell what the next decoder needs.
+            last: Whether this is the last batch. After full batches, the few rows of the last one
+                do not show what the next decoder needs.
         """
         global _last_rooms
         shape = self._shape
@@ -493,7 +472,7 @@ class ColumnBuffers:
         return arrays
 
     def _next_room(self, growing: _Growing, first: int) -> int:
-        """A batch that is held keeps its room, so the next one has not much more than it needs."""
+        """Returns a smaller room if little was filled: a held batch keeps all its memory."""
         room = self._slots[growing.room]
         if 4 * self._slots[growing.filled] < room:
             room = max(first, room // 2)
@@ -501,10 +480,10 @@ class ColumnBuffers:
 
 
 class Constant:
-    """One value in as many rows as are asked for, built once and then shown by reference.
+    """A column with the same value in every row, built once and sliced.
 
     Args:
-        value: A string, a number that fits 32 bits, or `None` for a string that is null.
+        value: A string, a number that fits 32 bits, or `None` for a null string.
     """
 
     def __init__(self, value: str | int | None) -> None:
@@ -513,7 +492,7 @@ class Constant:
         self._built = _repeated(value, 0)
 
     def rows(self, count: int) -> pa.Array:
-        """The column of `count` rows."""
+        """Returns the column with `count` rows."""
         if len(self._built) < count:
             self._built = _repeated(self._value, count)
         return self._built.slice(0, count)
@@ -522,19 +501,19 @@ class Constant:
 def constants_at(
     columns: Sequence[str], values: Mapping[str, str | int | None]
 ) -> list[tuple[int, Constant]]:
-    """Those of the columns that have a value in `values`, each with its place among them."""
-    return [(place, Constant(values[name])) for place, name in enumerate(columns) if name in values]
+    """Returns the columns that have a value in `values`, each with its position."""
+    return [(index, Constant(values[name])) for index, name in enumerate(columns) if name in values]
 
 
 def _repeated(value: str | int | None, rows: int) -> pa.Array:
-    """One value in every row; `pa.scalar` and `pa.array` would bring in pandas, which takes longer
-    than a small read.
+    """Returns a value in every row.
+
+    `pa.scalar` and `pa.array` would import pandas, which takes longer than a small read.
     """
     if value is None:
         return pa.nulls(rows, pa.string())
     if isinstance(value, int):
-        numbers = copied(np.full(rows, value, np.int32))
-        return pa.Array.from_buffers(pa.int32(), rows, [None, numbers])
+        return make_array(pa.int32(), rows, None, [copied(np.full(rows, value, np.int32))])
     data = value.encode()
     ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
     texts = np.frombuffer(data * rows, np.uint8)

@@ -1,10 +1,9 @@
-"""How the kernels are compiled: explicit types, one specialisation each, no GIL, machine code kept
-on disk.
+"""Compiles kernels with numba: explicit types, one signature each, without the GIL, cached on disk.
 
-Numba keeps machine code in the folder that `code_folder` chooses; where there is none, kernels are
-compiled anew in each process. Several processes may start at once: the first compiles, and numba
-writes a new file and renames it. Importing this module takes numba, and longer than a small read;
-`object_code` runs what was compiled before without it.
+Numba caches machine code in the folder that `code_folder` chooses; without one, each process
+compiles the kernels. If several processes start at once, the first one compiles. Importing this
+module imports numba, which takes longer than a small read; `object_code` runs compiled kernels
+without it.
 """
 
 from __future__ import annotations
@@ -31,28 +30,26 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 Value: TypeAlias = Any
-"""A number inside a kernel, int64 or uint64 as numba infers; the type checker is told nothing."""
+"""A number inside a kernel, int64 or uint64 as inferred by numba; unknown to the type checker."""
 Address: TypeAlias = Any
-"""uint64: where something stands in memory."""
+"""A memory address, uint64."""
 Frame: TypeAlias = Any
 """int64[:], see `segment_format.kernels.contract`."""
 Codegen: TypeAlias = Any
-"""What numba and llvmlite pass around while they generate code."""
+"""Objects of numba and llvmlite during code generation, which are not typed."""
 
 numba_config: Any = numba.config
-"""Settings that numba makes out of the environment at import; it declares none of them."""
+"""Settings that numba reads from the environment at import; they are not typed."""
 
 _OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False}
-"""Options of all functions. Kernels own no memory. With reference counts of the frame, which every
-call would raise and lower, a batch of one record takes a third longer.
+"""Options of all functions. Kernels own no memory; with reference counting of the frame, a batch of
+one record takes a third longer.
 """
 _LOCK = threading.Lock()
 
 
 def kernel(signature: object) -> Callable[[F], F]:
-    """Compile a function for exactly one signature, or load its machine code, when it is
-    defined.
-    """
+    """Compiles a function for one signature, or loads its machine code, when it is defined."""
 
     def compile_now(function: F) -> F:
         folder = code_folder()
@@ -71,23 +68,23 @@ def kernel(signature: object) -> Callable[[F], F]:
 
 
 def inlined(function: F) -> F:
-    """A helper that becomes part of the kernel calling it."""
+    """Marks a helper that is inlined into the calling kernel."""
     return cast("F", numba.njit(forceinline=True, **_OPTIONS)(function))
 
 
 def helper(function: F) -> F:
-    """A rarely taken path: compiled with the kernel calling it, and called."""
+    """Marks a helper that is compiled with the calling kernel, but not inlined by force."""
     return cast("F", numba.njit(**_OPTIONS)(function))
 
 
 def instruction(function: Callable[..., Codegen]) -> Callable[..., Value]:
-    """A function that emits LLVM code where a kernel calls it."""
+    """Marks a function that emits LLVM code where a kernel calls it."""
     return cast("Callable[..., Value]", intrinsic(function))
 
 
 @contextlib.contextmanager
 def _one_process_at_a_time(folder: Path | None) -> Iterator[None]:
-    """Let one process compile; those that start at the same time then load what it has made."""
+    """Lets one process compile; others that start at the same time then load the result."""
     if folder is None or fcntl is None:
         yield
         return

@@ -1,11 +1,11 @@
-"""What Python and the kernels tell each other: one int64 array, the frame, with a named slot for
-everything.
+"""Layout of the frames that Python and the kernels share.
 
-A kernel gets the window, the payload of a batch that Python decompressed (or an empty array) and
-the frame. It leaves its whole state in the frame and returns a status, so a later call goes on
-where it stopped: after the columns were handed out, in the middle of a batch, or with the next
-window. Column buffers appear as addresses with their room in elements; the owner keeps them alive,
-`COPY_SLACK` bytes longer than their room.
+A frame is one int64 array with a named slot for everything. The record kernel gets the window, the
+payload of a batch that Python decompressed (or an empty array) and the frame. It keeps its whole
+state in the frame and returns a status, so a later call resumes where it stopped: after the columns
+were handed out, in the middle of a batch, or with the next window. Column buffers are given as
+addresses with their room in entries; the owner keeps them alive, with `COPY_SLACK` more bytes than
+their room.
 
 Offsets, positions and sizes are bytes unless a name says rows. Slots are grouped by who writes
 them.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# --- Written once by the owner: what is wanted ---------------------------------------------------
+# --- Set once by the owner: the selection --------------------------------------------------------
 WANTED: Final = 0  # bits, see below
 START_OFFSET: Final = 1
 STOP_OFFSET: Final = 2
@@ -30,25 +30,25 @@ ABORTED_LAST_OFFSETS: Final = 10
 LINEAGE_COUNT: Final = 11
 LINEAGE_EPOCHS: Final = 12  # addresses of int64 arrays
 LINEAGE_START_OFFSETS: Final = 13
-OFFSETS_STOP: Final = 14  # no entry holds an offset from here on, with ORDERED
+OFFSETS_STOP: Final = 14  # with ORDERED: offsets of all entries are below this one
 ORDERED: Final = 15  # 1: entries ascend and stay between NEXT_OFFSET and OFFSETS_STOP
 
-# --- Where the walk stands in the window ---------------------------------------------------------
+# --- Position in the window ----------------------------------------------------------------------
 POSITION: Final = 16  # of the next entry
-DONE: Final = 17  # 1: an entry at or beyond STOP_OFFSET was met
-NEEDED: Final = 18  # with NEED_MORE: bytes from POSITION on that the next step takes, 0 unknown
-NEXT_OFFSET: Final = 19  # least offset that the next entry may begin with, with ORDERED
-STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding all the same
-STOPPING_NEXT: Final = 21  # with STOPPING: least offset of the entry after the one at POSITION
+DONE: Final = 17  # 1: an entry at or after STOP_OFFSET was met
+NEEDED: Final = 18  # with NEED_MORE: bytes needed from POSITION on, 0 if unknown
+NEXT_OFFSET: Final = 19  # with ORDERED: minimal first offset of the next entry
+STOPPING: Final = 20  # with NEED_MORE: 1 if the entry at POSITION ends the decoding anyway
+STOPPING_NEXT: Final = 21  # with STOPPING: minimal offset of the entry after the one at POSITION
 
 # --- The entry skipped last because it ends before START_OFFSET ----------------------------------
-SKIPPED_SIZE: Final = 22  # 0: its checksum does not matter, or was compared
+SKIPPED_SIZE: Final = 22  # 0: its checksum is irrelevant, or was compared
 SKIPPED_IS_BROKEN: Final = 23  # 1: its checksum is wrong
 
-# --- The batch under way -------------------------------------------------------------------------
+# --- The current batch ---------------------------------------------------------------------------
 RECORDS_LEFT: Final = 24
-IN_BATCH: Final = 25  # 1: records, or the check that nothing follows them, are still due
-PLACE: Final = 26  # where the records stand, see PLACE_…
+IN_BATCH: Final = 25  # 1: records, or the check that nothing follows them, are left
+PLACE: Final = 26  # location of the records, see PLACE_…
 RECORD_POSITION: Final = 27
 RECORDS_STOP: Final = 28
 BATCH_POSITION: Final = 29  # in the window
@@ -63,16 +63,16 @@ PRODUCER_EPOCH: Final = 37
 BASE_SEQUENCE: Final = 38
 TRANSACTIONAL: Final = 39
 CODEC: Final = 40
-BATCH_BASE_OFFSET: Final = 41  # what the column shows; records count from BASE_OFFSET
-LAST_OFFSET: Final = 126  # no record of the batch may have a larger one
-LEAST_OFFSET: Final = 127  # offsets of the records still due are not below this one
+BATCH_BASE_OFFSET: Final = 41  # for the column; records count from BASE_OFFSET
+LAST_OFFSET: Final = 126  # maximal offset of the batch's records
+LEAST_OFFSET: Final = 127  # minimal offset of the next record
 
 SCRATCH: Final = 42  # address of a byte buffer, by the owner
 SCRATCH_ROOM: Final = 43
 SCRATCH_NEEDED: Final = 44  # with GROW_SCRATCH
-PAYLOAD_BOUND: Final = 47  # with COMPRESSED: most bytes it can expand to, −1 unknown
+PAYLOAD_BOUND: Final = 47  # with COMPRESSED: maximal decompressed bytes, -1 if unknown
 
-# --- Timestamps wanted, in milliseconds and inclusive: written once by the owner -----------------
+# --- Wanted timestamps, in milliseconds and inclusive: set once by the owner ---------------------
 FIRST_TIMESTAMP: Final = 45
 LAST_TIMESTAMP: Final = 46
 
@@ -80,7 +80,7 @@ LAST_TIMESTAMP: Final = 46
 OFFSETS: Final = 48  # int64 per row
 TIMESTAMPS: Final = 49  # int64 per row, microseconds
 TIMESTAMP_TYPES: Final = 50  # int32 per row
-KEY_ENDS: Final = 51  # int32 per row, behind a leading 0
+KEY_ENDS: Final = 51  # int32 per row, after a leading 0
 KEY_BYTES: Final = 52
 KEY_VALID: Final = 53  # bitmap
 VALUE_ENDS: Final = 54
@@ -92,14 +92,14 @@ HEADER_KEY_BYTES: Final = 59
 HEADER_VALUE_ENDS: Final = 60
 HEADER_VALUE_BYTES: Final = 61
 HEADER_VALUE_VALID: Final = 62
-LEADER_EPOCHS: Final = 63  # int32 per row, −1 none, as all below unless said
+LEADER_EPOCHS: Final = 63  # int32 per row, -1 for none, like all below unless noted
 PRODUCER_IDS: Final = 64  # int64 per row
 PRODUCER_EPOCHS: Final = 65
 SEQUENCES: Final = 66
 TRANSACTIONALS: Final = 67  # uint8 per row
 BASE_OFFSETS: Final = 68  # int64 per row
 CODECS: Final = 69  # int32 per row
-TRANSACTIONS: Final = 70  # address of TXN_… slots, by the owner; 0: markers are not compared
+TRANSACTIONS: Final = 70  # address of TXN_… slots, by the owner; 0 to ignore markers
 KEY_ROOM: Final = 72
 VALUE_ROOM: Final = 73
 HEADER_ROOM: Final = 74  # in headers
@@ -116,7 +116,7 @@ HEADER_VALUE_SIZE: Final = 85
 KEY_NULLS: Final = 86
 VALUE_NULLS: Final = 87
 HEADER_VALUE_NULLS: Final = 88
-NEW_KEY_SIZE: Final = 89  # with GROW: the least room that the next record takes, in slots
+NEW_KEY_SIZE: Final = 89  # with GROW: room needed for the next record, in slots
 NEW_VALUE_SIZE: Final = 90  # ordered as the fill slots
 NEW_HEADERS: Final = 91
 NEW_HEADER_KEY_SIZE: Final = 92
@@ -136,33 +136,32 @@ RECORDS_SKIPPED_KEY: Final = 104
 # --- With a negative status ----------------------------------------------------------------------
 ERROR_POSITION: Final = 105  # of the entry, in the window
 ERROR_OFFSET: Final = 106
-ERROR_FOUND: Final = 107  # what stands there
-ERROR_EXPECTED: Final = 108  # what should
-SKIPPED_POSITION: Final = 109  # see SKIPPED_SIZE; in the window, below 0 in an earlier one
+ERROR_FOUND: Final = 107  # actual value
+ERROR_EXPECTED: Final = 108  # expected value
+SKIPPED_POSITION: Final = 109  # see SKIPPED_SIZE; relative to the window, below 0 in an earlier one
 SKIPPED_OFFSET: Final = 110
-SKIPPED_STORED_CRC: Final = 111  # −1: an entry of magic 0 or 1; the decoder has the error
+SKIPPED_STORED_CRC: Final = 111  # -1: an entry of magic 0 or 1; the decoder has the error
 SKIPPED_COMPUTED_CRC: Final = 125
 
-# --- Keys looked for, a `segment_format.key_set.KeySet`: written once by the owner ---------------
-SOUGHT: Final = 112  # 1: records with other keys are left out
+# --- Wanted keys, a `segment_format.key_set.KeySet`: set once by the owner -----------------------
+SOUGHT: Final = 112  # 1: records with other keys are skipped
 SOUGHT_NULL: Final = 113  # 1: records without a key are wanted
 SOUGHT_COUNT: Final = 114  # keys in the set
 SOUGHT_LENGTHS: Final = 115  # bits
 SOUGHT_SEED: Final = 116
 SOUGHT_SHIFT: Final = 117
-SOUGHT_BORDERS: Final = 118  # addresses, see the attributes
+SOUGHT_BORDERS: Final = 118  # addresses, see the attributes of `KeySet`
 SOUGHT_TAGS: Final = 119
 SOUGHT_STARTS: Final = 120
 SOUGHT_DATA: Final = 121
 SOUGHT_BITS: Final = 122
 SOUGHT_FIRST_SIZE: Final = 123  # bytes of the first key
-SOUGHT_STOP: Final = 124  # by the kernel: where the record that was found ends
+SOUGHT_STOP: Final = 124  # by the kernel: end of the record that was found
 
 FRAME_SIZE: Final = 128
 
 COPY_SLACK: Final = 32
-"""Bytes behind the room of every byte buffer that kernels may overwrite: they copy in steps of
-32."""
+"""Bytes after the room of every byte buffer that kernels may overwrite, in steps of 32."""
 
 # --- Bits of WANTED ------------------------------------------------------------------------------
 WANT_OFFSET: Final = 1
@@ -179,7 +178,7 @@ WANT_TRANSACTIONAL: Final = 1024
 WANT_BASE_OFFSET: Final = 2048
 WANT_CODEC: Final = 4096
 NEEDS_BODY: Final = WANT_KEY | WANT_VALUE | WANT_HEADERS | WANT_SEQUENCE
-WANT_ORIGIN: Final = (  # columns for which a batch's producer, epoch and base offset are copied
+WANT_ORIGIN: Final = (  # columns that need a batch's producer, epoch or base offset
     WANT_LEADER_EPOCH
     | WANT_PRODUCER_ID
     | WANT_PRODUCER_EPOCH
@@ -187,7 +186,7 @@ WANT_ORIGIN: Final = (  # columns for which a batch's producer, epoch and base o
     | WANT_TRANSACTIONAL
     | WANT_BASE_OFFSET
 )
-WANT_OF_BATCH: Final = (  # columns besides the timestamp type that are the same for a whole batch
+WANT_OF_BATCH: Final = (  # columns except the timestamp type that are the same for a batch
     WANT_LEADER_EPOCH
     | WANT_PRODUCER_ID
     | WANT_PRODUCER_EPOCH
@@ -198,21 +197,21 @@ WANT_OF_BATCH: Final = (  # columns besides the timestamp type that are the same
 
 # --- Values of PLACE -----------------------------------------------------------------------------
 PLACE_WINDOW: Final = 0
-PLACE_COMPRESSED: Final = 1  # in the window, to be decompressed
+PLACE_COMPRESSED: Final = 1  # compressed in the window
 PLACE_PAYLOAD: Final = 2  # in the payload array
 PLACE_SCRATCH: Final = 3  # in the scratch buffer
 
 # --- Statuses ------------------------------------------------------------------------------------
 NEED_MORE: Final = 0  # the window ends before, or inside, the next entry
-FULL: Final = 1  # hand out the columns, then call again
-GROW: Final = 2  # a single record needs more room than there is: see NEW_…
+FULL: Final = 1  # the columns are full: hand them out, then call again
+GROW: Final = 2  # the next record needs more room: see NEW_…
 COMPRESSED: Final = 3  # decompress BATCH_POSITION + 61 … and call again with the payload
 LEGACY: Final = 4  # an entry of magic 0 or 1, BATCH_SIZE bytes at POSITION
-FINISHED: Final = 5  # an entry at or beyond STOP_OFFSET was met
-GROW_SCRATCH: Final = 6  # decompression takes SCRATCH_NEEDED bytes of room
-CONTINUE: Final = 7  # between the kernels themselves: go on
-CHECKED: Final = 8  # between the kernels themselves: the batch is what its checksum says
-FOUND: Final = 9  # between the kernels themselves: a record whose key is looked for
+FINISHED: Final = 5  # an entry at or after STOP_OFFSET was met
+GROW_SCRATCH: Final = 6  # decompression needs SCRATCH_NEEDED bytes
+CONTINUE: Final = 7  # internal: continue
+CHECKED: Final = 8  # internal: the batch has a valid checksum
+FOUND: Final = 9  # internal: a record with a wanted key
 GROW_PRODUCERS: Final = 10  # the table of TRANSACTIONS has no free entry
 
 ERROR_LENGTH: Final = -1
@@ -241,14 +240,60 @@ ERROR_TRANSACTION: Final = -22  # a batch or marker contradicts the aborted inte
 # --- Slots of TRANSACTIONS, a `segment_format.transaction_check.TransactionCheck` ----------------
 TXN_TABLE: Final = 0  # address of entries: producer id, a state below, offset of a stray abort
 TXN_MASK: Final = 1  # entries of the table, a power of two, less 1
-TXN_FREE: Final = 2  # entries that may still be filled
+TXN_FREE: Final = 2  # free entries
 TXN_MET: Final = 3  # address of an int64 per interval; 1: its ABORT marker was met
 TXN_STATE_SIZE: Final = 4
 TXN_ENTRY_SIZE: Final = 3
 TXN_MULTIPLIER: Final = 0x9E3779B97F4A7C15  # of the hash of producer ids
 
 TXN_NO_ENTRY: Final = 0
-TXN_UNSEEN: Final = 1  # nothing of the producer was met
+TXN_UNSEEN: Final = 1  # no batch of the producer was met
 TXN_KEPT: Final = 2  # its records since the last marker are returned
-TXN_LEFT_OUT: Final = 3  # they are not, as aborted
+TXN_LEFT_OUT: Final = 3  # its records since the last marker are skipped as aborted
 TXN_ENDED: Final = 4  # a marker came last
+
+# --- Frame of `scan_batches`, written by the caller ----------------------------------------------
+SCAN_WINDOW: Final = 0  # address
+SCAN_WINDOW_SIZE: Final = 1  # bytes
+SCAN_WINDOW_POSITION: Final = 2  # position of the window in the log
+SCAN_LOG_SIZE: Final = 3  # bytes of the log
+SCAN_MAX_BATCH_BYTES: Final = 4
+SCAN_TABLE: Final = 5  # address
+SCAN_ROOM: Final = 6  # rows of the table
+
+# --- `scan_batches`: progress --------------------------------------------------------------------
+SCAN_POSITION: Final = 7  # of the next entry, in the window
+SCAN_ROWS: Final = 8  # filled so far
+SCAN_NEEDED: Final = 9  # with NEED_MORE: bytes needed from POSITION on
+SCAN_FRAME_SIZE: Final = 10
+
+# --- `scan_batches`: statuses --------------------------------------------------------------------
+SCAN_NEED_MORE: Final = 0
+SCAN_FULL: Final = 1
+SCAN_OTHER: Final = 2  # an entry of another magic, or an invalid one: the caller handles it
+
+# --- `scan_batches`: int64 columns of the table, one row per batch -------------------------------
+SCAN_LOG_POSITION: Final = 0
+SCAN_BASE_OFFSET: Final = 1
+SCAN_LAST_OFFSET: Final = 2
+SCAN_LEADER_EPOCH: Final = 3
+SCAN_CRC: Final = 4
+SCAN_IS_SOUND: Final = 5
+SCAN_MAX_TIMESTAMP: Final = 6
+SCAN_RECORDS: Final = 7
+SCAN_PRODUCER_ID: Final = 8
+SCAN_ATTRIBUTES: Final = 9
+SCAN_COLUMNS: Final = 10
+
+# --- Frame of `mark_repeated` --------------------------------------------------------------------
+KEY_SLOT_ENDS: Final = 0  # address of int32: ends of the maps' entries, after a leading one
+KEY_SLOT_MAPS: Final = 1  # number of maps
+KEY_SLOT_KEYS: Final = 2  # address of int32 ends of texts, after a leading one, or of numbers
+KEY_SLOT_WIDTH: Final = 3  # bytes of a number; 0 for texts
+KEY_SLOT_DATA: Final = 4  # address of the texts' bytes, or of the numbers
+KEY_SLOT_KEPT: Final = 5  # address of a byte per entry, set to 0 for the ones to drop
+KEY_SLOT_TABLE: Final = 6  # address of int64: a power of 2, at least twice the largest map
+KEY_SLOT_SEED: Final = 7  # of hashes, so that nobody can choose keys that collide
+KEY_FRAME_SIZE: Final = 8
+FEW_KEYS: Final = 8
+"""Entries of a map up to which each key is compared with each other key."""

@@ -1,18 +1,14 @@
-"""CRC-32C (Castagnoli) inside the kernels: by vectors or the CPU's instruction where it has them,
-tables otherwise.
+"""CRC-32C (Castagnoli) inside the kernels: by vectors or the CPU's instruction, else by tables.
 
-One chain of CRC instructions waits for its own result at every step, so large inputs run three
-chains over neighbouring stretches and join them: appending n zero bytes to a message is a linear
-map of its CRC, kept as four tables of 256 words for the two stretch lengths in use.
+Each CRC instruction waits for the result of the one before, so large inputs run three chains over
+consecutive stretches and join them: appending n zero bytes to a message is a linear map of its CRC,
+stored as four tables of 256 words for each of the two stretch lengths.
 
-CRC-32C of many bytes at once: carry-less multiplication on 512-bit vectors.
-
-A message is a polynomial over GF(2), its CRC the remainder by the Castagnoli polynomial P. Moving
-16 bytes D bits further back multiplies them by x^D, which modulo P is two products with 33-bit
-constants: the earlier 8 bytes with x^(D+32) mod P, the later ones with x^(D-32) mod P, reflected as
-the CRC is. What has been read so far is thus folded onto the bytes that follow; the last 64 bytes
-left are an ordinary message for the CRC instruction.
-
+With carry-less multiplication on 512-bit vectors: a message is a polynomial over GF(2), and its CRC
+the remainder by the Castagnoli polynomial P. Moving 16 bytes D bits further back multiplies them by
+x^D, which modulo P is two products with 33-bit constants: the earlier 8 bytes with x^(D+32) mod P,
+the later ones with x^(D-32) mod P, reflected as the CRC is. So the bytes read so far are folded
+onto the bytes that follow, and the last 64 bytes are an ordinary message for the CRC instruction.
 Method: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009.
 """
 
@@ -33,11 +29,11 @@ if TYPE_CHECKING:
 
 
 BLOCK: Final = 64
-"""Bytes of one vector: what `fold_blocks` takes a whole number of."""
+"""Bytes of one vector."""
 _WIDE: Final = 4
-"""Vectors under way at once, so that none waits for the one before."""
+"""Vectors in flight, so that none waits for the one before."""
 _AHEAD: Final = 4096
-"""How far before its use memory is asked for, in bytes."""
+"""Prefetch distance in bytes."""
 _POLYNOMIAL: Final = 0x1EDC6F41
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -45,7 +41,7 @@ _VECTOR = ir.VectorType(_I64, 8)
 
 
 def _power(exponent: int) -> int:
-    """x^exponent mod P, bit-reflected in 33 bits."""
+    """Returns x^exponent mod P, bit-reflected in 33 bits."""
     value = 1
     for _ in range(exponent):
         value <<= 1
@@ -60,7 +56,7 @@ def _multipliers(distance_bytes: int) -> Codegen:
 
 
 class _Emitter:
-    """Writes the loops of `fold_blocks` into a function under way."""
+    """Emits the loops of `fold_blocks`."""
 
     def __init__(self, builder: Codegen) -> None:
         self._builder = builder
@@ -81,13 +77,13 @@ class _Emitter:
         pointer = self._builder.inttoptr(place, _VECTOR.as_pointer())
         return self._builder.load(pointer, align=1)
 
-    def ask_for(self, address: Codegen, position: int) -> None:
+    def prefetch(self, address: Codegen, position: int) -> None:
         place = self._builder.add(address, _I64(position))
         pointer = self._builder.inttoptr(place, _I8.as_pointer())
         self._builder.call(self._prefetch, [pointer, _I32(0), _I32(3), _I32(1)])
 
     def first(self, crc: Codegen, address: Codegen) -> Codegen:
-        """The first block with the CRC register in its first four bytes."""
+        """Loads the first block, combined with the CRC register in its first four bytes."""
         register = self._builder.insert_element(ir.Constant(_VECTOR, [0] * 8), crc, _I32(0))
         return self._builder.xor(self.load(address), register)
 
@@ -97,7 +93,7 @@ class _Emitter:
         return self._builder.xor(self._builder.xor(low, high), onto)
 
     def register(self, block: Codegen) -> Codegen:
-        """The CRC register after a message of just this block."""
+        """Returns the CRC register after a message of just this block."""
         crc = _I64(0)
         for word in range(8):
             crc = self._builder.call(
@@ -132,7 +128,7 @@ class _Emitter:
         builder.position_at_end(body)
         multipliers = _multipliers(_WIDE * BLOCK)
         for number, phi in enumerate(under_way):
-            self.ask_for(at, _AHEAD + BLOCK * number)
+            self.prefetch(at, _AHEAD + BLOCK * number)
             phi.add_incoming(self.fold(phi, multipliers, self.load(at, BLOCK * number)), body)
         at.add_incoming(builder.add(at, _I64(_WIDE * BLOCK)), body)
         builder.branch(loop)
@@ -168,8 +164,9 @@ class _Emitter:
 
 @instruction
 def fold_blocks(typing_context: Codegen, crc: Codegen, start: Codegen, stop: Codegen) -> Codegen:
-    """The CRC register after the bytes from address `start` to `stop`, at least one `BLOCK` and a
-    whole number of them; `crc` is the register before.
+    """Returns the CRC register after the bytes from address `start` to `stop`.
+
+    The size is a multiple of `BLOCK`, at least one; `crc` is the register before.
     """
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
@@ -184,7 +181,7 @@ SHORT: Final = 256
 
 
 def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Slicing-by-eight tables: row k is the CRC of a byte followed by k zero bytes."""
+    """Returns slicing-by-eight tables: row k is the CRC of a byte followed by k zero bytes."""
     rows = np.zeros((8, 256), dtype=np.uint32)
     value = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -198,7 +195,7 @@ def _tables() -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def _zeros(length: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Four tables that map a CRC register to itself after `length` zero bytes (a power of two)."""
+    """Returns tables that map a CRC register to that after `length` zero bytes (a power of two)."""
     basis = np.uint32(1) << np.arange(32, dtype=np.uint32)
     columns = (basis >> 8) ^ _TABLES[0][basis & 0xFF]  # one zero byte, for each single bit
     for _ in range(length.bit_length() - 1):
@@ -222,7 +219,7 @@ _SHORT_ZEROS = _zeros(SHORT)
 
 
 def _enabled() -> set[str]:
-    """What the code generator may use of the CPU, each with a plus."""
+    """Returns the CPU features that the code generator may use, each with a plus."""
     if numba_config.CPU_FEATURES is not None:
         return set(str(numba_config.CPU_FEATURES).split(","))
     if numba_config.CPU_NAME is not None:
@@ -231,7 +228,7 @@ def _enabled() -> set[str]:
 
 
 def _instruction_set() -> str:
-    """Which CRC instruction there is: "x86", "arm" or "" for none."""
+    """Returns the kind of CRC instruction: "x86", "arm" or "" for none."""
     machine = llvm.get_process_triple()
     if machine.startswith("x86_64") and {"+sse4.2", "+crc32"} & _enabled():
         return "x86"
@@ -247,7 +244,7 @@ HAS_FOLDING: Final = INSTRUCTION_SET == "x86" and {"+avx512f", "+vpclmulqdq"} <=
 
 @instruction
 def _step_word(typing_context: Codegen, crc: Codegen, word: Codegen) -> Codegen:
-    """The CRC register (uint64, upper half zero) after eight more bytes."""
+    """Returns the CRC register (uint64, upper half zero) after eight more bytes."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         i32, i64 = ir.IntType(32), ir.IntType(64)
@@ -267,7 +264,7 @@ def _step_word(typing_context: Codegen, crc: Codegen, word: Codegen) -> Codegen:
 
 @instruction
 def _step_byte(typing_context: Codegen, crc: Codegen, byte: Codegen) -> Codegen:
-    """The CRC register (uint64, upper half zero) after one more byte."""
+    """Returns the CRC register (uint64, upper half zero) after one more byte."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         i8, i32, i64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
@@ -299,11 +296,11 @@ def _shift(tables: Value, crc: Value) -> Value:
 
 @inlined
 def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros: Value) -> Value:
-    """The CRC register after three neighbouring stretches of `size` bytes."""
+    """Returns the CRC register after three consecutive stretches of `size` bytes."""
     at = address
     one = two = np.uint64(0)
     while at < address + size:
-        # The processor does not foresee three streams that jump.
+        # The hardware prefetcher does not follow three jumping streams.
         prefetch(at + ahead)
         prefetch(at + ahead + size)
         prefetch(at + ahead + size + size)
@@ -317,7 +314,7 @@ def _three_chains(crc: Value, address: Address, size: Value, ahead: Value, zeros
 
 @helper
 def by_instruction(address: Address, size: Value) -> Value:
-    """CRC-32C by the CPU's instruction, eight bytes a step in three chains."""
+    """Computes CRC-32C by the CPU's instruction, eight bytes per step in three chains."""
     crc = np.uint64(0xFFFFFFFF)
     at = address
     left = size
@@ -347,7 +344,7 @@ def _last_bytes(crc: Value, at: Address, left: Value) -> Value:
 
 @helper
 def by_folding(address: Address, size: Value) -> Value:
-    """CRC-32C by vectors, and by the instruction for what is left of 64 bytes."""
+    """Computes CRC-32C by vectors, and by the instruction for the last bytes."""
     crc = np.uint64(0xFFFFFFFF)
     stop = address + size
     at = address + size // np.uint64(BLOCK) * np.uint64(BLOCK)
@@ -358,7 +355,7 @@ def by_folding(address: Address, size: Value) -> Value:
 
 @helper
 def by_tables(address: Address, size: Value) -> Value:
-    """CRC-32C without the instruction, eight bytes a step."""
+    """Computes CRC-32C by tables, eight bytes per step."""
     crc = np.uint64(0xFFFFFFFF)
     at = address
     left = size

@@ -1,17 +1,8 @@
-"""The records of one batch into columns: scan, check and gather in one pass.
+"""Decodes the records of a batch into columns: scans, checks and gathers in one pass.
 
-`segment_format.record.records` has the byte layout and is the yardstick.
-Where nothing behind the offset delta is wanted, `segment_format.kernels.skip_records` does the
-work.
-
-The first fields of a record, out of one load where they have their usual sizes.
-
-Length of one or two bytes, attributes of one, timestamp and offset delta of one or two: seven bytes
-at most, and no record that is long enough for its mandatory fields ends before they do. All else is
-left to `segment_format.kernels.primitives`, field by field.
-
-Record headers inside the kernels: measured and checked first, then gathered into
-list<struct<string, binary>>.
+`segment_format.record.records` has the byte layout and is the readable reference. If only fields up
+to the offset delta are wanted, `segment_format.kernels.skip_records` does the work. Headers of
+records are measured and checked first, then gathered into list<struct<string, binary>>.
 """
 
 from __future__ import annotations
@@ -54,18 +45,23 @@ _CONTINUED = np.uint64(0x80)
 _TWICE_CONTINUED = np.uint64(0x8000)
 _NOWHERE = np.uint64(0)
 WORD_SIZE = 8
+MIN_BODY = 6
 
 
 @inlined
 def read_start(at: Address) -> Value:
-    """`(size, body, behind, offset delta)` of a record, `body` 0 where a field is unusual.
+    """Parses the first fields of a record of the usual kind from one load.
 
-    `size` is not negative and counts from address `body`; whether it is possible is for the caller
-    to see. Address `behind` follows the offset delta. Words are little-endian, as on every machine
-    that numba runs on.
+    The usual kind has a length of one or two bytes, and a timestamp and offset delta of one or two.
+    Together with the attributes these are at most seven bytes, which every record with all its
+    mandatory fields has. Other records are left to `read_head`.
+
+    Returns `(size, body, next address, offset delta)`; `body` is 0 for other records. `size` is not
+    negative and counts from address `body`; the caller checks that it fits. Words are
+    little-endian, as on every machine that numba runs on.
 
     Args:
-        at: The record's address; `WORD_SIZE` bytes can be read there.
+        at: Address of the record, with `WORD_SIZE` readable bytes.
     """
     word = load_word(at)
     if word & _ONE:  # a negative size
@@ -98,9 +94,60 @@ def read_start(at: Address) -> Value:
     return size, body, behind, np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
+@inlined
+def read_head(at: Address, records_stop: Address) -> Value:
+    """Parses the first fields of any record.
+
+    Returns `(status, stop, next address, timestamp delta, offset delta)`. The status is CONTINUE or
+    an error. The record ends before `stop`.
+    """
+    size, position = read_varint(at, records_stop)
+    if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
+        return np.int64(c.ERROR_RECORD_LENGTH), at, at, np.int64(0), np.int64(0)
+    stop = position + np.uint64(size)
+    timestamp_delta, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
+    if position == _NOWHERE:
+        return np.int64(c.ERROR_RECORD), at, at, np.int64(0), np.int64(0)
+    offset_delta, position = read_varint(position, stop)
+    if position == _NOWHERE:
+        return np.int64(c.ERROR_RECORD), at, at, np.int64(0), np.int64(0)
+    return np.int64(c.CONTINUE), stop, position, timestamp_delta, offset_delta
+
+
+@inlined
+def wrong_offset(offset: Value, least_offset: Value, frame: Frame) -> Value:
+    """Stores an offset that a record cannot have; returns the status."""
+    frame[c.ERROR_FOUND] = offset
+    frame[c.ERROR_EXPECTED] = least_offset
+    return np.int64(c.ERROR_RECORD_OFFSET)
+
+
+@inlined
+def leave_batch(
+    status: Value,
+    source: Address,
+    at: Address,
+    records_stop: Address,
+    left: Value,
+    least_offset: Value,
+    frame: Frame,
+) -> Value:
+    """Stores how far the batch is read; returns the status, an error if bytes are left."""
+    frame[c.RECORDS_LEFT] = left
+    frame[c.RECORD_POSITION] = np.int64(at - source)
+    frame[c.LEAST_OFFSET] = least_offset
+    if status == c.CONTINUE and at != records_stop:
+        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
+        status = np.int64(c.ERROR_BATCH_REST)
+    if status < 0:
+        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
+        frame[c.ERROR_OFFSET] = frame[c.BASE_OFFSET]
+    return status
+
+
 @helper
 def measure_headers(address: Address, stop: Address, count: Value) -> Value:
-    """Check `count` headers; returns (next address or 0, key bytes as UTF-8, value bytes)."""
+    """Checks `count` headers; returns (next address or 0, key bytes as UTF-8, value bytes)."""
     at = address
     key_bytes = np.int64(0)
     value_bytes = np.int64(0)
@@ -122,7 +169,7 @@ def measure_headers(address: Address, stop: Address, count: Value) -> Value:
 
 @helper
 def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) -> None:
-    """Append `count` headers that `measure_headers` has accepted; there is room for them."""
+    """Appends `count` headers that `measure_headers` has accepted; there is room for them."""
     at = address
     header = frame[c.HEADERS]
     key_size = frame[c.HEADER_KEY_SIZE]
@@ -158,7 +205,7 @@ def gather_headers(address: Address, stop: Address, count: Value, frame: Frame) 
 
 @helper
 def clear_bit(bitmap: Value, index: Value) -> None:
-    """Mark entry `index` of a validity bitmap as null."""
+    """Marks entry `index` of a validity bitmap as null."""
     at = np.uint64(bitmap + (index >> 3))
     store_u8(at, np.int64(load_u8(at)) & ~(1 << (index & 7)))
 
@@ -169,13 +216,12 @@ MAX_MILLIS = (2**63 - 1) // 1000
 MIN_MILLIS = -(2**63 // 1000)
 _MAX_I32 = 2**31 - 1
 _HEADER_COST = 9  # two ends and a bit
-MIN_BODY = 6
 PREFETCH_DISTANCE = 64 << 10
 
 
 @inlined
 def _copy(target: Address, source: Address, size: Value, readable_stop: Address) -> None:
-    """Copy `size` bytes; short ones in steps of 32, reading and writing up to 31 bytes too many."""
+    """Copies bytes, short ones in steps of 32, reading and writing up to 31 bytes too many."""
     if size <= _SHORT and np.int64(readable_stop - source) >= size + np.int64(c.COPY_SLACK):
         to = target
         at = source
@@ -190,7 +236,7 @@ def _copy(target: Address, source: Address, size: Value, readable_stop: Address)
 
 @inlined
 def _open_word(bitmap: Address, row: Value) -> Value:
-    """The bits of the rows before `row` in its word of 64."""
+    """Returns the bits of the rows before `row` in its word of 64."""
     bits = np.uint64(row & 63)
     if bits == np.uint64(0):
         return np.uint64(0)
@@ -204,7 +250,7 @@ def _word_at(row: Value) -> Value:
 
 @inlined
 def fill_per_batch(frame: Frame, first: Value, stop: Address) -> None:
-    """Fill the columns that are the same for all records of a batch."""
+    """Fills the columns that are the same for all records of a batch."""
     wanted = frame[c.WANTED]
     if wanted & c.WANT_TIMESTAMP_TYPE:
         _fill_i32(frame[c.TIMESTAMP_TYPES], frame[c.TIMESTAMP_TYPE], first, stop)
@@ -244,14 +290,14 @@ def _fill_i64(column: Value, value: Value, first: Value, stop: Address) -> None:
 
 @helper
 def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Value:
-    """Decode records of the batch under way from where it stands; returns a status.
+    """Decodes the remaining records of the current batch; returns a status.
 
-    CONTINUE: the batch is done and nothing followed its last record. FULL and GROW leave the frame
-    before the record that found no room.
+    CONTINUE: the batch is complete and nothing follows its last record. FULL and GROW leave the
+    frame before the record for which there is no room.
 
     Args:
-        source: Address of the array that the records stand in.
-        readable_stop: Address of that array's end, which no load passes.
+        source: Address of the array with the records.
+        readable_stop: End of that array; nothing after it is read.
         frame: See `segment_format.kernels.contract`.
     """
     wanted = frame[c.WANTED]
@@ -306,24 +352,14 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # The next batch comes in while this one is decoded: its CRC would wait for memory.
+        # Prefetches the next batch, whose CRC would otherwise wait for memory.
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))
         if row == max_rows:
             status = np.int64(c.FULL)
             break
-        size, position = read_varint(at, records_stop)
-        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
-            status = np.int64(c.ERROR_RECORD_LENGTH)
-            break
-        stop = position + np.uint64(size)
-        timestamp, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
-        if position == _NOWHERE:
-            status = np.int64(c.ERROR_RECORD)
-            break
-        offset_delta, position = read_varint(position, stop)
-        if position == _NOWHERE:
-            status = np.int64(c.ERROR_RECORD)
+        status, stop, position, timestamp, offset_delta = read_head(at, records_stop)
+        if status != c.CONTINUE:
             break
         offset = base_offset + offset_delta
 
@@ -361,9 +397,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
 
         if offset < start_offset or offset >= stop_offset:
             if offset < least_offset or offset > last_offset:
-                frame[c.ERROR_FOUND] = offset
-                frame[c.ERROR_EXPECTED] = least_offset
-                status = np.int64(c.ERROR_RECORD_OFFSET)
+                status = wrong_offset(offset, least_offset, frame)
                 break
             least_offset = offset + 1
             start_offset = max(start_offset, least_offset)
@@ -453,9 +487,6 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
         store_i64(key_valid + _word_at(row), np.int64(key_word))
     if want_value and row & 63 != 0:
         store_i64(value_valid + _word_at(row), np.int64(value_word))
-    frame[c.RECORDS_LEFT] = left
-    frame[c.RECORD_POSITION] = np.int64(at - source)
-    frame[c.LEAST_OFFSET] = least_offset
     frame[c.ROWS] = row
     frame[c.KEY_SIZE] = key_size
     frame[c.VALUE_SIZE] = value_size
@@ -465,10 +496,4 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row:
         fill_per_batch(frame, first_row, row)
-    if status == c.CONTINUE and at != records_stop:
-        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
-        status = np.int64(c.ERROR_BATCH_REST)
-    if status < 0:
-        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
-        frame[c.ERROR_OFFSET] = base_offset
-    return status
+    return leave_batch(status, source, at, records_stop, left, least_offset, frame)

@@ -1,12 +1,8 @@
-"""Drives the kernels: windows in, batches out, and Python only where a batch is compressed or a
-message older than magic 2.
+"""Decodes a log into Arrow batches by driving the record kernel.
 
-What a decoder counts while it goes through a log.
-
-From a kernel's status and frame to the error the readable decoder raises for the same bytes.
-
-Records of magic 0 and 1 handed to the kernel in magic 2's record layout, so that all rows take
-one way into columns.
+Python takes over where a batch must be decompressed by a library, where a message is older than
+magic 2 (its records are passed to the kernel in the layout of magic 2), and for errors, which equal
+those of the readable decoder.
 """
 
 from __future__ import annotations
@@ -47,10 +43,11 @@ from segment_format.transaction_check import ContradictedIntervalsError, transac
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from segment_format._cursor import BytesLike
     from segment_format.index.checkpoints import EpochEntry
+    from segment_format.kernels.columns import Constant
     from segment_format.kernels.object_code import Kernel
     from segment_format.key_set import KeySet
     from segment_format.record.framing import Entry
@@ -62,18 +59,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCounters:
-    """What a decoder has met so far.
+    """Counters of a decoder.
 
     Attributes:
-        batches: Entries stepped over or decoded.
+        batches: Entries skipped or decoded.
         records: Records that became rows.
         bytes: Bytes of those entries as stored.
         batches_skipped_control: Control batches.
         batches_skipped_aborted: Batches of aborted transactions.
-        batches_skipped_offset: Entries that end before the first offset wanted.
-        records_skipped_offset: Records outside the offsets wanted, inside decoded batches.
-        batches_skipped_timestamp: Batches without a timestamp wanted, by their header.
-        records_skipped_key: Records of the offsets wanted whose key is not looked for.
+        batches_skipped_offset: Entries that end before the first wanted offset.
+        records_skipped_offset: Records outside the wanted offsets, inside decoded batches.
+        batches_skipped_timestamp: Batches without a wanted timestamp, by their header.
+        records_skipped_key: Records with wanted offsets and an unwanted key.
     """
 
     batches: int = 0
@@ -87,20 +84,20 @@ class DecodeCounters:
     records_skipped_key: int = 0
 
     def __add__(self, other: DecodeCounters) -> DecodeCounters:
-        """Of both together."""
+        """Returns the sums of both."""
         return DecodeCounters(*map(operator.add, astuple(self), astuple(other)))
 
 
 _RECORD_ERRORS = {
-    c.ERROR_RECORD: "its timestamp or offset delta is cut or too long",
-    c.ERROR_RECORD_LENGTH: "its length does not fit the bytes left",
-    c.ERROR_KEY: "its key runs past its end",
-    c.ERROR_VALUE: "its value runs past its end",
-    c.ERROR_HEADER_COUNT: "its header count does not fit the bytes left",
-    c.ERROR_RECORD_HEADERS: "a header runs past its end",
-    c.ERROR_RECORD_REST: "bytes are left in it",
+    c.ERROR_RECORD: "its timestamp or offset delta is truncated or too long",
+    c.ERROR_RECORD_LENGTH: "its length exceeds the bytes left",
+    c.ERROR_KEY: "its key exceeds the record",
+    c.ERROR_VALUE: "its value exceeds the record",
+    c.ERROR_HEADER_COUNT: "its header count exceeds the bytes left",
+    c.ERROR_RECORD_HEADERS: "a header exceeds the record",
+    c.ERROR_RECORD_REST: "bytes are left after its last field",
     c.ERROR_TIMESTAMP: "its timestamp in microseconds does not fit 64 bits",
-    c.ERROR_RECORD_SIZE: "its header keys take more than 2 GiB as UTF-8",
+    c.ERROR_RECORD_SIZE: "its header keys exceed 2 GiB as UTF-8",
 }
 
 _OUTCOMES = {
@@ -112,20 +109,20 @@ _OUTCOMES = {
 
 
 def order_message(first: int, last: int, frame: Sequence[int]) -> str:
-    """Why an entry with these first and last offsets cannot stand where it stands."""
+    """Returns why an entry with these first and last offsets is out of order."""
     least, stop = frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP]
     return (
-        f"an entry of offsets {first} to {last}, where they must lie in [{least}, {stop}) and below"
+        f"an entry has offsets {first} to {last}, which must be in [{least}, {stop}) and below"
         " those of the next entry"
     )
 
 
 def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatError:
-    """The error that a negative status stands for.
+    """Returns the error for a negative status.
 
     Args:
-        status: What the kernel returned.
-        frame: Its frame.
+        status: Status of the kernel.
+        frame: Frame of the kernel.
         origin: Log position of the window's first byte.
     """
     position = origin + frame[c.ERROR_POSITION]
@@ -164,13 +161,13 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
         message = transaction_message(found, _OUTCOMES[expected].format(offset=offset))
     elif status == c.ERROR_BATCH_REST:
         message = f"{found} bytes left after the last record of a batch"
-    else:  # pragma: no cover - a status without a text is a mistake in the kernels
+    else:  # pragma: no cover - a bug: the kernels return no other status
         message = f"kernel status {status}"
     return error(message, position=position, offset=offset)
 
 
 def open_legacy_record(frame: NDArray[np.int64], entry: DecodedBatch, record: Record) -> bytes:
-    """Make one record the batch under way; returns the payload that holds it."""
+    """Makes a record of magic 0 or 1 the current batch; returns the payload that contains it."""
     body = b"\x00\x00\x00" + _sized(record.key) + _sized(record.value) + b"\x00"
     frame[c.RECORDS_LEFT] = 1
     frame[c.IN_BATCH] = 1
@@ -204,50 +201,48 @@ _NO_BYTES: Final[Bytes] = np.frombuffer(b"", np.uint8)
 
 
 class RecordDecoder:
-    """Turns a log's bytes, fed in pieces cut anywhere, into Arrow batches.
+    """Decodes a log, fed in windows cut anywhere, into Arrow batches.
 
-    Rows gather across windows until a batch is full, so the batches do not depend on the cuts. A
-    window is decoded in place; only an entry that spans windows is copied together. Memory: the
-    column buffers of one batch, one stored and one decompressed batch, each of at most
-    `max_batch_bytes`, whatever lengths the data states.
+    Rows are collected across windows until a batch is full, so the batches do not depend on the
+    windows. A window is decoded in place; only an entry that spans windows is copied. Memory is
+    limited to the column buffers of one batch, one stored and one decompressed batch, each of at
+    most `max_batch_bytes`, whatever lengths the data states.
 
-    The offset range is checked per record, and per batch before anything else; CRCs before control
-    batches and aborted transactions are skipped. The first batch at or beyond `stop_offset` ends
-    the decoding (`done`). No checksum covers a batch's base offset, so where offsets are missing at
-    either end of the range, the CRC of the batch before and after the gap is compared, and its
-    neighbors must agree with it. Timestamps only leave out whole batches, by what their headers
-    promise: every row of the timestamps wanted comes, and others may. Not thread-safe; the kernels
-    release the GIL.
+    The offset range is checked per batch first, then per record. CRCs are checked before control
+    batches and aborted transactions are skipped. The first batch at or after `stop_offset` ends the
+    decoding (`done`). No checksum covers a batch's base offset, so if offsets are missing at either
+    end of the range, the CRC of the batch before and after the gap is compared, and its neighbors
+    must agree with it. Timestamps only skip whole batches, by their headers: all rows with wanted
+    timestamps are returned, and possibly others. Not thread-safe; the kernels release the GIL.
 
     Args:
         columns: Names of `RECORD_COLUMNS`, `LINEAGE_COLUMNS` and `constants`, in the order of the
             batches' columns.
-        start_offset: First offset wanted.
-        stop_offset: First offset not wanted any more.
-        aborted: Intervals whose transactional batches are left out.
+        start_offset: First wanted offset.
+        stop_offset: Offset after the last wanted one.
+        aborted: Intervals whose transactional batches are skipped.
         check_crcs: Whether each entry's checksum is compared with its bytes.
-        max_rows: Most rows of a batch.
-        max_bytes: Most bytes of keys, values and headers in a batch; one record larger than that is
-            a batch of its own.
-        max_batch_bytes: Most bytes of one entry, stored or decompressed.
-        lineage: Epochs by start offset, strictly increasing. If given, a batch of magic 2 whose
-            leader epoch is not the one that owns its base offset is an error. The first entry also
-            owns a batch that straddles its start.
-        offset_bounds: If given, entries that do not ascend, or hold offsets outside of [first,
-            second), are an error: no checksum covers a batch's base offset. A segment's own bounds,
-            or narrower ones.
+        max_rows: Maximal rows of a batch.
+        max_bytes: Maximal bytes of keys, values and headers in a batch; a larger record is a batch
+            of its own.
+        max_batch_bytes: Maximal bytes of one entry, stored or decompressed.
+        lineage: Epochs by start offset, strictly increasing. If given, a batch of magic 2 must have
+            the leader epoch that owns its base offset. The first entry also owns a batch that
+            straddles its start.
+        offset_bounds: If given, entries must ascend, with offsets in [first, second): no checksum
+            covers a batch's base offset. A segment's own bounds, or narrower ones.
         position: Log position of the first byte that will be fed; errors name log positions.
-        first_timestamp: Least timestamp wanted, in milliseconds.
-        last_timestamp: Largest one, inclusive.
-        constants: Columns that are no part of a record: what all rows have, a string, an int32, or
-            `None` for a string that is null.
-        keys: If given, records with other keys are left out. Of those, only what stands before the
-            key, and the key's length, is checked.
+        first_timestamp: Minimal wanted timestamp, in milliseconds.
+        last_timestamp: Maximal wanted timestamp, inclusive.
+        constants: Columns with the same value in all rows: a string, an int32, or `None` for a null
+            string.
+        keys: If given, records with other keys are skipped. In those, only the fields before the
+            key, and the key's length, are checked.
         transactions: If given, a control batch that contradicts `aborted` is an error. Decoders of
-            consecutive bytes may share it; its `finish` is the caller's.
+            consecutive bytes may share it; the caller calls its `finish`.
 
     Raises:
-        ValueError: Unknown columns or a bound out of range.
+        ValueError: A column is unknown or a bound is out of range.
     """
 
     def __init__(
@@ -273,29 +268,15 @@ class RecordDecoder:
         _check_range("max_rows", max_rows, 1, _LIMIT_MAX_ROWS)
         _check_range("max_bytes", max_bytes, 1, _LIMIT_MAX_BYTES)
         _check_range("max_batch_bytes", max_batch_bytes, HEADER_SIZE, _MAX_BATCH_BYTES)
-        _check_range("start_offset", start_offset, MIN_OFFSET, MAX_OFFSET)
-        _check_range("stop_offset", stop_offset, MIN_OFFSET, MAX_OFFSET)
-        _check_range("first_timestamp", first_timestamp, MIN_OFFSET, MAX_OFFSET)
-        _check_range("last_timestamp", last_timestamp, MIN_OFFSET, MAX_OFFSET)
-        every = tuple(columns)
-        names = column_names(every, constants)
-        self._constants = constants_at(every, constants)
-        known = {place: constant.type for place, constant in self._constants}
-        types = [known.get(place) or COLUMNS[name].type for place, name in enumerate(every)]
-        self._struct = pa.struct(zip(every, types, strict=True))
+        _check_int64(start_offset=start_offset, stop_offset=stop_offset)
+        _check_int64(first_timestamp=first_timestamp, last_timestamp=last_timestamp)
+        all_names = tuple(columns)
+        names = column_names(all_names, constants)
+        self._constants = constants_at(all_names, constants)
+        self._struct = _struct_of(all_names, dict(self._constants))
         self._kernel = load_kernel()
         self._check_crcs = check_crcs
         self._max_batch_bytes = max_batch_bytes
-        epochs = lineage or ()
-        # The frame holds addresses of these.
-        self._arrays = (
-            *(
-                np.ascontiguousarray(column, np.int64)
-                for column in (aborted.producer_ids, aborted.first_offsets, aborted.last_offsets)
-            ),
-            np.array([entry.epoch for entry in epochs], np.int64),
-            np.array([entry.start_offset for entry in epochs], np.int64),
-        )
         frame = self._frame = np.zeros(c.FRAME_SIZE, np.int64)
         self._slots = frame.data  # reads a slot three times as fast as the array does
         frame[c.WANTED] = sum(COLUMNS[name].wanted for name in names)
@@ -305,26 +286,17 @@ class RecordDecoder:
         frame[c.MAX_ROWS] = max_rows
         frame[c.MAX_BYTES] = max_bytes
         frame[c.MAX_BATCH_BYTES] = max_batch_bytes
-        frame[c.ABORTED_COUNT] = len(aborted)
-        frame[c.LINEAGE_COUNT] = len(epochs)
         frame[c.FIRST_TIMESTAMP] = first_timestamp
         frame[c.LAST_TIMESTAMP] = last_timestamp
         if offset_bounds is not None:
             frame[c.ORDERED] = 1
             frame[c.NEXT_OFFSET], frame[c.OFFSETS_STOP] = offset_bounds
-        addresses = (
-            c.ABORTED_PRODUCER_IDS,
-            c.ABORTED_FIRST_OFFSETS,
-            c.ABORTED_LAST_OFFSETS,
-            c.LINEAGE_EPOCHS,
-            c.LINEAGE_START_OFFSETS,
-        )
-        for slot, array in zip(addresses, self._arrays, strict=True):
-            frame[slot] = array.ctypes.data
-        self._keys = keys  # the frame holds addresses of its arrays, too
+        self._arrays = _share_arrays(frame, aborted, lineage or ())
+        # The frame has addresses of the arrays of both.
+        self._keys = keys
         if keys is not None:
             keys.tell(self._slots)
-        self._transactions = transactions  # the same
+        self._transactions = transactions
         if transactions is not None:
             frame[c.TRANSACTIONS] = transactions.state.ctypes.data
         self._buffers = ColumnBuffers(self._slots, names, max_rows=max_rows, max_bytes=max_bytes)
@@ -336,19 +308,19 @@ class RecordDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether a batch at or beyond the stop offset was met: nothing more will come."""
+        """Whether a batch at or after the stop offset was met, so that no rows will follow."""
         return bool(self._slots[c.DONE])
 
     @property
     def counters(self) -> DecodeCounters:
-        """Counts up to now, also while a window is being decoded."""
+        """Current counters, also while a window is being decoded."""
         return DecodeCounters(*self._slots[c.BATCHES : c.RECORDS_SKIPPED_KEY + 1].tolist())
 
     @property
     def next_offset(self) -> int:
         """One past the last offset of the entries met, with `offset_bounds`; else 0.
 
-        An entry that ends the decoding counts if `done` waits for the entry after it.
+        An entry that ends the decoding counts if `done` depends on the entry after it.
         """
         return self._slots[c.STOPPING_NEXT if self._slots[c.STOPPING] else c.NEXT_OFFSET]
 
@@ -359,26 +331,26 @@ class RecordDecoder:
         return (slots[c.NEXT_OFFSET], slots[c.OFFSETS_STOP]) if slots[c.ORDERED] else None
 
     def feed(self, window: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Decode the next bytes of the log; the iterator must be used up before the next call.
+        """Decodes the next bytes of the log; exhaust the iterator before the next call.
 
         Args:
             window: Bytes that follow those fed before. They must not change while the iterator
-                runs, and are not referenced any more when it ends.
+                runs, and are not referenced after it ends.
 
         Yields:
-            Full batches; rows that do not fill one wait for the next window.
+            Full batches; other rows wait for the next window.
 
         Raises:
-            SegmentFormatError: As `segment_format.iter_batches`, at once: rows that wait are lost,
-                the decoder of no more use.
+            SegmentFormatError: As `segment_format.iter_batches`. Waiting rows are lost, and the
+                decoder cannot be used any more.
             RuntimeError: The decoder is finished, or the iterator of an earlier window was not
-                used up or raised.
+                exhausted or raised.
         """
         self._begin()
         return self._feed(np.frombuffer(byte_view(window), np.uint8))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """The rows that wait for a batch to fill; the decoder goes on afterwards.
+        """Returns the waiting rows; the decoder can be used further.
 
         Raises:
             RuntimeError: As `feed`.
@@ -387,7 +359,7 @@ class RecordDecoder:
         return self._flush()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The rows that still wait; the decoder is of no use afterwards.
+        """Returns the waiting rows; the decoder cannot be used any more.
 
         Raises:
             TruncatedBatchError: The bytes fed end inside an entry, unless `done`.
@@ -399,7 +371,7 @@ class RecordDecoder:
     def _begin(self) -> None:
         if self._busy:
             raise RuntimeError(
-                "the decoder is finished, has failed, or its last iterator was not used up"
+                "the decoder is finished, has failed, or its last iterator was not exhausted"
             )
         self._busy = True
 
@@ -439,7 +411,7 @@ class RecordDecoder:
             )
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decode whole entries of `window` and make what follows them the tail."""
+        """Decodes whole entries of `window`, and keeps the rest as the tail."""
         slots = self._slots
         slots[c.POSITION] = 0
         while True:
@@ -456,7 +428,7 @@ class RecordDecoder:
         self._tail = bytearray() if slots[c.DONE] else bytearray(rest)
 
     def _run(self, window: Bytes, payload: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Call the kernel until it needs more bytes, is finished, or stands at a legacy entry."""
+        """Calls the kernel until it needs more bytes, is finished, or is at a legacy entry."""
         kernel, frame = self._kernel, self._frame
         view = window.data
         self._at_legacy = False
@@ -500,7 +472,7 @@ class RecordDecoder:
         self._slots[c.SCRATCH_ROOM] = room
 
     def _decode_legacy(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decode or skip the whole entry at the position, or wait for the entry after it."""
+        """Decodes or skips the entry at the position, or waits for the entry after it."""
         slots = self._slots
         position = slots[c.POSITION]
         view = byte_view(window)
@@ -520,7 +492,7 @@ class RecordDecoder:
                 slots[c.DONE] = self._is_followed(view, entry)
                 return
             for record in batch.records:
-                # An empty window lets the kernel take the one record and stop.
+                # With an empty window, the kernel stops after the record.
                 yield from self._run(_NO_BYTES, open_legacy_record(self._frame, batch, record))
         if slots[c.ORDERED]:
             slots[c.NEXT_OFFSET] = entry.offset + 1
@@ -538,7 +510,7 @@ class RecordDecoder:
             raise error.at(self._origin + where, entry.offset) from error
 
     def _check_order(self, first_offset: int, entry: Entry) -> None:
-        """Raises `CorruptRecordError` if a legacy entry cannot have these offsets here."""
+        """Raises `CorruptRecordError` if the offsets of a legacy entry are out of order."""
         slots = self._slots
         if slots[c.ORDERED] and not (
             slots[c.NEXT_OFFSET] <= first_offset <= entry.offset < slots[c.OFFSETS_STOP]
@@ -550,9 +522,9 @@ class RecordDecoder:
             )
 
     def _is_followed(self, view: memoryview, stop: Entry) -> bool:
-        """Whether the entry after a legacy one that ends the decoding agrees with its offset.
+        """Checks the entry after a legacy entry that ends the decoding; returns whether it is read.
 
-        False waits for more bytes. Only offsets missing before the entry make it doubtful.
+        The check is only needed if offsets are missing before the legacy entry.
 
         Raises:
             CorruptRecordError: The offsets of the two do not ascend.
@@ -583,9 +555,9 @@ class RecordDecoder:
         return True
 
     def _note_skipped(self, view: memoryview, entry: Entry) -> None:
-        """Checks a legacy entry that ends before the start offset.
+        """Checks a legacy entry that ends before the start offset, and keeps the error.
 
-        Its first offset, which must ascend as well, is known once a wrapper is opened.
+        The first offset of a wrapper, which must ascend as well, is known once it is opened.
         """
         slots = self._slots
         slots[c.SKIPPED_IS_BROKEN] = slots[c.SKIPPED_SIZE] = 0
@@ -598,7 +570,7 @@ class RecordDecoder:
                 self._skipped_error = error
 
     def _check_skipped(self) -> None:
-        """Raises the error of the entry skipped last: it may have held wanted offsets."""
+        """Raises the error of the entry skipped last, which may contain wanted offsets."""
         slots = self._slots
         if slots[c.SKIPPED_IS_BROKEN]:
             slots[c.ERROR_POSITION] = slots[c.SKIPPED_POSITION]
@@ -608,7 +580,7 @@ class RecordDecoder:
             raise self._error_of(c.ERROR_SKIPPED)
 
     def _error_of(self, status: int) -> SegmentFormatError:
-        """The error for a negative status of the kernel."""
+        """Returns the error for a negative status of the kernel."""
         if status == c.ERROR_SKIPPED and self._slots[c.SKIPPED_STORED_CRC] < 0:
             return self._skipped_error
         return error_for(status, self._slots, self._origin)
@@ -616,23 +588,51 @@ class RecordDecoder:
     def _batch(self, *, last: bool = False) -> pa.RecordBatch:
         rows = self._slots[c.ROWS]
         arrays = self._buffers.arrays(last=last)
-        for place, constant in self._constants:
-            arrays.insert(place, constant.rows(rows))
-        # Without any column, a batch made of arrays would have no rows.
+        for index, constant in self._constants:
+            arrays.insert(index, constant.rows(rows))
+        # A batch made of arrays would have no rows if there are no columns.
         struct = pa.Array.from_buffers(self._struct, rows, [None], 0, children=arrays)
         return pa.RecordBatch.from_struct_array(struct)
 
 
+def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
+    """Returns the struct of a batch's columns, some of which, by position, are constants."""
+    types = [
+        constants[index].type if index in constants else COLUMNS[name].type
+        for index, name in enumerate(names)
+    ]
+    return pa.struct(zip(names, types, strict=True))
+
+
+def _share_arrays(
+    frame: NDArray[np.int64], aborted: AbortedIntervals, lineage: Sequence[EpochEntry]
+) -> tuple[NDArray[np.int64], ...]:
+    """Puts the addresses of aborted intervals and lineage into the frame; returns the arrays."""
+    arrays: dict[int, ArrayLike] = {
+        c.ABORTED_PRODUCER_IDS: aborted.producer_ids,
+        c.ABORTED_FIRST_OFFSETS: aborted.first_offsets,
+        c.ABORTED_LAST_OFFSETS: aborted.last_offsets,
+        c.LINEAGE_EPOCHS: [entry.epoch for entry in lineage],
+        c.LINEAGE_START_OFFSETS: [entry.start_offset for entry in lineage],
+    }
+    frame[c.ABORTED_COUNT] = len(aborted)
+    frame[c.LINEAGE_COUNT] = len(lineage)
+    shared = {slot: np.ascontiguousarray(column, np.int64) for slot, column in arrays.items()}
+    for slot, array in shared.items():
+        frame[slot] = array.ctypes.data
+    return tuple(shared.values())
+
+
 @functools.cache
 def load_kernel() -> Kernel:
-    """The compiled `decode_window`: linked from its object file, else by numba."""
+    """Returns the compiled `decode_window`: linked from its object file, else by numba."""
     from segment_format.kernels import object_code
 
     return object_code.load() or kernel_by_numba()
 
 
 def kernel_by_numba() -> Kernel:
-    """`decode_window` as numba loads or compiles it."""
+    """Returns `decode_window` as numba loads or compiles it."""
     from segment_format.kernels.decode_window import decode_window  # brings in numba
 
     return lambda window, payload, frame: decode_window(
@@ -640,6 +640,11 @@ def kernel_by_numba() -> Kernel:
     )
 
 
-def _check_range(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ValueError(f"{name} must lie in [{least}, {most}], not {value}")
+def _check_range(name: str, value: int, minimum: int, maximum: int) -> None:
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} must be in [{minimum}, {maximum}], not {value}")
+
+
+def _check_int64(**values: int) -> None:
+    for name, value in values.items():
+        _check_range(name, value, MIN_OFFSET, MAX_OFFSET)

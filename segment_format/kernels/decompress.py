@@ -1,32 +1,24 @@
-"""The outline of a zstd frame as Kafka's Java producer writes it, walked inside the kernel.
+"""Decompression of lz4 and snappy inside the kernel, and the size bound of zstd frames.
 
-`segment_format.record.compression` has the layout and takes every other shape. The decompression
-itself is the library's.
+`segment_format.record.compression` has the layouts, and handles everything that is not of the
+shapes that Kafka's Java producer writes:
 
-Copies inside the decompressors: in steps of 16 bytes, which write up to 15 bytes too many.
+* LZ4: header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). A
+  block is a sequence of: token (high half literal count, low half match length - 4, 15 = more bytes
+  follow, each added, up to one below 255), literals, distance u16 little-endian. The last sequence
+  ends after its literals.
+* Snappy: one stream header, then blocks. A block is its uncompressed size as a varint, then
+  elements by the low two bits of a tag: 0 a literal (size - 1 in the tag, or in 1 to 4 further
+  bytes), 1 a copy of 4 to 11 bytes with an 11-bit distance, 2 and 3 copies of 1 to 64 bytes with a
+  distance of 2 or 4 bytes, little-endian.
+* zstd: one frame without content size. The library decompresses it; the kernel only walks its
+  blocks to bound the size.
 
-LZ4 frames as Java producers write them, decompressed inside the kernel.
+Input that these decoders reject, valid or not, is left to the library; what they accept, the
+library accepts. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
 
-`segment_format.record.compression` has the layout and takes every frame that is not of this shape:
-header `04 22 4d 18 60 40 82` (64 KiB independent blocks, no checksums, no content size). What this
-decoder does not like it leaves to that one, error or not; what it accepts, the library accepts.
-
-A block is a sequence of: token (high half literal count, low half match length − 4, 15 = more
-bytes follow, each added, up to one below 255), literals, distance u16 little-endian. The last
-sequence ends after its literals.
-
-Source: the LZ4 block format; end conditions as in `LZ4_decompress_safe`.
-
-Snappy in snappy-java's framing, decompressed inside the kernel.
-
-`segment_format.record.compression` has the framing and takes what is not of this shape: one stream
-header, then blocks. What this decoder does not like it leaves to that one, error or not.
-
-A raw block: its uncompressed size as a varint, then elements by the low two bits of a tag: 0 a
-literal (size − 1 in the tag, or in 1 to 4 further bytes), 1 a copy of 4 to 11 bytes with an 11-bit
-distance, 2 and 3 copies of 1 to 64 bytes with a distance of 2 or 4 bytes, little-endian.
-
-Source: the snappy format description; `SnappyInputStream` for the framing.
+Source: the LZ4 block format, with the end conditions of `LZ4_decompress_safe`; the snappy format
+description; `SnappyInputStream` for its framing.
 """
 
 from __future__ import annotations
@@ -58,12 +50,12 @@ _LONG = np.uint64(256)
 
 @inlined
 def copy_literals(target: Address, source: Address, size: Value, source_stop: Address) -> None:
-    """Copy `size` bytes (uint64) that do not overlap; no read at or behind `source_stop`.
+    """Copies `size` bytes (uint64) that do not overlap; reads nothing from `source_stop` on.
 
-    The caller has checked that `size` bytes are there, and room for 16 more at the target.
+    The caller has checked the source, and that the target has room for 16 more bytes.
     """
     if source_stop - source >= size + _STEP and size <= _LONG:
-        # Nearly always enough; a loop that mostly runs once would be guessed wrong.
+        # Nearly always enough; the branch of a loop that mostly runs once would be mispredicted.
         copy_16(target, source)
         if size > _STEP:
             _copy_steps(target + _STEP, source + _STEP, target + size)
@@ -73,10 +65,10 @@ def copy_literals(target: Address, source: Address, size: Value, source_stop: Ad
 
 @inlined
 def copy_match(target: Address, distance: Value, size: Value) -> None:
-    """Repeat what stands `distance` bytes before `target`, `size` bytes of it, overlapping or not.
+    """Copies `size` bytes from `distance` bytes before `target`, possibly overlapping.
 
-    The caller has checked that `distance` (uint64, not 0) bytes were written, and room for 16 bytes
-    behind the copy.
+    The caller has checked that `distance` (uint64, not 0) bytes were written, and that the target
+    has room for 16 more bytes.
     """
     if distance >= _STEP:
         source = target - distance
@@ -97,7 +89,7 @@ def _copy_steps(target: Address, source: Address, stop: Address) -> None:
 
 @helper
 def _copy_pattern(target: Address, distance: Value, size: Value) -> None:
-    """A copy that reads what it writes: the pattern is doubled until a step no longer does."""
+    """Copies overlapping bytes: doubles the pattern until a step of 16 does not overlap."""
     to = target
     stop = target + size
     gap = distance
@@ -127,7 +119,7 @@ _LAST_LITERALS = np.uint64(5)
 
 @helper
 def lz4_bound(source: Address, size: Value) -> Value:
-    """Most bytes that the frame at `source` can expand to; −1 for frames of another shape."""
+    """Returns the maximal decompressed size of a frame; -1 for frames of another shape."""
     stop = source + size
     if size < np.uint64(11) or load_word(source) & _HEADER_MASK != _HEADER:
         return _FAILED
@@ -153,9 +145,9 @@ def lz4_bound(source: Address, size: Value) -> Value:
 
 @helper
 def decompress_lz4(source: Address, target: Address) -> Value:
-    """Decompress a frame that `lz4_bound` has walked; the size, or −1 for what it leaves to others.
+    """Decompresses a frame that `lz4_bound` has accepted; returns the size, or -1 on failure.
 
-    There is room for the bound and 32 more bytes at `target`.
+    The target has room for the bound and 32 more bytes.
     """
     at = source + _LZ4_HEADER_SIZE
     to = target
@@ -179,7 +171,7 @@ def decompress_lz4(source: Address, target: Address) -> Value:
 
 @inlined
 def _more(at: Address, stop: Address, length: Value) -> Value:
-    """A length that goes on in further bytes: `(length, next address)`, address 0 at the end."""
+    """Reads the rest of a length; returns `(length, next address)`, address 0 at the end."""
     while at < stop:
         byte = load_u8(at)
         at += _ONE
@@ -235,7 +227,7 @@ _SNAPPY_MAX_RATIO = np.uint64(22)
 
 @helper
 def snappy_bound(source: Address, size: Value) -> Value:
-    """The bytes that a stream says it expands to; −1 for streams of another shape."""
+    """Returns the stated decompressed size of a stream; -1 for streams of another shape."""
     stop = source + size
     if size < _SNAPPY_HEADER_SIZE or load_word(source) != _SNAPPY_MAGIC:
         return _FAILED
@@ -256,7 +248,7 @@ def snappy_bound(source: Address, size: Value) -> Value:
 
 @helper
 def _block_size(at: Address, stop: Address) -> Value:
-    """`(uncompressed size, next address)`; a size that no block has if there is none."""
+    """Returns `(decompressed size, next address)`; an impossible size if it is malformed."""
     size = np.uint64(0)
     shift = np.uint64(0)
     while at < stop and shift < np.uint64(35):
@@ -271,9 +263,9 @@ def _block_size(at: Address, stop: Address) -> Value:
 
 @helper
 def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
-    """Decompress a stream that `snappy_bound` has walked; the size, or −1 as there.
+    """Decompresses a stream that `snappy_bound` has accepted; returns the size, or -1 on failure.
 
-    There is room for the bound and 32 more bytes at `target`.
+    The target has room for the bound and 32 more bytes.
     """
     stop = source + size
     at = source + _SNAPPY_HEADER_SIZE
@@ -291,7 +283,7 @@ def decompress_snappy(source: Address, size: Value, target: Address) -> Value:
 
 @helper
 def _last_copy(tag: Value, at: Address, stop: Address) -> Value:
-    """`(length, distance, next address)` of a copy near the end; distance 0 if it is cut."""
+    """Reads a copy near the end; returns `(length, distance, next address)`, distance 0 if cut."""
     kind = tag & np.uint64(3)
     if kind == _ONE and stop - at >= _ONE:
         length = ((tag >> _TWO) & np.uint64(7)) + _FOUR
@@ -306,7 +298,7 @@ def _last_copy(tag: Value, at: Address, stop: Address) -> Value:
 def _decompress_snappy_block(
     at: Address, stop: Address, target: Address, target_stop: Address
 ) -> Value:
-    """Whether the elements fill `[target, target_stop)` exactly."""
+    """Decompresses a block; returns whether it fills `[target, target_stop)` exactly."""
     to = target
     while at < stop:
         tag = load_u8(at)
@@ -332,7 +324,7 @@ def _decompress_snappy_block(
             if stop - at < _FOUR:
                 length, distance, at = _last_copy(tag, at, stop)
             else:
-                # Which kind of copy comes next cannot be guessed, so there is no branch on it.
+                # The kind of copy is unpredictable, so there is no branch on it.
                 short = kind & _ONE & ~(kind >> _ONE)
                 mask = np.uint64(0) - short
                 wide = np.uint64(0) - (kind & (kind >> _ONE))
@@ -373,9 +365,9 @@ def _window_size(descriptor: Value) -> Value:
 
 @helper
 def zstd_bound(source: Address, size: Value) -> Value:
-    """Most bytes that one whole frame without content size and dictionary can expand to.
+    """Returns the maximal decompressed size of a frame without content size and dictionary.
 
-    −1 for anything else, malformed or not.
+    Returns -1 for anything else, malformed or not.
     """
     if size < _LEAST_SIZE or load_u32_native(source) != _ZSTD_MAGIC:
         return _FAILED

@@ -1,15 +1,15 @@
-"""Kernels as object files, which run without numba.
+"""Runs kernels from object files, without numba.
 
-Importing numba and unpickling what it keeps takes a third of a second; linking an object file takes
-milliseconds. Every new worker of Spark pays it before its first row. So the process that compiles
-a kernel of `_STORED` also leaves its object file beside numba's own, and later ones link that with
-LLVM alone. It is the same machine code: numba's optimised module, without the wrapper for Python.
+Importing numba and unpickling its cache takes a third of a second, which every new Spark worker
+pays before its first row; linking an object file takes milliseconds. So the process that compiles a
+kernel of `_STORED` also writes an object file next to numba's cache, and later processes link it
+with LLVM alone. The machine code is the same: numba's optimized module, without the Python wrapper.
 
-Numba promises nobody how it passes arrays: what it has emitted is compared with what is called
-here before an object file is made of it. Where they differ, numba itself runs the kernel.
+Numba does not document how it passes arrays, so the emitted function is compared with the expected
+signature before an object file is written. If they differ, numba runs the kernel.
 
-File: SHA-256 of the rest (32 bytes), object file in the host's format. A broken one would make LLVM
-end the process, so a file whose digest is wrong is not loaded.
+File: SHA-256 of the rest (32 bytes), object file in the host's format. LLVM would abort the process
+on a broken file, so a file with a wrong digest is not loaded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STORED: Final = {
     "mark_repeated": (("frame", 8),),
     "scan_batches": (("frame", 8),),
 }
-"""The kernels that are kept, and the arrays that each takes: name, and bytes of an item."""
+"""Kernel -> its array parameters: name, and bytes of an item."""
 _FAILED: Final = -(2**63)
 _DIGEST_SIZE: Final = 32
 _MAX_BYTES: Final = 16 << 20
@@ -69,28 +69,30 @@ define i64 @{symbol}({taken}) {{
 }}
 """
 
-_engines: list[Any] = []  # the code lives as long as they do
+_engines: list[Any] = []  # they own the code
 
 
 def load() -> Kernel | None:
-    """`decode_window` from its object file; None where there is none for these sources and this
-    CPU, or it is switched off, or numba's compiler is.
+    """Returns `decode_window` from its object file.
+
+    Returns `None` if there is none for these sources and this CPU, or if tuning or numba's compiler
+    is switched off.
     """
     entry = _linked("decode_window")
     if entry is None:
         return None
-    known = _places(np.empty(0, np.uint8), np.empty(0, np.int64))
+    known = _addresses(np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def decode_window(
         window: NDArray[np.uint8], payload: BytesLike, frame: NDArray[np.int64]
     ) -> int:
         nonlocal known
-        # The bytes of `bytes` are found in a tenth of the time.
+        # Passing `bytes` takes a tenth of the time.
         found = payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
-        places = known  # other threads replace it as a whole
-        if places[0]() is not window or places[1]() is not frame:
-            known = places = _places(window, frame)
-        _, _, window_address, frame_address = places
+        current = known  # other threads replace it as a whole
+        if current[0]() is not window or current[1]() is not frame:
+            known = current = _addresses(window, frame)
+        _, _, window_address, frame_address = current
         status: int = entry(
             window_address,
             window.size,
@@ -107,10 +109,10 @@ def load() -> Kernel | None:
 
 
 def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
-    """A kernel that takes a frame alone, as `load`.
+    """Returns a kernel that takes only a frame, like `load`.
 
     Args:
-        name: Of the function.
+        name: Name of the function.
     """
     entry = _linked(name)
     if entry is None:
@@ -126,7 +128,7 @@ def load_of_frame(name: str) -> Callable[[NDArray[np.int64]], int] | None:
 
 
 def _linked(name: str) -> Callable[..., int] | None:
-    """A function of the address and the items of each array."""
+    """Returns a function that takes address and length of each array."""
     if not is_on() or os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
     path = _path(name)
@@ -147,7 +149,7 @@ def _linked(name: str) -> Callable[..., int] | None:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
-    # A call lets the interpreter go while it runs.
+    # ctypes releases the GIL during a call.
     return _entry(engine.get_function_address(_symbol(name)), name)
 
 
@@ -160,19 +162,19 @@ def _symbol(name: str) -> str:
     return f"kts_{name}"
 
 
-def _places(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
-    """Two arrays, not kept alive, and where they are: to ask numpy takes longer than to call."""
+def _addresses(window: NDArray[np.uint8], frame: NDArray[np.int64]) -> tuple[Any, Any, int, int]:
+    """Returns weak references to two arrays, and their addresses, which numpy is slow to return."""
     addresses = [array.__array_interface__["data"][0] for array in (window, frame)]
     return weakref.ref(window), weakref.ref(frame), addresses[0], addresses[1]
 
 
 def store(dispatcher: Any) -> None:  # noqa: ANN401  # numba ships no types
-    """Leaves the object file of a kernel of `_STORED` if this process has compiled it. Never fails.
+    """Writes the object file of a kernel of `_STORED` that this process has compiled; never raises.
 
     Args:
-        dispatcher: The kernel as numba made it.
+        dispatcher: The kernel as compiled by numba.
     """
-    with contextlib.suppress(Exception):  # it only saves time
+    with contextlib.suppress(Exception):  # only an optimization
         name: str = dispatcher.py_func.__name__
         if name not in _STORED:
             return
@@ -192,16 +194,16 @@ def _path(name: str) -> Path | None:
     folder = code_folder()
     if folder is None:
         return None
-    # A hypervisor may hide some of what a CPU of this name can do.
+    # A hypervisor may hide features of a CPU with this name.
     features = llvm.get_host_cpu_features().flatten()
     return folder / f"{name}-{hashlib.sha256(features.encode()).hexdigest()[:16]}.o"
 
 
 def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # noqa: ANN401
-    """What the types of an emitted function do not tell.
+    """Checks conventions that the types of an emitted function do not show.
 
     Raises:
-        ValueError: Numba does not pass arrays, or tell of success, as the shim takes it to.
+        ValueError: Numba does not pass arrays, or return success, as the shim expects.
     """
     from numba.core.callconv import RETCODE_OK
 
@@ -213,9 +215,7 @@ def _check_conventions(context: Any, signature: Iterable[object]) -> None:  # no
 
 
 def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
-    """Raises `ValueError` if a function takes or returns something else than the shim calls: the
-    place of its result, that of an error, and arrays.
-    """
+    """Raises `ValueError` unless a function takes addresses of result and error, and arrays."""
     expected = [("ptr", "retptr"), ("ptr", "excinfo")]
     expected += [
         (kind, f"arg.{array}.{field}")
@@ -228,8 +228,9 @@ def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
 
 
 def _shim(name: str, kernel: str) -> str:
-    """A function of the address and the items of each array that calls the kernel with arrays
-    without an owner.
+    """Returns LLVM code of a function that takes address and length of each array.
+
+    It calls the kernel with arrays without an owner.
     """
     taken = ", ".join(f"ptr %{array}, i64 %{array}.n" for array, _ in _STORED[name])
     passed = ", ".join(
@@ -242,15 +243,15 @@ def _shim(name: str, kernel: str) -> str:
 
 
 def _emitted(text: str, name: str, kernel: str, codegen: Any) -> bytes:  # noqa: ANN401
-    """The object file of a module's kernel, and of nothing else."""
-    # Arrays come without an owner, so there is none to release.
+    """Returns the object file of a module's kernel, without other functions."""
+    # The arrays have no owner to release.
     text = re.sub(
         r"^declare void @NRT_MemInfo_call_dtor\(ptr\).*$",
         "define void @NRT_MemInfo_call_dtor(ptr %owner) {\n  ret void\n}",
         text,
         flags=re.MULTILINE,
     )
-    # LLVM lets a function be called by any types.
+    # LLVM does not check the types of a call.
     _check_emitted(llvm.parse_assembly(text).get_function(kernel), name)
     module = llvm.parse_assembly(text + _shim(name, kernel))
     module.verify()

@@ -1,28 +1,22 @@
-"""UTF-8 of header keys, malformed bytes replaced as `bytes.decode("utf-8", "replace")` replaces
-them.
-
-Arrow strings must be valid UTF-8. Each maximal malformed stretch (the longest prefix of a valid
-sequence, else one byte) becomes one U+FFFD, three bytes.
-
-Loads, stores and copies at plain addresses, as LLVM instructions.
+"""Loads, stores, varints and UTF-8 inside the kernels.
 
 Addresses are uint64: numba's own array access with signed indices adds wrap-around code to each
-element, and its slices are objects. Nothing here checks bounds; every caller has compared the
-length with what is left before.
+element, and its slices are objects. Loads and stores are LLVM instructions that check no bounds;
+callers have compared lengths with what is left. Vector loads read all of their 32 bytes.
 
-Zig-zag varints inside the kernels: the rules of Kafka's `ByteUtils`, never a byte beyond the
-end.
+Varints follow Kafka's `ByteUtils`: 7 bits per byte, least significant first, top bit set if another
+byte follows; at most 5 bytes (varint, 32 bits) or 10 (varlong, 64 bits). Excess bits of the last
+byte are dropped. Readers return `(value, next address)`; the next address is 0 if the varint is too
+long or exceeds the end.
 
-7 bits a byte, least significant first, top bit = one more. At most 5 bytes (varint, 32 bits) or 10
-(varlong, 64 bits); bits beyond 32 or 64 in the last byte are dropped, as Kafka drops them.
-
-Both readers return `(value, next address)`; the next address is 0 for a varint that is too long or
-runs past the end.
+Arrow strings must be valid UTF-8, so malformed header keys are repaired like
+`bytes.decode("utf-8", "replace")` does: each maximal malformed stretch (the longest prefix of a
+valid sequence, else one byte) becomes U+FFFD, three bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from llvmlite import ir
@@ -87,7 +81,7 @@ load_i32 = instruction(_load(32, big_endian=True, signed=True))
 load_u32 = instruction(_load(32, big_endian=True, signed=False))
 load_i64 = instruction(_load(64, big_endian=True, signed=True))
 load_word = instruction(_load(64, big_endian=False, signed=False))
-"""Eight bytes in the machine's order."""
+"""Loads eight bytes in native order."""
 load_i64_native = instruction(_load(64, big_endian=False, signed=True))
 load_u16_native = instruction(_load(16, big_endian=False, signed=False))
 load_u32_native = instruction(_load(32, big_endian=False, signed=False))
@@ -99,7 +93,7 @@ store_i64 = instruction(_store(64))
 
 @instruction
 def copy_long(typing_context: Codegen, target: Codegen, source: Codegen, size: Codegen) -> Codegen:
-    """`memcpy(target, source, size)`."""
+    """Calls `memcpy(target, source, size)`."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         target_pointer = _pointer(builder, arguments[0], _U8)
@@ -127,12 +121,12 @@ def _copy(size: int) -> Callable[..., Codegen]:
 
 copy_16 = instruction(_copy(16))
 copy_32 = instruction(_copy(32))
-"""Copy exactly that many bytes, from source to target, with vector registers."""
+"""Copy exactly 16 or 32 bytes from source to target."""
 
 
 @instruction
 def prefetch(typing_context: Codegen, address: Codegen) -> Codegen:
-    """Ask for the cache line at `address`; harmless where there is no memory."""
+    """Prefetches the cache line at `address`; harmless for invalid addresses."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         i32 = ir.IntType(32)
@@ -148,7 +142,7 @@ def prefetch(typing_context: Codegen, address: Codegen) -> Codegen:
 
 @instruction
 def fill_bytes(typing_context: Codegen, target: Codegen, value: Codegen, size: Codegen) -> Codegen:
-    """`memset(target, value, size)`."""
+    """Calls `memset(target, value, size)`."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         byte = builder.trunc(arguments[1], _U8)
@@ -160,7 +154,7 @@ def fill_bytes(typing_context: Codegen, target: Codegen, value: Codegen, size: C
 
 @instruction
 def array_address(typing_context: Codegen, array: Codegen) -> Codegen:
-    """Address of the first element of a contiguous array."""
+    """Returns the address of the first element of a contiguous array."""
 
     def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
         struct = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -178,13 +172,13 @@ _NOWHERE = np.uint64(0)
 
 @inlined
 def zigzag(raw: Value) -> Value:
-    """The signed number that is written so."""
+    """Decodes a signed number."""
     return np.int64(raw >> _ONE) ^ -np.int64(raw & _ONE)
 
 
 @helper
 def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
-    """The 64 bits of a number of so many bytes at most, and the address behind it; 0 for no end."""
+    """Reads a number of at most `max_bytes`; returns its 64 bits and the next address, or 0."""
     raw = np.uint64(0)
     shift = np.uint64(0)
     at = address
@@ -201,7 +195,7 @@ def long_varint(address: Address, stop: Address, max_bytes: Value) -> Value:
 
 @inlined
 def read_varint(address: Address, stop: Address) -> Value:
-    """A 32-bit value; most are one byte, nearly all the rest two."""
+    """Reads a 32-bit number; most have one byte, nearly all others two."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -217,7 +211,7 @@ def read_varint(address: Address, stop: Address) -> Value:
 
 @inlined
 def read_varlong(address: Address, stop: Address) -> Value:
-    """A 64-bit value."""
+    """Reads a 64-bit number."""
     if address < stop:
         first = load_u8(address)
         if first < _CONTINUED:
@@ -236,7 +230,7 @@ def _is_tail(byte: Value) -> Value:
 
 @inlined
 def _step(at: Address, stop: Address) -> Value:
-    """Length of the sequence at `at`, negative if it is malformed."""
+    """Returns the length of the sequence at `at`; negative if it is malformed."""
     lead = load_u8(at)
     if lead < np.uint64(0x80):
         return np.int64(1)
@@ -268,9 +262,9 @@ def _step(at: Address, stop: Address) -> Value:
 
 @helper
 def utf8_size(address: Address, size: Value) -> Value:
-    """(bytes of the text after replacement, malformed stretches in it).
+    """Returns (bytes of the text after replacement, number of malformed stretches).
 
-    The size alone does not tell valid text: three malformed bytes may become one U+FFFD.
+    The size alone does not show valid text: three malformed bytes may become one U+FFFD.
     """
     at = address
     stop = address + size
@@ -292,7 +286,7 @@ def utf8_size(address: Address, size: Value) -> Value:
 
 @helper
 def copy_utf8(target: Address, address: Address, size: Value) -> Value:
-    """Write the text after replacement to `target`, which has room for `utf8_size` bytes."""
+    """Writes the text after replacement to `target`, which has room for `utf8_size` bytes."""
     at = address
     stop = address + size
     to = target
@@ -309,3 +303,249 @@ def copy_utf8(target: Address, address: Address, size: Value) -> Value:
             store_u8(to + np.uint64(2), np.int64(0xBD))
             to += np.uint64(3)
             at += np.uint64(-step)
+
+
+@inlined
+def _low_bytes(size: Value) -> Value:
+    """Returns a mask of the first `size` (0 to 8) bytes of a word.
+
+    Shifting by 64 bits at once is undefined.
+    """
+    half = size << np.uint64(2)
+    return ((_ONE << half) << half) - _ONE
+
+
+@inlined
+def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
+    """Copies `size` bytes (int64), 16 at a time; returns whether some may not be ASCII.
+
+    Reads and writes up to 16 bytes too many, but reads none from `limit` on.
+    """
+    left = np.uint64(size)
+    if limit - source < left + np.uint64(16):
+        copy_long(target, source, left)
+        return True
+    high = _NOWHERE
+    while left > np.uint64(16):
+        first = load_word(source)
+        second = load_word(source + np.uint64(8))
+        store_i64(target, np.int64(first))
+        store_i64(target + np.uint64(8), np.int64(second))
+        high |= first | second
+        source += np.uint64(16)
+        target += np.uint64(16)
+        left -= np.uint64(16)
+    first = load_word(source)
+    second = load_word(source + np.uint64(8))
+    store_i64(target, np.int64(first))
+    store_i64(target + np.uint64(8), np.int64(second))
+    in_first = min(left, np.uint64(8))
+    high |= (first & _low_bytes(in_first)) | (second & _low_bytes(left - in_first))
+    return high & _HIGH_BITS != _NOWHERE
+
+
+@helper
+def is_utf8(address: Address, size: Value) -> Value:
+    """Returns whether bytes are UTF-8: not overlong, no surrogates, nothing above U+10FFFF."""
+    _, malformed = utf8_size(address, np.uint64(size))
+    return malformed == 0
+
+
+# --- Floats, tables of int64, vectors of 32 bytes and wide products: for values ---
+
+_FLOAT = ir.FloatType()
+_DOUBLE = ir.DoubleType()
+
+
+@instruction
+def load_f32(typing_context: Codegen, address: Codegen) -> Codegen:
+    """Loads a float32 in native order, as float64."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        value = builder.load(_pointer(builder, arguments[0], _FLOAT), align=1)
+        return builder.fpext(value, _DOUBLE)
+
+    return types.float64(types.uint64), emit
+
+
+@instruction
+def store_f64(typing_context: Codegen, address: Codegen, value: Codegen) -> Codegen:
+    """Stores a float64."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        builder.store(arguments[1], _pointer(builder, arguments[0], _DOUBLE), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.float64), emit
+
+
+@instruction
+def store_as_f32(typing_context: Codegen, address: Codegen, value: Codegen) -> Codegen:
+    """Stores the float32 nearest to an int64, rounded once."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        narrow = builder.sitofp(arguments[1], _FLOAT)
+        builder.store(narrow, _pointer(builder, arguments[0], _FLOAT), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64), emit
+
+
+@inlined
+def get(base: Address, index: Value) -> Value:
+    """Returns an int64 of the table at an address."""
+    return load_i64_native(base + (np.uint64(index) << np.uint64(3)))
+
+
+@inlined
+def address_in(base: Address, index: Value) -> Value:
+    """Returns an int64 of the table at an address, as an address (uint64)."""
+    return load_word(base + (np.uint64(index) << np.uint64(3)))
+
+
+@inlined
+def put(base: Address, index: Value, value: Value) -> None:
+    """Sets an int64 of the table at an address."""
+    store_i64(base + (np.uint64(index) << np.uint64(3)), np.int64(value))
+
+
+VECTOR_SIZE: Final = 32
+
+_I8, _I32, _I64, _I128 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.IntType(128)
+_VECTOR = ir.VectorType(_I8, VECTOR_SIZE)
+
+
+def _load_vector(builder: Codegen, address: Codegen) -> Codegen:
+    return builder.load(_pointer(builder, address, _VECTOR), align=1)
+
+
+def _repeat(byte: int) -> Codegen:
+    return ir.Constant(_VECTOR, [byte] * VECTOR_SIZE)
+
+
+def _mask(builder: Codegen, bits: Codegen) -> Codegen:
+    return builder.zext(builder.bitcast(bits, _I32), _I64)
+
+
+def _mask_of(compare: Callable[..., Codegen]) -> Callable[..., Codegen]:
+    def of_bytes(typing_context: Codegen, address: Codegen) -> Codegen:
+        def emit(
+            context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen
+        ) -> Codegen:
+            return _mask(builder, compare(builder, _load_vector(builder, arguments[0])))
+
+        return types.uint64(types.uint64), emit
+
+    return of_bytes
+
+
+def _quotes_and_escapes(builder: Codegen, vector: Codegen) -> Codegen:
+    quotes = builder.icmp_signed("==", vector, _repeat(ord('"')))
+    return builder.or_(quotes, builder.icmp_signed("==", vector, _repeat(ord("\\"))))
+
+
+def _specials(builder: Codegen, vector: Codegen) -> Codegen:
+    # Signed: control characters, and bytes from 0x80 on.
+    others = builder.icmp_signed("<", vector, _repeat(0x20))
+    return builder.or_(_quotes_and_escapes(builder, vector), others)
+
+
+def _ends(builder: Codegen, vector: Codegen) -> Codegen:
+    controls = builder.icmp_unsigned("<", vector, _repeat(0x20))
+    return builder.or_(_quotes_and_escapes(builder, vector), controls)
+
+
+def _highs(builder: Codegen, vector: Codegen) -> Codegen:
+    return builder.icmp_signed("<", vector, _repeat(0))
+
+
+special_mask = instruction(_mask_of(_specials))
+"""Mask of 32 bytes: quotes, backslashes, control characters and non-ASCII bytes."""
+end_mask = instruction(_mask_of(_ends))
+"""Mask of 32 bytes: quotes, backslashes and control characters."""
+high_mask = instruction(_mask_of(_highs))
+"""Mask of 32 bytes: non-ASCII bytes."""
+
+
+@instruction
+def difference_mask(typing_context: Codegen, first: Codegen, second: Codegen) -> Codegen:
+    """Returns the mask of the bytes that differ among 32 bytes at two addresses."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        first, second = (_load_vector(builder, each) for each in arguments)
+        return _mask(builder, builder.icmp_signed("!=", first, second))
+
+    return types.uint64(types.uint64, types.uint64), emit
+
+
+def _count(name: str) -> Callable[..., Codegen]:
+    def count(typing_context: Codegen, value: Codegen) -> Codegen:
+        def emit(
+            context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen
+        ) -> Codegen:
+            kind = ir.FunctionType(_I64, [_I64, ir.IntType(1)])
+            function = builder.module.declare_intrinsic(name, [_I64], kind)
+            return builder.call(function, [arguments[0], ir.Constant(ir.IntType(1), 0)])
+
+        return types.uint64(types.uint64), emit
+
+    return count
+
+
+trailing_zeros = instruction(_count("llvm.cttz"))
+leading_zeros = instruction(_count("llvm.ctlz"))
+"""Both return 64 for 0."""
+
+
+@instruction
+def multiply_high(typing_context: Codegen, first: Codegen, second: Codegen) -> Codegen:
+    """Returns the upper 64 bits of a product."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        first, second = (builder.zext(each, _I128) for each in arguments)
+        product = builder.mul(first, second)
+        return builder.trunc(builder.lshr(product, ir.Constant(_I128, 64)), _I64)
+
+    return types.uint64(types.uint64, types.uint64), emit
+
+
+@instruction
+def double_bits(typing_context: Codegen, value: Codegen) -> Codegen:
+    """Returns the 64 bits of a double."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        return builder.bitcast(arguments[0], _I64)
+
+    return types.uint64(types.float64), emit
+
+
+@instruction
+def bits_double(typing_context: Codegen, bits: Codegen) -> Codegen:
+    """Returns the double of 64 bits."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.uint64), emit
+
+
+@instruction
+def single_bits(typing_context: Codegen, value: Codegen) -> Codegen:
+    """Returns the 32 bits of the float32 nearest to a double."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        single = builder.fptrunc(arguments[0], ir.FloatType())
+        return builder.zext(builder.bitcast(single, _I32), _I64)
+
+    return types.uint64(types.float64), emit
+
+
+@instruction
+def bits_single(typing_context: Codegen, bits: Codegen) -> Codegen:
+    """Returns the float32 of 32 bits, as a double."""
+
+    def emit(context: Codegen, builder: Codegen, signature: Codegen, arguments: Codegen) -> Codegen:
+        single = builder.bitcast(builder.trunc(arguments[0], _I32), ir.FloatType())
+        return builder.fpext(single, ir.DoubleType())
+
+    return types.float64(types.uint64), emit

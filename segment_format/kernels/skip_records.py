@@ -1,13 +1,11 @@
-"""Steps over the records of a batch up to one whose key is looked for.
+"""Reads the first fields of records, and skips the rest by the record's length.
 
-Keys are compared where they stand. Nothing behind the key is looked at: a record is stepped over by
-its length, as in `segment_format.kernels.skip_records`. `segment_format.key_set` has the hash.
+`step_records` reads offsets and timestamps, with the same checks as `decode_records` up to the
+offset delta. The address of the next record depends only on the length of this one, so the
+processor does not wait for anything else.
 
-The records of one batch where neither bodies nor sequence numbers are wanted.
-
-The same rules as `segment_format.kernels.decode_records` up to the offset delta; the rest of a
-record is stepped over by its length. The next record's place depends on this one's length alone,
-so everything else here is off the chain that the processor has to wait for.
+`seek_key` finds the next record with a wanted key. Keys are compared in place; nothing after the
+key is checked. `segment_format.key_set` has the hash.
 """
 
 from __future__ import annotations
@@ -25,7 +23,10 @@ from segment_format.kernels.decode_records import (
     PREFETCH_DISTANCE,
     WORD_SIZE,
     fill_per_batch,
+    leave_batch,
+    read_head,
     read_start,
+    wrong_offset,
 )
 from segment_format.kernels.primitives import (
     load_i64_native,
@@ -34,7 +35,6 @@ from segment_format.kernels.primitives import (
     load_word,
     prefetch,
     read_varint,
-    read_varlong,
     store_i64,
 )
 from segment_format.key_set import LONG, MULTIPLIER
@@ -61,13 +61,12 @@ def _step_offsets(
     stop_offset: Value,
     ahead: Value,
 ) -> Value:
-    """Offsets alone, as long as records are of the usual kind: `(at, row, left, least)` after them.
+    """Reads offsets alone, while records are of the usual kind; returns `(at, row, left, least)`.
 
-    `least` is one past the last offset. The record that it stops before is left to the loop that
-    handles all kinds.
+    `least` is one past the last offset. The caller handles the record at which it stops.
     """
     least = start_offset
-    if records_stop - at < _WORD:  # nothing, perhaps at address 0: no address lies 8 bytes before
+    if records_stop - at < _WORD:  # perhaps at address 0, from which 8 cannot be subtracted
         return at, row, left, least
     last_word = records_stop - _WORD
     last_left = left - min(left, max_rows - row)
@@ -90,7 +89,7 @@ def _step_offsets(
 
 @helper
 def step_records(source: Address, frame: Frame) -> Value:
-    """As `decode_records`, for frames that want none of `NEEDS_BODY`."""
+    """Does the same as `decode_records`, for frames that want none of `NEEDS_BODY`."""
     wanted = frame[c.WANTED]
     want_offset = wanted & c.WANT_OFFSET != 0
     want_timestamp = wanted & c.WANT_TIMESTAMP != 0
@@ -125,30 +124,18 @@ def step_records(source: Address, frame: Frame) -> Value:
                 least_offset = start_offset
             if left == 0:
                 break
-        # The next batch comes in while this one is decoded: its CRC would wait for memory.
+        # Prefetches the next batch, whose CRC would otherwise wait for memory.
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))
         if row == max_rows:
             status = np.int64(c.FULL)
             break
-        size, position = read_varint(at, records_stop)
-        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
-            status = np.int64(c.ERROR_RECORD_LENGTH)
-            break
-        stop = position + np.uint64(size)
-        timestamp, position = read_varlong(position + _ONE, stop)  # the first byte: attributes
-        if position == _NOWHERE:
-            status = np.int64(c.ERROR_RECORD)
-            break
-        offset_delta, position = read_varint(position, stop)
-        if position == _NOWHERE:
-            status = np.int64(c.ERROR_RECORD)
+        status, stop, _, timestamp, offset_delta = read_head(at, records_stop)
+        if status != c.CONTINUE:
             break
         offset = base_offset + offset_delta
         if offset < least_offset or offset > last_offset:
-            frame[c.ERROR_FOUND] = offset
-            frame[c.ERROR_EXPECTED] = least_offset
-            status = np.int64(c.ERROR_RECORD_OFFSET)
+            status = wrong_offset(offset, least_offset, frame)
             break
         if offset < start_offset or offset >= stop_offset:
             skipped += 1
@@ -167,21 +154,12 @@ def step_records(source: Address, frame: Frame) -> Value:
         left -= 1
         at = stop
 
-    frame[c.RECORDS_LEFT] = left
-    frame[c.RECORD_POSITION] = np.int64(at - source)
-    frame[c.LEAST_OFFSET] = least_offset
     frame[c.ROWS] = row
     frame[c.RECORDS] += row - first_row
     frame[c.RECORDS_SKIPPED_OFFSET] += skipped
     if row > first_row:
         fill_per_batch(frame, first_row, row)
-    if status == c.CONTINUE and at != records_stop:
-        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
-        status = np.int64(c.ERROR_BATCH_REST)
-    if status < 0:
-        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
-        frame[c.ERROR_OFFSET] = base_offset
-    return status
+    return leave_batch(status, source, at, records_stop, left, least_offset, frame)
 
 
 _THREE = np.uint64(3)
@@ -194,7 +172,7 @@ _LONG = LONG
 
 @inlined
 def _same_bytes(left: Address, right: Address, size: Value) -> Value:
-    """Whether two runs of bytes are equal; their ends first, since keys often begin alike."""
+    """Returns whether bytes are equal; compares the ends first, as keys often start alike."""
     if size >= 8:
         behind = np.uint64(size) - _EIGHT
         if load_word(left + behind) != load_word(right + behind):
@@ -221,7 +199,7 @@ def _mixed(hashed: Value, word: Value) -> Value:
 
 @inlined
 def _hash(at: Address, size: Value, seed: Value) -> Value:
-    """See `segment_format.key_set`."""
+    """Computes the hash of `segment_format.key_set`."""
     length = np.uint64(size)
     found = np.uint64(seed) ^ (length * _M)
     if size >= 8:
@@ -244,7 +222,7 @@ def _hash(at: Address, size: Value, seed: Value) -> Value:
 
 @helper
 def _in_set(at: Address, size: Value, frame: Frame) -> Value:
-    """Whether the set has the key of `size` bytes at an address."""
+    """Returns whether the set has the key of `size` bytes at an address."""
     hashed = _hash(at, size, frame[c.SOUGHT_SEED])
     shift = np.uint64(frame[c.SOUGHT_SHIFT])
     place = hashed >> (shift - _THREE)
@@ -269,13 +247,13 @@ def _in_set(at: Address, size: Value, frame: Frame) -> Value:
 
 @helper
 def seek_key(source: Address, frame: Frame) -> Value:
-    """Go on to the next record of the batch under way that is wanted; returns a status.
+    """Moves to the next wanted record of the current batch; returns a status.
 
-    FOUND: it stands at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: there is none, and
-    nothing follows the last record.
+    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: there is none,
+    and nothing follows the last record.
 
     Args:
-        source: Address of the array that the records stand in.
+        source: Address of the array with the records.
         frame: See `segment_format.kernels.contract`.
     """
     start_offset = frame[c.START_OFFSET]
@@ -297,39 +275,30 @@ def seek_key(source: Address, frame: Frame) -> Value:
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # The next batch comes in while this one is looked through: its CRC would wait for memory.
+        # Prefetches the next batch, whose CRC would otherwise wait for memory.
         prefetch(at + ahead)
         prefetch(at + ahead + np.uint64(64))
-        size = np.int64(0)
+        body = _NOWHERE
+        stop = _NOWHERE
         position = _NOWHERE
-        behind = _NOWHERE
         offset_delta = np.int64(0)
         if records_stop - at >= _WORD:
-            size, position, behind, offset_delta = read_start(at)
-        if position == _NOWHERE:
-            size, position = read_varint(at, records_stop)
-        if position == _NOWHERE or size < MIN_BODY or size > np.int64(records_stop - position):
-            status = np.int64(c.ERROR_RECORD_LENGTH)
-            break
-        stop = position + np.uint64(size)
-        if behind == _NOWHERE:
-            _, behind = read_varlong(position + _ONE, stop)  # the first byte: attributes
-            if behind == _NOWHERE:
-                status = np.int64(c.ERROR_RECORD)
+            size, body, position, offset_delta = read_start(at)
+            if body != _NOWHERE and (size < MIN_BODY or size > np.int64(records_stop - body)):
+                status = np.int64(c.ERROR_RECORD_LENGTH)
                 break
-            offset_delta, behind = read_varint(behind, stop)
-            if behind == _NOWHERE:
-                status = np.int64(c.ERROR_RECORD)
+            stop = body + np.uint64(size)
+        if body == _NOWHERE:
+            status, stop, position, _, offset_delta = read_head(at, records_stop)
+            if status != c.CONTINUE:
                 break
-        key_size, key_at = read_varint(behind, stop)
+        key_size, key_at = read_varint(position, stop)
         if key_at == _NOWHERE or key_size > np.int64(stop - key_at):
             status = np.int64(c.ERROR_KEY)
             break
         offset = base_offset + offset_delta
         if offset < least_offset or offset > last_offset:
-            frame[c.ERROR_FOUND] = offset
-            frame[c.ERROR_EXPECTED] = least_offset
-            status = np.int64(c.ERROR_RECORD_OFFSET)
+            status = wrong_offset(offset, least_offset, frame)
             break
         if offset < start_offset or offset >= stop_offset:
             outside += 1
@@ -350,15 +319,6 @@ def seek_key(source: Address, frame: Frame) -> Value:
         left -= 1
         at = stop
 
-    frame[c.RECORDS_LEFT] = left
-    frame[c.RECORD_POSITION] = np.int64(at - source)
-    frame[c.LEAST_OFFSET] = least_offset
     frame[c.RECORDS_SKIPPED_OFFSET] += outside
     frame[c.RECORDS_SKIPPED_KEY] += others - outside
-    if status == c.CONTINUE and at != records_stop:
-        frame[c.ERROR_FOUND] = np.int64(records_stop - at)
-        status = np.int64(c.ERROR_BATCH_REST)
-    if status < 0:
-        frame[c.ERROR_POSITION] = frame[c.BATCH_POSITION]
-        frame[c.ERROR_OFFSET] = base_offset
-    return status
+    return leave_batch(status, source, at, records_stop, left, least_offset, frame)

@@ -1,5 +1,4 @@
-"""Keys and values of records as typed columns: bytes of Avro, JSON or Protobuf to Arrow.
+"""Decodes keys and values of records to Arrow columns: Avro, JSON and Protobuf.
 
-Ring 0: a decoder gets the bytes of many values and what schemas they follow, and gives one Arrow
-array. Where schemas come from is not known here.
+Decoders take the bytes of many values and their schemas. Looking up schemas is up to the caller.
 """

@@ -1,7 +1,4 @@
-"""What every decoder of values gives.
-
-UTF-8 text as a column.
-"""
+"""The interface of value decoders, and the decoder of UTF-8 text."""
 
 from __future__ import annotations
 
@@ -11,17 +8,18 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels.columns import copied
+from segment_format.kernels.arrow_buffers import copied
+from segment_format.values.registry_framing import value_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """A value that is not what its schema says.
+    """A value that does not follow its schema.
 
     Attributes:
-        row: Which of the values, from 0 on.
-        path: Names of the fields down to where it went wrong, joined by dots; empty at the top.
-        reason: What is wrong there.
+        row: Index of the value.
+        path: Names of the fields down to the error, joined by dots; empty at the top.
+        reason: What is wrong.
     """
 
     row: int
@@ -31,12 +29,11 @@ class BadValue:
 
 @dataclass(frozen=True, slots=True)
 class DecodedValues:
-    """Values as a column.
+    """Decoded values.
 
     Attributes:
-        array: As many as there were values, of the decoder's type. Null where the value is null
-            and where it is bad.
-        bad: The bad ones, by ascending row, each once.
+        array: One entry per value, of the decoder's type; null for null and bad values.
+        bad: The bad values, by ascending row.
     """
 
     array: pa.Array
@@ -44,20 +41,17 @@ class DecodedValues:
 
 
 class ValueDecoder(Protocol):
-    """Decodes values of one reader's schema.
-
-    Many threads may use one decoder at a time.
-    """
+    """Decodes values to the columns of one schema. Decoders are thread-safe."""
 
     @property
     def type(self) -> pa.DataType:
-        """Of the columns that `decode` gives."""
+        """Type of the decoded column."""
         ...
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """Decodes values; `values` is a `pa.binary()` array, which may be a slice and have nulls.
+        """Decodes a `pa.binary()` array, which may be a slice and have nulls.
 
-        One bad value costs one row: it is named in `bad`, and the others are not touched.
+        A bad value becomes null and is listed in `bad`; other values are not affected.
         """
         ...
 
@@ -67,7 +61,7 @@ _REASON: Final = "text that is not UTF-8"
 
 
 class Utf8Decoder:
-    """Checks that values are UTF-8, and shows the same bytes as text."""
+    """Checks that values are UTF-8, and returns the same bytes as strings."""
 
     @property
     def type(self) -> pa.DataType:
@@ -92,18 +86,14 @@ class Utf8Decoder:
             if value.is_valid and not _is_utf8(value.as_buffer())
         )
         good = np.asarray(values.is_valid())
-        good[[one.row for one in bad]] = False
+        good[[value.row for value in bad]] = False
         validity = copied(np.packbits(good, bitorder="little"))
-        # What a null covers must be UTF-8, too: the bytes of bad values go.
-        sizes = np.where(good, np.diff(_bounds(values)), 0)
+        # Bytes of nulls must be UTF-8, too, so those of bad values are dropped.
+        sizes = np.where(good, np.diff(value_bounds(values)), 0)
         ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
         data = b"".join(value.as_py() for value, keep in zip(values, good, strict=True) if keep)
         buffers = [validity, copied(ends), copied(np.frombuffer(data, np.uint8))]
         return DecodedValues(pa.Array.from_buffers(pa.string(), len(values), buffers), bad)
-
-
-def _bounds(values: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset)
 
 
 def _is_utf8(data: pa.Buffer) -> bool:

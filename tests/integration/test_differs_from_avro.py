@@ -15,9 +15,9 @@ import pytest
 
 from kts_source.options.value_formats import AVRO, FAILFAST, ColumnFormat
 from kts_source.spark.datasource import spark_schema
-from segment_format.values.avro.confluent import ConfluentAvroDecoder
-from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
+from segment_format.values.registry_framing import CONFLUENT
 from tests.docs.tables import rows_under
 from tests.integration.kafka_jars import spark_avro_jars
 from tests.integration.spark_kafka import run_script
@@ -123,7 +123,7 @@ def test_here(name: str) -> None:
     case = (CASES | SAME)[name]
     reader = parse_avro(case.schema)
     if name == "many writers' schemas":
-        decoder: Any = ConfluentAvroDecoder(reader, lambda _: parse_avro(OTHER_WRITER))
+        decoder: Any = FramedAvroDecoder(reader, lambda _: parse_avro(OTHER_WRITER), CONFLUENT)
         value = b"\0\0\0\0\7" + case.value
     else:
         decoder, value = AvroDecoder(reader), case.value

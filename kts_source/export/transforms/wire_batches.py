@@ -46,10 +46,11 @@ def avro_together(parts: Sequence[tuple[str, bytes]], schema: pa.Schema) -> Valu
     wanted = [field for field in schema if field.name in types]
     if not wanted or not all(_fits(types[field.name], field.type) for field in wanted):
         return None
-    from segment_format.values.avro.confluent import ConfluentAvroDecoder
+    from segment_format.values.avro.decoder import FramedAvroDecoder
+    from segment_format.values.registry_framing import CONFLUENT
 
     try:
-        return ConfluentAvroDecoder(writer, lambda _: writer)
+        return FramedAvroDecoder(writer, lambda _: writer, CONFLUENT)
     except avro.AvroSchemaError:
         return None
 

@@ -46,7 +46,10 @@ from kts_source.registry.schema_registry import (
 )
 from kts_source.secret import Secret
 from segment_format.values.avro.decoder import JSON_TEXT, is_json_object
-from segment_format.values.confluent_header import read_header, read_headers
+from segment_format.values.registry_framing import (
+    read_confluent_header,
+    read_confluent_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +164,7 @@ class WireFormatColumns:
 
     def _decode(self, value: bytes) -> dict[str, Any]:
         try:
-            schema_id, size = read_header(value)
+            schema_id, size = read_confluent_header(value)
         except ValueError as error:
             raise ValueError(f"not in the wire format: {error}") from None
         return self._writers.get(schema_id).decode(value[size:])
@@ -178,11 +181,11 @@ class WireFormatColumns:
 
 def _by_id(values: pa.Array) -> Iterator[tuple[int | str, NDArray[np.intp]]]:
     """Ids and GUIDs, as they come first, and the rows of each; not of values that have none."""
-    found = read_headers(values)
+    found = read_confluent_headers(values)
     headed = np.flatnonzero((found.sizes > 0) & values.is_valid().to_numpy(zero_copy_only=False))
-    distinct, firsts = np.unique(found.number_of[headed], return_index=True)
+    distinct, firsts = np.unique(found.schema_of[headed], return_index=True)
     for number in distinct[np.argsort(firsts)].tolist():
-        yield found.schemas[number], headed[found.number_of[headed] == number]
+        yield found.schemas[number], headed[found.schema_of[headed] == number]
 
 
 def _members(structs: pa.Array, schema: pa.Schema) -> pa.Table:

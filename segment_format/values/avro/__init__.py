@@ -1,5 +1,5 @@
-"""Avro values to Arrow columns: two schemas are compiled to a program that one kernel runs.
+"""Decodes Avro to Arrow.
 
-`parse` reads schemas, `resolution` and `program` compile them, `kernel` runs the program over the
-bytes, `buffers` holds what it fills, `decoder` and `confluent` are their faces.
+`schema` parses schemas, `program` compiles a writer's and a reader's schema to a program, `kernel`
+runs it over the bytes, `runner` manages the buffers, and `decoder` has the public decoders.
 """

@@ -1,4 +1,4 @@
-"""Which columns a reader's schema becomes, and their Arrow types: those of Spark's `from_avro`.
+"""Columns of a reader's schema, with the Arrow types of Spark's `from_avro`.
 
 | Avro | Arrow |
 |---|---|
@@ -15,10 +15,8 @@
 | union of int and long, of float and double | int64, float64 |
 | other unions | struct of member0, member1, … (null not counted), all null but one |
 
-A column is a slot: a number, by which a program writes to its buffers. Columns whose rows are the
-same (the values, or the items of one array) are of one level.
-
-A reader's schema with only the fields that are wanted.
+A column has a slot number, by which programs write to its buffers. Columns with the same rows (the
+values, or the items of one array) have the same level.
 """
 
 from __future__ import annotations
@@ -39,15 +37,15 @@ if TYPE_CHECKING:
 
 # Kinds of slots.
 NOTHING: Final = 0
-"""A column of nulls: no buffer."""
+"""A column of nulls, without buffers."""
 FIXED: Final = 1
 """Values of a fixed size."""
 BYTES: Final = 2
-"""Ends and bytes."""
+"""Variable-size values: ends and bytes."""
 ITEMS: Final = 3
-"""Ends of items, which are of a level of their own."""
+"""Ends of items, which have a level of their own."""
 STRUCT: Final = 4
-"""No buffer but for validity."""
+"""No buffer except validity."""
 
 _KINDS: Final = {
     s.BOOLEAN: (pa.bool_(), 1),
@@ -70,17 +68,17 @@ _LOGICAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and those in it.
+    """A column and its children.
 
     Attributes:
-        type: In Arrow.
+        type: Arrow type.
         kind: `NOTHING` to `STRUCT`.
-        width: Of a `FIXED` one, bytes of a value; bools take one until they are packed.
-        slot: Its number; columns in it have those that follow.
-        level: 0 for the values themselves.
+        width: Bytes of a `FIXED` value; a bool takes one byte until it is packed.
+        slot: Slot number; the children have the numbers that follow.
+        level: Level of its rows; 0 for the values themselves.
         nullable: Whether it has validity of its own.
-        children: Columns in it: fields, members of a union, the items, or keys and values.
-        items: Level of what is in it; -1 but for `ITEMS`.
+        children: Fields, members of a union, the items, or keys and values.
+        items: Level of the children of `ITEMS`; else -1.
     """
 
     type: pa.DataType
@@ -94,17 +92,19 @@ class Column:
 
     @property
     def stop(self) -> int:
-        """The slot behind its own and those in it."""
+        """The slot after its own and its children's."""
         return self.children[-1].stop if self.children else self.slot + 1
 
 
 def columns_of(schema: Schema) -> Column:
-    """The columns of values of a reader's schema; the outermost one is nullable."""
-    return _Numbered().column(schema, 0, nullable=True)
+    """Returns the column of a reader's schema; the outermost column is nullable."""
+    return _Numbering().column(schema, 0, nullable=True)
 
 
 def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
-    """Whether a union has null, and what else it is, int and long or float and double as one."""
+    """Returns whether a union has null, and its other types; int and long, or float and double, are
+    merged.
+    """
     others = tuple(branch for branch in union.branches if branch != s.Primitive(s.NULL))
     nullable = len(others) < len(union.branches)
     for narrow, wide in ((s.INT, s.LONG), (s.FLOAT, s.DOUBLE)):
@@ -114,8 +114,8 @@ def resolved_union(union: s.Union) -> tuple[bool, tuple[Schema, ...]]:
     return nullable, others
 
 
-class _Numbered:
-    """Gives numbers to slots and levels, in the order of the schema."""
+class _Numbering:
+    """Numbers slots and levels, in the order of the schema."""
 
     def __init__(self) -> None:
         self._slots = 0
@@ -128,12 +128,12 @@ class _Numbered:
                 return self._leaf(pa.null(), NOTHING, 0, level, nullable=False)
             if len(others) == 1:
                 return self.column(others[0], level, nullable=nullable or has_null)
-            slot = self._taken()
+            slot = self._next_slot()
             members = tuple(self.column(one, level, nullable=True) for one in others)
             names = [f"member{number}" for number in range(len(members))]
             return _struct(slot, level, names, members, nullable=nullable or has_null)
         if isinstance(schema, s.Record):
-            slot = self._taken()
+            slot = self._next_slot()
             fields = tuple(
                 self.column(field.type, level, nullable=False) for field in schema.fields
             )
@@ -158,17 +158,17 @@ class _Numbered:
         kind = _LOGICAL.get(schema_logical(schema) or "", plain)
         return self._leaf(kind, FIXED, width, level, nullable=nullable)
 
-    def _taken(self) -> int:
+    def _next_slot(self) -> int:
         self._slots += 1
         return self._slots - 1
 
     def _leaf(
         self, kind: pa.DataType, slot_kind: int, width: int, level: int, *, nullable: bool
     ) -> Column:
-        return Column(kind, slot_kind, width, self._taken(), level, nullable)
+        return Column(kind, slot_kind, width, self._next_slot(), level, nullable)
 
     def _items(self, schema: s.Array | s.Map, level: int, *, nullable: bool) -> Column:
-        slot, items = self._taken(), self._levels
+        slot, items = self._next_slot(), self._levels
         self._levels += 1
         if isinstance(schema, s.Array):
             item = self.column(schema.items, items, nullable=False)
@@ -190,22 +190,22 @@ def _struct(
 
 
 def schema_logical(schema: Schema) -> str | None:
-    """Name of what a type stands for, if anything."""
+    """Returns the name of the logical type, if there is one."""
     if isinstance(schema, s.Primitive | s.Fixed) and schema.logical is not None:
         return schema.logical.name
     return None
 
 
 def projected(schema: Schema, paths: Sequence[str]) -> Schema:
-    """The schema with the fields of some paths alone, in the schema's order.
+    """Returns the schema with only the fields of some paths, in the schema's order.
 
     Args:
-        schema: A record, or a union of null and one.
-        paths: Names of fields, joined by dots where a field is a record itself. One that names a
-            record is all of it.
+        schema: A record, or a union of null and a record.
+        paths: Names of fields, joined by dots for fields of nested records. The name of a record
+            selects all its fields.
 
     Raises:
-        AvroSchemaError: A path that names no field, or a schema without fields.
+        AvroSchemaError: A path does not name a field, or the schema has no fields.
     """
     return _projected(schema, [tuple(path.split(".")) for path in paths], ())
 
@@ -228,17 +228,17 @@ def _projected(schema: Schema, paths: Sequence[tuple[str, ...]], above: tuple[st
             )
     if not isinstance(schema, s.Record):
         where = f"field {'.'.join(above)!r}" if above else "the value"
-        raise AvroSchemaError(f"{where} is no record, so it has no field {'.'.join(paths[0])!r}")
+        raise AvroSchemaError(f"{where} is not a record, so it has no field {'.'.join(paths[0])!r}")
     names = [field.name for field in schema.fields]
     for path in paths:
         if path[0] not in names:
             wrong = ".".join((*above, path[0]))
-            raise AvroSchemaError(f"there is no field {wrong!r}; there are {', '.join(names)}")
+            raise AvroSchemaError(f"there is no field {wrong!r}; the fields are {', '.join(names)}")
     fields = []
     for field in schema.fields:
         below = [path[1:] for path in paths if path[0] == field.name]
         if below:
             kind = _projected(field.type, below, (*above, field.name))
-            # A default may name fields that are gone: it is cut as the type is.
+            # A default may have fields that are not selected; they are ignored like in the type.
             fields.append(replace(field, type=kind))
     return replace(schema, fields=tuple(fields))

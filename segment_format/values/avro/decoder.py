@@ -1,106 +1,51 @@
-"""The decoder of Avro values of one writer's schema, and what it shares with those of many.
-
-Values in Avro's JSON encoding, told from those in its binary one.
-
-Some serializers can write it, such as Apicurio's, and nothing in front of a value says so. Read as
-binary, the text of an object may even come out as a record of other values: `{"n":1,"s":"hello"}`
-is a long of −62 and a string of 17 bytes.
-"""
+"""Decoders of Avro values: of one writer's schema, or of many that headers name."""
 
 from __future__ import annotations
 
 import json
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from segment_format.kernels import object_code
-from segment_format.values.avro import opcodes as o
-from segment_format.values.avro.buffers import ValueBuffers
-from segment_format.values.avro.columns import columns_of, projected
-from segment_format.values.avro.program import compiled
+from segment_format.values.avro.columns import projected
+from segment_format.values.avro.runner import Runner
+from segment_format.values.avro.schema import BYTES, AvroSchemaError, Primitive
 from segment_format.values.decoded import BadValue, DecodedValues
+from segment_format.values.registry_framing import JSON_TEXT, insert_avro_lengths, value_bounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from segment_format.values.avro.program import Program
     from segment_format.values.avro.schema import Schema
+    from segment_format.values.registry_framing import Framing
 
-
-JSON_TEXT: Final = (
-    "it is the text of a JSON object: Avro's JSON encoding, which is not read (with Apicurio's"
-    " serializer, apicurio.registry.avro.encoding=BINARY)"
-)
-"""Why such a value is bad."""
-_FIRST: Final = ord("{")
-_LAST: Final = ord("}")
-
-
-def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
-    """Rows of values that are a JSON object with members from beginning to end, in ascending order.
-
-    A binary value of seven bytes or more may be such a text, too, and counts as one: where its
-    first number is −62, and what follows goes on as JSON to its end.
-
-    Args:
-        values: May be a slice and have nulls; other types than `pa.binary()` have none.
-        prefix: Bytes in front of each value.
-    """
-    if values.type != pa.binary():
-        return []
-    _, ends, data = values.buffers()
-    if ends is None or data is None or not data.size or not ends.size:
-        return []
-    bounds = np.frombuffer(ends, np.int32, len(values) + 1, 4 * values.offset)
-    content = np.frombuffer(data, np.uint8)
-    at = np.minimum(bounds[:-1].astype(np.int64) + prefix, len(content) - 1)
-    rows = np.flatnonzero(content[at] == _FIRST)
-    if not len(rows):
-        return []
-    rows = rows[bounds[rows + 1] - bounds[rows] >= prefix + 2]
-    rows = rows[content[bounds[rows + 1] - 1] == _LAST]
-    held = ((row, values[row].as_py()) for row in rows.tolist())
-    return [row for row, value in held if value is not None and is_json_object(value[prefix:])]
-
-
-def is_json_object(value: bytes) -> bool:
-    """Whether a value is the text of a JSON object with members. The readable `json_objects`."""
-    if value[:1] != b"{" or value[-1:] != b"}":
-        return False
-    try:
-        return bool(json.loads(value.decode()))  # without members, `{}` is two numbers, too
-    except (ValueError, RecursionError):
-        return False
-
-
-_BINARY: Final = pa.binary()
+MAX_PROGRAMS: Final = 1000
+"""Writers that are remembered, least recently used first out."""
 
 
 class AvroDecoder:
     """Decodes values that follow one writer's schema.
 
-    What a writer's field holds that is not wanted is stepped over: lengths, counts and branches are
-    checked, content (UTF-8, the range of an int, an enum's symbol) is not.
+    Fields of the writer that are not wanted are skipped: lengths, counts and branches are checked,
+    content (UTF-8, the range of an int, an enum's symbol) is not.
 
     Args:
-        reader: What is wanted.
-        writer: What was written; the reader's by default.
-        columns: Names of fields, joined by dots; only these are decoded. All by default.
+        reader: Schema of the result.
+        writer: Schema of the values; the reader's by default.
+        columns: Names of fields, joined by dots, to decode. All by default.
 
     Raises:
-        AvroSchemaError: The two do not resolve, or a column that there is not.
+        AvroSchemaError: The schemas do not resolve, or a column does not exist.
     """
 
     def __init__(
         self, reader: Schema, writer: Schema | None = None, *, columns: Sequence[str] | None = None
     ) -> None:
-        wanted = reader if columns is None else projected(reader, columns)
-        self._runner = Runner(wanted)
+        self._runner = Runner(reader if columns is None else projected(reader, columns))
         self._program = self._runner.compiled(reader if writer is None else writer)
 
     @property
@@ -123,116 +68,157 @@ class AvroDecoder:
         return self._runner.run(values, (self._program,), program_of=program_of, bad=bad)
 
 
-class Runner:
-    """Runs programs that write to the same columns.
+class _Writer(NamedTuple):
+    """A writer's schema, prepared for decoding.
 
-    Args:
-        reader: Whose columns they are.
+    Attributes:
+        program: The program, or why there is none.
+        has_bare_bytes: Whether its values are bytes without their length.
     """
 
-    def __init__(self, reader: Schema) -> None:
-        self._reader = reader
-        self._root = columns_of(reader)
-        self._kernel = load_kernel()
-        # Replaced as a whole: several threads may run.
-        self._rooms: tuple[list[float], list[float]] | None = None
+    program: Program | str
+    has_bare_bytes: bool = False
+
+
+class FramedAvroDecoder:
+    """Decodes values that each name their writer's schema in a header.
+
+    Each row is decoded by the program of its writer, so rows stay in order.
+
+    Args:
+        reader: Schema of the result.
+        writer_schema: Returns the schema of an id, GUID or UUID. If it raises LookupError or
+            AvroSchemaError, the values of that id are bad, with the error's text as reason, and the
+            next batch calls it again. Other errors propagate through `decode`.
+        framing: Format of the header.
+        columns: Names of fields, joined by dots, to decode. All by default.
+
+    Raises:
+        AvroSchemaError: A column does not exist.
+    """
+
+    def __init__(
+        self,
+        reader: Schema,
+        writer_schema: Callable[[Any], Schema],
+        framing: Framing,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self._runner = Runner(reader if columns is None else projected(reader, columns))
+        self._writer_schema = writer_schema
+        self._framing = framing
+        self._writers: OrderedDict[int | str, _Writer] = OrderedDict()
+        self._lock = threading.Lock()
 
     @property
     def type(self) -> pa.DataType:
-        """Of the columns."""
-        return self._root.type
+        """See `ValueDecoder.type`."""
+        return self._runner.type
 
-    def compiled(self, writer: Schema) -> Program:
-        """The program for a writer's values.
-
-        Raises:
-            AvroSchemaError: They cannot be read so.
-        """
-        return compiled(writer, self._reader, self._root)
-
-    def run(
-        self,
-        values: pa.Array,
-        programs: Sequence[Program],
-        *,
-        program_of: NDArray[np.int64] | None = None,
-        prefix: int = 0,
-        bad: Sequence[BadValue] = (),
-    ) -> DecodedValues:
-        """Decodes values.
-
-        Args:
-            values: A `pa.binary()` array.
-            programs: Those that there are; none where all values are bad or null.
-            program_of: Number of each value's program, −1 for those that are bad already, and for
-                nulls; all have the first one by default.
-            prefix: Bytes in front of each value.
-            bad: What is known to be bad, by ascending row.
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """See `ValueDecoder.decode`.
 
         Raises:
             TypeError: Not a `pa.binary()` array.
         """
-        if values.type != _BINARY:
+        if values.type != pa.binary():
             raise TypeError(f"values are {values.type}, not binary")
-        rows = len(values)
-        validity, ends, data = values.buffers()
-        first = values.offset
-        if rows == 0 or ends is None or ends.size == 0:
-            return DecodedValues(pa.nulls(rows, self.type), tuple(bad))
-        bounds = np.frombuffer(ends, np.int32, rows + 1, 4 * first)
-        size = int(bounds[-1]) - int(bounds[0])
-        buffers = ValueBuffers(self._root, rows, self._rooms, size)
-        most_loops = max((program.loops for program in programs), default=0)
-        loops = np.zeros((1 + most_loops, o.LOOP_WIDTH), np.int64)
-        # One more: the kernel looks at the first before it knows that no row has one.
-        addresses = np.array([*(program.code.ctypes.data for program in programs), 0], np.int64)
-        frame = np.zeros(o.FRAME_SIZE, np.int64)
-        frame[o.PROGRAMS] = addresses.ctypes.data
-        if program_of is not None:
-            frame[o.PROGRAM_OF] = program_of.ctypes.data
-        frame[o.SLOTS] = buffers.slots.ctypes.data
-        frame[o.SLOT_COUNT] = len(buffers.slots)
-        frame[o.LEVELS] = buffers.levels.ctypes.data
-        frame[o.LEVEL_COUNT] = len(buffers.levels)
-        frame[o.LOOPS] = loops.ctypes.data
-        frame[o.OFFSETS] = ends.address + 4 * first
-        if data is not None:
-            frame[o.INPUT] = data.address
-            frame[o.INPUT_SIZE] = data.size
-        if validity is not None and values.null_count:
-            frame[o.INPUT_VALIDITY] = validity.address
-            frame[o.INPUT_FIRST_BIT] = first
-        frame[o.PREFIX] = prefix
-        frame[o.ROWS] = rows
-        found = list(bad)
-        while (status := self._kernel(frame)) != o.DONE:
-            argument, needed = int(frame[o.FAILED_ARGUMENT]), int(frame[o.NEEDED])
-            if status == o.GROW_BYTES:
-                buffers.grow_data(argument, needed)
-            elif status == o.GROW_LEVEL:
-                buffers.grow_level(argument, needed)
+        values, prefix, schemas, schema_of, invalid = self._framing.read(values)
+        programs: list[Program] = []
+        program_of_schema = np.full(max(len(schemas), 1), -1, np.int64)
+        reasons: dict[int, str] = {}
+        bare_bytes: list[int] = []
+        for index, schema in enumerate(schemas):
+            reason = invalid.get(index)
+            writer = _Writer(reason) if reason else self._writer(schema)
+            if isinstance(writer.program, str):
+                reasons[index] = writer.program
             else:
-                row = int(frame[o.ROW])
-                program = programs[0 if program_of is None else program_of[row]]
-                found.append(_bad(program, row, status, int(frame[o.FAILED_AT]), argument))
-                frame[o.ROW] = row + 1
-        self._rooms = buffers.used()
-        if bad and len(found) > len(bad):
-            found.sort(key=lambda one: one.row)
-        return DecodedValues(buffers.array(), tuple(found))
+                program_of_schema[index] = len(programs)
+                programs.append(writer.program)
+                if writer.has_bare_bytes:
+                    bare_bytes.append(index)
+        if bare_bytes:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            values = insert_avro_lengths(values, np.isin(schema_of, bare_bytes) & valid, prefix)
+        bad: list[BadValue] = []
+        if reasons:
+            valid = values.is_valid().to_numpy(zero_copy_only=False)
+            rows = np.flatnonzero((program_of_schema[schema_of] < 0) & valid).tolist()
+            bad = [BadValue(row, "", reasons[int(schema_of[row])]) for row in rows]
+        program_of = np.ascontiguousarray(program_of_schema[schema_of])
+        texts = [row for row in json_objects(values, prefix) if program_of[row] >= 0]
+        if texts:
+            program_of[texts] = -1
+            bad += [BadValue(row, "", JSON_TEXT) for row in texts]
+            bad.sort(key=lambda value: value.row)
+        return self._runner.run(values, programs, program_of=program_of, prefix=prefix, bad=bad)
+
+    def _writer(self, schema_id: int | str) -> _Writer:
+        with self._lock:
+            writer = self._writers.get(schema_id)
+            if writer is not None:
+                self._writers.move_to_end(schema_id)
+                return writer
+        try:
+            schema = self._writer_schema(schema_id)
+        except (LookupError, AvroSchemaError) as error:
+            # Not remembered: the caller decides for how long a schema counts as missing.
+            text = str(error.args[0]) if error.args else type(error).__name__
+            return _Writer(f"schema {schema_id}: {text}")
+        try:
+            is_bytes = isinstance(schema, Primitive) and schema.kind == BYTES
+            bare_bytes = self._framing.has_bare_bytes and is_bytes
+            writer = _Writer(self._runner.compiled(schema), bare_bytes)
+        except AvroSchemaError as error:
+            writer = _Writer(f"schema {schema_id}: {error}")
+        with self._lock:
+            self._writers[schema_id] = writer
+            if len(self._writers) > MAX_PROGRAMS:
+                self._writers.popitem(last=False)
+        return writer
 
 
-@lru_cache(1)
-def load_kernel() -> Callable[[NDArray[np.int64]], int]:
-    """The compiled `run_avro`: linked from its object file, else by numba."""
-    found = object_code.load_of_frame("run_avro")
-    if found is not None:
-        return found
-    from segment_format.values.avro.kernel import run_avro  # brings in numba
+def json_objects(values: pa.Array, prefix: int = 0) -> list[int]:
+    """Returns the rows whose values are JSON objects with members, in ascending order.
 
-    return run_avro
+    Some serializers, such as Apicurio's, can write Avro's JSON encoding, and no header says so.
+    Decoded as binary, the text of an object may even become a record of other values:
+    `{"n":1,"s":"hello"}` is a long of -62 and a string of 17 bytes. In turn, a binary value of at
+    least seven bytes that starts with the number -62 and is valid JSON counts as JSON.
+
+    Args:
+        values: Possibly a slice, with nulls. Types other than `pa.binary()` have no such rows.
+        prefix: Bytes to skip in front of each value.
+    """
+    if values.type != pa.binary():
+        return []
+    _, ends, data = values.buffers()
+    if ends is None or data is None or not data.size or not ends.size:
+        return []
+    bounds = value_bounds(values)
+    content = np.frombuffer(data, np.uint8)
+    first = np.minimum(bounds[:-1] + prefix, len(content) - 1)
+    rows = np.flatnonzero(content[first] == ord("{"))
+    if not len(rows):
+        return []
+    rows = rows[bounds[rows + 1] - bounds[rows] >= prefix + 2]
+    rows = rows[content[bounds[rows + 1] - 1] == ord("}")]
+    candidates = ((row, values[row].as_py()) for row in rows.tolist())
+    return [
+        row for row, value in candidates if value is not None and is_json_object(value[prefix:])
+    ]
 
 
-def _bad(program: Program, row: int, status: int, instruction: int, argument: int) -> BadValue:
-    reason = program.messages[argument] if status == o.ERROR_MESSAGE else o.MESSAGES[status]
-    return BadValue(row, program.path(instruction, argument), reason)
+def is_json_object(value: bytes) -> bool:
+    """Returns whether a value is the text of a JSON object with members.
+
+    This is the readable form of `json_objects`.
+    """
+    if value[:1] != b"{" or value[-1:] != b"}":
+        return False
+    try:
+        return bool(json.loads(value.decode()))  # without members, `{}` is also two numbers
+    except (ValueError, RecursionError):
+        return False

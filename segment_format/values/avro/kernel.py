@@ -1,14 +1,9 @@
-"""The one kernel that runs any program over the bytes of many values, straight into column buffers.
+"""The kernel that runs programs over the bytes of many values, into column buffers.
 
-A row that fails leaves no trace but a null: what it has written is written again by the next one,
-because all that was counted is counted back. Where a buffer is too small, the row is undone as
-well, and run again when there is room.
-
-What stands in Avro's bytes, read at an address: numbers, text, decimals. Part of the kernel.
+A row that fails becomes null: all counts are reset, so the next row overwrites what the failed row
+has written. If a buffer is too small, the row is also undone, and run again when there is room.
 
 Numbers are zig-zag varints of at most 10 bytes that hold no more than 64 bits.
-
-Runs a program over one value. Part of the kernel.
 """
 
 from __future__ import annotations
@@ -20,40 +15,43 @@ from numba.core import types
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
-    copy_long,
+    address_in,
+    copy_text,
+    get,
+    is_utf8,
+    load_f32,
     load_i64_native,
     load_u8,
     load_u32_native,
     load_word,
+    put,
+    store_as_f32,
+    store_f64,
     store_i32,
     store_i64,
     store_u8,
-    utf8_size,
     zigzag,
 )
 from segment_format.values.avro import columns as k
 from segment_format.values.avro import opcodes as o
-from segment_format.values.memory import address_in, get, load_f32, put, store_as_f32, store_f64
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Frame, Value
 
 
 TRUNCATED = np.uint64(0)
-"""Instead of the next address: the number goes on beyond the end."""
+"""Returned instead of the next address if the number exceeds the value."""
 TOO_LONG = np.uint64(1)
-"""Instead of the next address: it has more than 64 bits."""
+"""Returned instead of the next address if the number has more than 64 bits."""
 _ONE = np.uint64(1)
 _SEVEN = np.uint64(7)
 _EIGHT = np.uint64(8)
-_STEP = np.uint64(16)
 _TOP = np.uint64(63)
 _LOW = np.uint64(0x7F)
 _MORE = np.uint64(0x80)
 _FF = np.uint64(0xFF)
 _ZERO = np.uint64(0)
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
-_HIGH_BITS = np.uint64(0x8080808080808080)
 _LAST_BYTE = np.uint64(56)
 
 
@@ -75,7 +73,7 @@ def _long_number(at: Address, stop: Address) -> Value:
 
 @inlined
 def read_long(at: Address, stop: Address) -> Value:
-    """The number at `at` and the address behind it, or `TRUNCATED` or `TOO_LONG`."""
+    """Returns the number at `at`, and the address after it, `TRUNCATED` or `TOO_LONG`."""
     if stop - at >= np.uint64(2) and at < stop:
         first = load_u8(at)
         if first < _MORE:
@@ -86,62 +84,19 @@ def read_long(at: Address, stop: Address) -> Value:
     return _long_number(at, stop)
 
 
-@inlined
-def _mask(size: Value) -> Value:
-    """Of the first `size` (0 to 8) bytes of a word; a shift by 64 bits is none."""
-    half = size << np.uint64(2)
-    return ((_ONE << half) << half) - _ONE
-
-
-@inlined
-def copy_text(target: Address, source: Address, size: Value, limit: Address) -> Value:
-    """Copies `size` bytes (int64), 16 at a time; whether some may not be ASCII.
-
-    Up to 16 bytes too many are written, and read, but none at or behind `limit`.
-    """
-    left = np.uint64(size)
-    if limit - source < left + _STEP:
-        copy_long(target, source, left)
-        return True
-    high = _ZERO
-    while left > _STEP:
-        first = load_word(source)
-        second = load_word(source + _EIGHT)
-        store_i64(target, np.int64(first))
-        store_i64(target + _EIGHT, np.int64(second))
-        high |= first | second
-        source += _STEP
-        target += _STEP
-        left -= _STEP
-    first = load_word(source)
-    second = load_word(source + _EIGHT)
-    store_i64(target, np.int64(first))
-    store_i64(target + _EIGHT, np.int64(second))
-    in_first = min(left, _EIGHT)
-    high |= (first & _mask(in_first)) | (second & _mask(left - in_first))
-    return high & _HIGH_BITS != _ZERO
-
-
-@helper
-def is_utf8(address: Address, size: Value) -> Value:
-    """Whether bytes are UTF-8: nothing overlong, no surrogates, nothing above U+10FFFF."""
-    _, malformed = utf8_size(address, np.uint64(size))
-    return malformed == 0
-
-
 @helper
 def copy_decimal(target: Address, at: Address, size: Value, high: Value, low: Value) -> Value:
     """Writes a big-endian two's complement number of any size as 16 bytes, little-endian.
 
     Args:
-        target: Where to.
-        at: Where it stands.
-        size: Its bytes, int64; none are 0.
-        high: With `low`, what it must be below, without its sign; uint64.
+        target: Address of the copy.
+        at: Address of the number.
+        size: Bytes of the number, int64; no bytes are 0.
+        high: With `low`, the limit of the absolute value; uint64.
         low: The lower half.
 
     Returns:
-        Whether it is below.
+        Whether the number is below the limit.
     """
     negative = size > 0 and load_u8(at) >= _MORE
     fill = _FF if negative else _ZERO
@@ -186,19 +141,19 @@ def _slot(slots: Address, number: Value) -> Value:
 
 @inlined
 def level_at(levels: Address, number: Value) -> Value:
-    """The row of a level in the table of levels."""
+    """Returns the address of a level's row in the table of levels."""
     return levels + np.uint64(8 * o.LEVEL_WIDTH * number)
 
 
 @inlined
 def _entry(slot: Address, index: Value) -> Value:
-    """Where the int32 stands that an entry begins at; the one behind it is its end."""
+    """Returns the address of the int32 where an entry begins; the next int32 is its end."""
     return address_in(slot, o.VALUES) + np.uint64(4 * index)
 
 
 @helper
 def fill_null(slots: Address, first: Value, stop: Value, level: Value, index: Value) -> None:
-    """Nulls, and what stands below them, in those of the slots that are of the level."""
+    """Writes null to the slots in a range that have a level, and zeros or empty values below it."""
     for number in range(first, stop):
         slot = _slot(slots, number)
         if get(slot, o.SLOT_LEVEL) != level:
@@ -227,7 +182,7 @@ def run_value(
     levels: Address,
     loops: Address,
 ) -> Value:
-    """Runs a program over one value: `(status, instruction, argument, room needed)`."""
+    """Runs a program over a value; returns `(status, instruction, argument, room needed)`."""
     here = program
     before_at = at
     before_stop = stop
@@ -376,20 +331,20 @@ def run_value(
             least = get(here, o.B)
             left = np.int64(stop - at)
             if least > 0:
-                # Neither product is beyond 64 bits: a value has less than 2**31 bytes.
+                # The product does not exceed 64 bits: a value has less than 2**31 bytes.
                 if count > left or count * least > left:
                     return np.int64(o.ERROR_COUNT), here, none, none
-            elif count > o.MOST_EMPTY:
+            elif count > o.MAX_EMPTY:
                 return np.int64(o.ERROR_COUNT), here, none, none
             if op == o.SKIP_ITEMS:
                 if block_stop != 0:
                     at = np.uint64(block_stop)
                     continue
-                if least == 0:  # none of them has a byte: to count them may take seconds
+                if least == 0:  # items without bytes: counting them may take seconds
                     continue
             else:
                 total = get(child, o.COUNT) + count
-                if least == 0 and total - get(child, o.AT_ROW) > o.MOST_EMPTY:
+                if least == 0 and total - get(child, o.AT_ROW) > o.MAX_EMPTY:
                     return np.int64(o.ERROR_COUNT), here, none, none
                 if total > get(child, o.LEVEL_ROOM):
                     if total >= o.LARGEST:
@@ -483,10 +438,9 @@ _FRAME = types.Array(types.int64, 1, "C")
 
 @kernel(types.int64(_FRAME))
 def run_avro(frame: Frame) -> Value:
-    """Decodes rows until something needs Python: a status of `opcodes`.
+    """Decodes rows until the driver must act; returns a status of `opcodes`.
 
-    A row with an error is null when it returns, and ROW is still its number; a row that needs room
-    is undone.
+    A row with an error is null then, and ROW is its number. A row that needs room is undone.
     """
     slots = np.uint64(frame[o.SLOTS])
     levels = np.uint64(frame[o.LEVELS])

@@ -1,7 +1,7 @@
-"""What a compiled program and the kernel that runs it agree on.
+"""Layout of compiled programs, and of the frame that the kernel runs them with.
 
 A program is rows of `WIDTH` int64: an operation, the slot it writes to (-1: none), the level of
-the slot, and arguments. Addresses in it are of the program's own constants.
+the slot, and arguments. Its addresses point to the program's own constants.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ B: Final = 4
 C: Final = 5
 D: Final = 6
 
-# --- Operations; wire values are read at the place where the run stands ---------------------------
-END: Final = 0  # of the value: nothing may follow
+# --- Operations; they read the value at the current position --------------------------------------
+END: Final = 0  # end of the value
 STRING: Final = 1
 LONG: Final = 2
 INT: Final = 3
 DOUBLE: Final = 4
-NULLABLE: Final = 5  # A: index of null, B: slot behind those to null, C: where to go on then
+NULLABLE: Final = 5  # A: index of null, B: slot after those to null, C: next instruction then
 BOOLEAN: Final = 6
 FLOAT: Final = 7
 RAW: Final = 8  # bytes
-SKIP_VARINT: Final = 9  # A: how many
-SKIP_BYTES: Final = 10  # A: how many strings or bytes
+SKIP_VARINT: Final = 9  # A: number of them
+SKIP_BYTES: Final = 10  # A: number of strings or bytes
 SKIP_FIXED: Final = 11  # A: bytes
 VALID: Final = 12  # the slot is not null
-NULL: Final = 13  # B: slot behind those to null
-ITEMS: Final = 14  # a block's count. A: level of the items, B: bytes of the least, C: end, D: loop
+NULL: Final = 13  # B: slot after those to null
+ITEMS: Final = (
+    14  # a block's count. A: level of items, B: minimal bytes of an item, C: end, D: loop
+)
 NEXT: Final = 15  # A: level of the items, C: their ITEMS, D: loop
 SKIP_ITEMS: Final = 16  # as ITEMS
 SKIP_NEXT: Final = 17  # as NEXT
-UNION: Final = 18  # A: how many branches; so many JUMPs follow
-JUMP: Final = 19  # C: where to
-ENUM: Final = 20  # A: symbols, B: address of pairs: the text's address, -1 for none, and its size
+UNION: Final = 18  # A: number of branches; as many JUMPs follow
+JUMP: Final = 19  # C: target
+ENUM: Final = 20  # A: symbols, B: address of pairs: address and size of the text, size -1 for none
 FIXED: Final = 21  # A: bytes
 NUMBER: Final = 22  # A: FROM_…, B: TO_…
-DECIMAL: Final = 23  # A: bytes, -1 if a length is in front; B, C: 10**precision, high and low
-CONSTANT: Final = 24  # go on in a default. A: address, B: size
-RESUME: Final = 25  # where it was left
+DECIMAL: Final = 23  # A: bytes, -1 if a length precedes it; B, C: 10**precision, high and low
+CONSTANT: Final = 24  # continue in a default. A: address, B: size
+RESUME: Final = 25  # continue after CONSTANT
 FAIL: Final = 26  # A: number of a message of the program
 
 FROM_INT: Final = 0
@@ -60,21 +62,21 @@ KIND: Final = 0  # see `columns`
 SIZE: Final = 1  # bytes of a value
 SLOT_LEVEL: Final = 2
 VALIDITY: Final = 3  # address of a byte per value; 0 for none
-VALUES: Final = 4  # address of values, or of int32 ends behind a leading 0
-DATA: Final = 5  # address of bytes, with SLACK bytes behind the room
+VALUES: Final = 4  # address of values, or of int32 ends after a leading 0
+DATA: Final = 5  # address of bytes, with SLACK bytes after the room
 ROOM: Final = 6  # bytes
 SLACK: Final = 32
 
 # --- Levels: rows of LEVEL_WIDTH int64 ------------------------------------------------------------
 LEVEL_WIDTH: Final = 4
-COUNT: Final = 0  # values that are complete
+COUNT: Final = 0  # complete values
 LEVEL_ROOM: Final = 1
 AT_ROW: Final = 2  # COUNT when the row began
 
 # --- Loops: rows of LOOP_WIDTH int64 --------------------------------------------------------------
 LOOP_WIDTH: Final = 2
 LEFT: Final = 0  # items of the block
-BLOCK_STOP: Final = 1  # address behind the block; 0 if it is not said
+BLOCK_STOP: Final = 1  # address after the block; 0 if unknown
 
 # --- Frame ----------------------------------------------------------------------------------------
 PROGRAMS: Final = 0  # address of addresses of programs
@@ -93,15 +95,15 @@ PREFIX: Final = 12  # bytes in front of each value
 ROWS: Final = 13
 ROW: Final = 14  # the next one
 FAILED_AT: Final = 15  # instruction
-FAILED_ARGUMENT: Final = 16  # of SKIP_…: steps, or bytes, that there were
-NEEDED: Final = 17  # room, of FAILED_ARGUMENT
+FAILED_ARGUMENT: Final = 16  # of SKIP_…: steps or bytes done
+NEEDED: Final = 17  # room for FAILED_ARGUMENT
 FRAME_SIZE: Final = 18
 
-# --- What a run returns ---------------------------------------------------------------------------
+# --- Statuses of a run ----------------------------------------------------------------------------
 DONE: Final = 0
 GROW_BYTES: Final = 1  # slot FAILED_ARGUMENT needs NEEDED bytes
 GROW_LEVEL: Final = 2  # level FAILED_ARGUMENT needs NEEDED values
-# Errors of row ROW, which is null then.
+# Errors of row ROW, which becomes null.
 ERROR_TRUNCATED: Final = 10
 ERROR_VARINT: Final = 11
 ERROR_INT: Final = 12
@@ -121,21 +123,21 @@ ERROR_MESSAGE: Final = 25
 
 MESSAGES: Final = {
     ERROR_TRUNCATED: "the value ends too early",
-    ERROR_VARINT: "a number of more than 64 bits",
-    ERROR_INT: "an int of more than 32 bits",
-    ERROR_BOOLEAN: "a boolean that is neither 0 nor 1",
-    ERROR_LENGTH: "a length below 0 or beyond the end of the value",
+    ERROR_VARINT: "a number has more than 64 bits",
+    ERROR_INT: "an int has more than 32 bits",
+    ERROR_BOOLEAN: "a boolean is neither 0 nor 1",
+    ERROR_LENGTH: "a length is negative or exceeds the value",
     ERROR_UTF8: "text that is not UTF-8",
     ERROR_BRANCH: "a union has no such branch",
     ERROR_SYMBOL: "an enum has no such symbol",
-    ERROR_UNKNOWN_SYMBOL: "a symbol that the reader's enum does not have",
-    ERROR_COUNT: "more items than the value has bytes for",
-    ERROR_BLOCK: "a block of items that is not as long as it says",
-    ERROR_DECIMAL: "a decimal of more digits than its precision",
-    ERROR_TIME: "a timestamp beyond what microseconds can say",
-    ERROR_REST: "bytes behind the end of the value",
-    ERROR_TOO_MUCH: "its column would hold more than 2 GiB, or 2**31 items, of one batch",
+    ERROR_UNKNOWN_SYMBOL: "the reader's enum does not have the symbol",
+    ERROR_COUNT: "there are more items than the value has bytes for",
+    ERROR_BLOCK: "a block of items does not have its stated size",
+    ERROR_DECIMAL: "a decimal has more digits than its precision",
+    ERROR_TIME: "a timestamp does not fit 64 bits of microseconds",
+    ERROR_REST: "bytes follow after the end of the value",
+    ERROR_TOO_MUCH: "its column would exceed 2 GiB or 2**31 items in one batch",
 }
-MOST_EMPTY: Final = 4096
-"""Items without a byte that the arrays of one type in one value may have."""
+MAX_EMPTY: Final = 4096
+"""Items without bytes that all arrays of one level may have in one value."""
 LARGEST: Final = 2**31 - 1

@@ -1,19 +1,16 @@
-"""A writer's and a reader's schema, compiled to a program for the kernel.
+"""Compiles a writer's and a reader's schema to a program for the kernel.
 
-What of a writer's union the reader cannot take fails the values that have it, and no others; what
-cannot be taken in any value is an error here.
+Schema resolution follows Avro. Records, enums and fixed match by unqualified name, or by an alias
+in the reader's schema. Different logical types (milliseconds and microseconds, decimals of another
+scale) do not match, because values would change their meaning. In a reader's union, the branch of
+the writer's own type wins, then the first branch that matches.
 
-Which type of a reader's takes what a writer's type says: Avro's schema resolution.
+If the reader cannot represent a branch of a writer's union, values of that branch fail, and no
+others. If it cannot represent any value, compilation fails.
 
-Records, enums and fixed match by unqualified name, or by an alias of the reader's. Types that stand
-for different things (milliseconds and microseconds, decimals of another scale) do not match: read
-as each other they would be other values. Of a reader's union the branch that is the writer's own
-type wins, then the first that can take it.
-
-Defaults of a reader's fields as Avro's bytes: the one kernel decodes them like any value.
-
-A default of a union is of the first branch that it fits; bytes and fixed are texts of code points
-up to 255, as Avro has it.
+Defaults of the reader's fields are encoded as Avro, so the kernel decodes them like values. The
+default of a union belongs to the first branch that it fits; bytes and fixed are texts of code
+points up to 255.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -32,13 +29,14 @@ from segment_format.values.avro.columns import schema_logical
 from segment_format.values.avro.schema import AvroSchemaError, simple_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from segment_format.values.avro.columns import Column
     from segment_format.values.avro.schema import Schema
 
+T = TypeVar("T")
 
 _PROMOTIONS: Final = {
     s.INT: (s.LONG, s.FLOAT, s.DOUBLE),
@@ -50,12 +48,13 @@ _PROMOTIONS: Final = {
 
 
 def mismatch(writer: Schema, reader: Schema) -> str | None:
-    """Why a reader's type cannot take a writer's; `None` if it can, as far as the types
-    themselves go: not what is in them.
+    """Returns why a reader's type does not match a writer's; `None` if it does.
+
+    Types inside the two are not compared.
 
     Args:
-        writer: No union.
-        reader: No union.
+        writer: A type that is not a union.
+        reader: A type that is not a union.
     """
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         same = writer.kind == reader.kind
@@ -69,7 +68,7 @@ def mismatch(writer: Schema, reader: Schema) -> str | None:
     if isinstance(writer, s.Record | s.Enum | s.Fixed):
         assert isinstance(reader, s.Record | s.Enum | s.Fixed)
         if not same_name(writer.name, reader.name, reader.aliases):
-            return f"{writer} cannot be read as {reader}: another name, and no alias"
+            return f"{writer} cannot be read as {reader}: the names differ, and no alias matches"
     if isinstance(writer, s.Fixed) and isinstance(reader, s.Fixed):
         if writer.size != reader.size:
             return f"{writer} has {writer.size} bytes, not {reader.size}"
@@ -84,12 +83,12 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Whether a writer's name is the reader's, or one of its aliases; namespaces do not count."""
+    """Returns whether a writer's name is the reader's or an alias of it, ignoring namespaces."""
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
 
 def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
-    """The branch of a reader's union that takes a writer's type, which is no union."""
+    """Returns the branch of a reader's union for a writer's type, which is not a union."""
     fitting = [branch for branch in reader.branches if mismatch(writer, branch) is None]
     for branch in fitting:
         if _is_own(writer, branch):
@@ -98,7 +97,7 @@ def branch_for(writer: Schema, reader: s.Union) -> Schema | None:
 
 
 def _is_own(writer: Schema, reader: Schema) -> bool:
-    """Whether it is the same kind, or has the same full name: nothing is promoted or renamed."""
+    """Returns whether a branch is the writer's type itself, without promotion or renaming."""
     if isinstance(writer, s.Primitive) and isinstance(reader, s.Primitive):
         return writer.kind == reader.kind
     if isinstance(writer, s.Record | s.Enum | s.Fixed):
@@ -108,7 +107,7 @@ def _is_own(writer: Schema, reader: Schema) -> bool:
 
 
 def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
-    """The reader's field for each of the writer's that has one, by the writer's name."""
+    """Returns the reader's fields by the names of the writer's fields."""
     names = {field.name for field in writer.fields}
     found = {field.name: field for field in reader.fields if field.name in names}
     for field in reader.fields:
@@ -119,47 +118,47 @@ def writer_fields(writer: s.Record, reader: s.Record) -> dict[str, s.Field]:
     return found
 
 
-def least_size(schema: Schema) -> int:
-    """Bytes that a value of a writer's type has at least."""
+def min_size(schema: Schema) -> int:
+    """Returns the minimal bytes of a value of a writer's type."""
     if isinstance(schema, s.Record):
-        return min(sum(least_size(field.type) for field in schema.fields), 2**31)
+        return min(sum(min_size(field.type) for field in schema.fields), 2**31)
     if isinstance(schema, s.Union):
-        return 1 + min(map(least_size, schema.branches))
+        return 1 + min(map(min_size, schema.branches))
     if isinstance(schema, s.Fixed):
         return schema.size
     if isinstance(schema, s.Primitive):
-        return _LEAST.get(schema.kind, 1)
+        return _MIN_SIZES.get(schema.kind, 1)
     return 1
 
 
-_LEAST: Final = {s.NULL: 0, s.FLOAT: 4, s.DOUBLE: 8}
+_MIN_SIZES: Final = {s.NULL: 0, s.FLOAT: 4, s.DOUBLE: 8}
 
 
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 _BITS: Final = {s.INT: 31, s.LONG: 63}
 _FORMATS: Final = {s.FLOAT: "<f", s.DOUBLE: "<d"}
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def default_bytes(schema: Schema, value: object) -> bytes:
-    """A default in Avro's encoding.
+    """Returns a default in Avro's encoding.
 
     Args:
-        schema: The field's type.
-        value: The default as JSON has it.
+        schema: Type of the field.
+        value: The default as parsed JSON.
 
     Raises:
-        AvroSchemaError: It is none of the type, or takes more than 64 KiB: every row would have
-            it, and lists of records that have lists as defaults grow with each level.
+        AvroSchemaError: The default does not have the type, or takes more than 64 KiB: every row
+            may have it, and nested lists of defaults grow exponentially with the depth.
     """
     return _Encoder().encoded(schema, value)
 
 
 def check_defaults(schema: Schema) -> None:
-    """Checks the defaults of all fields of a reader's schema, whether writers have them or not.
+    """Checks the defaults of all fields of a reader's schema.
 
     Raises:
-        AvroSchemaError: One is none of its type or too large; the field is named.
+        AvroSchemaError: A default does not have the field's type or is too large.
     """
     _check(schema, "", set())
 
@@ -185,16 +184,16 @@ def _check(schema: Schema, path: str, seen: set[str]) -> None:
 
 
 class _Encoder:
-    """Encodes one default, and gives up where it grows too large."""
+    """Encodes one default, up to `_MAX_BYTES`."""
 
     def __init__(self) -> None:
-        self._left = _MOST_BYTES
+        self._left = _MAX_BYTES
 
     def encoded(self, schema: Schema, value: object) -> bytes:
-        self._left -= 1  # also for what has no byte
+        self._left -= 1  # also for values without bytes
         data = self._encoded(schema, value)
         if self._left < 0:
-            raise AvroSchemaError(f"a default of more than {_MOST_BYTES:,} bytes")
+            raise AvroSchemaError(f"the default has more than {_MAX_BYTES:,} bytes")
         return data
 
     def _encoded(self, schema: Schema, value: object) -> bytes:
@@ -234,12 +233,12 @@ class _Encoder:
         if field.name in value:
             return self.encoded(field.type, value[field.name])
         if field.default is None:
-            raise AvroSchemaError(f"a default of {record} without field {field.name!r}")
+            raise AvroSchemaError(f"the default of {record} has no field {field.name!r}")
         return self.encoded(field.type, field.default.value)
 
 
 def _wrong(kind: str, value: object) -> AvroSchemaError:
-    return AvroSchemaError(f"a default that is no {kind}: {repr(value)[:100]}")
+    return AvroSchemaError(f"the default is not of type {kind}: {repr(value)[:100]}")
 
 
 def _primitive(kind: str, value: object) -> bytes:
@@ -272,7 +271,7 @@ def _code_points(text: str) -> bytes:
     try:
         return text.encode("latin-1")
     except UnicodeEncodeError:
-        raise AvroSchemaError("a default of bytes with a code point above 255") from None
+        raise AvroSchemaError("the default of bytes has a code point above 255") from None
 
 
 def _sized(data: bytes) -> bytes:
@@ -289,7 +288,7 @@ def _long(value: int) -> bytes:
     return bytes(out)
 
 
-_MOST_INSTRUCTIONS: Final = 1 << 17
+_MAX_INSTRUCTIONS: Final = 1 << 17
 _MILLIS: Final = frozenset((s.TIMESTAMP_MILLIS, s.LOCAL_MILLIS))
 _OPS: Final = {
     (s.BOOLEAN, s.BOOLEAN): (o.BOOLEAN, 0, 0),
@@ -308,20 +307,20 @@ _OPS: Final = {
     (s.LONG, s.DOUBLE): (o.NUMBER, o.FROM_LONG, o.TO_DOUBLE),
     (s.FLOAT, s.DOUBLE): (o.NUMBER, o.FROM_FLOAT, o.TO_DOUBLE),
 }
-"""Operation, and for `NUMBER` its arguments, by the kinds of writer and reader."""
+"""Operation, and the arguments of `NUMBER`, by the kinds of writer and reader."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What the kernel runs.
+    """A program for the kernel.
 
     Attributes:
         code: int64, rows of `WIDTH`.
-        paths: Of each instruction, the names of the fields around it.
-        steps: Of each instruction that steps over several fields, where each ends and its path.
-        messages: What `FAIL` says.
-        loops: How many loops it has.
-        constants: What its addresses point into.
+        paths: For each instruction, the names of the fields around it.
+        steps: For instructions that skip several fields, the end and path of each field.
+        messages: Messages of `FAIL`.
+        loops: Number of loops.
+        constants: Arrays that addresses in the code point to.
     """
 
     code: NDArray[np.int64]
@@ -332,25 +331,25 @@ class Program:
     constants: tuple[Any, ...]
 
     def path(self, instruction: int, argument: int) -> str:
-        """Names of the fields down to where an instruction failed, joined by dots.
+        """Returns the names of the fields down to where an instruction failed, joined by dots.
 
         Args:
-            instruction: Its number.
-            argument: Steps or bytes that there were, where it is one of `steps`.
+            instruction: Number of the instruction.
+            argument: Steps or bytes that it had done, for instructions in `steps`.
         """
-        found = self.paths[instruction]
+        names = self.paths[instruction]
         for end, path in self.steps.get(instruction, ()):
             if argument < end:
-                found = path
+                names = path
                 break
-        return ".".join(found)
+        return ".".join(names)
 
 
 def compiled(writer: Schema, reader: Schema, column: Column) -> Program:
-    """The program that reads a writer's values into a reader's columns.
+    """Compiles the program that decodes a writer's values into a reader's columns.
 
     Raises:
-        AvroSchemaError: No value of the writer's can be read as one of the reader's.
+        AvroSchemaError: The reader's schema cannot represent any value of the writer's.
     """
     compiler = _Compiler()
     compiler.value(writer, reader, column)
@@ -375,13 +374,13 @@ class _Compiler:
         self.constants: list[Any] = []
         self.loops = 0
         self._path: tuple[str, ...] = ()
-        self._known = -1  # the slot that is known to be valid here
-        self._target = 0  # nothing before it may be merged with what follows: jumps lead here
+        self._known = -1  # slot that is already marked valid
+        self._target = 0  # a jump leads here, so later steps are not merged
 
     def emit(self, op: int, column: Column | None = None, **arguments: int) -> int:
-        """Adds an instruction; its number."""
-        if len(self.code) >= _MOST_INSTRUCTIONS:
-            raise AvroSchemaError(f"the schemas take more than {_MOST_INSTRUCTIONS:,} steps")
+        """Adds an instruction and returns its number."""
+        if len(self.code) >= _MAX_INSTRUCTIONS:
+            raise AvroSchemaError(f"the schemas need more than {_MAX_INSTRUCTIONS:,} instructions")
         row = [0] * o.WIDTH
         row[o.OP] = op
         if column is not None:
@@ -393,7 +392,7 @@ class _Compiler:
         return len(self.code) - 1
 
     def _here(self) -> int:
-        """The next instruction's number, as a place to jump to."""
+        """Returns the next instruction's number, as the target of a jump."""
         self._target = len(self.code)
         return self._target
 
@@ -406,7 +405,7 @@ class _Compiler:
         return AvroSchemaError(f"{where}{message}")
 
     def value(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Reads a value of the writer's type into a column."""
+        """Compiles the decoding of a value into a column."""
         if isinstance(writer, s.Union):
             self._from_union(writer, reader, column)
         elif isinstance(reader, s.Union):
@@ -414,10 +413,10 @@ class _Compiler:
         else:
             if (reason := mismatch(writer, reader)) is not None:
                 raise self._refuse(reason)
-            self._present(column)
+            self._mark_valid(column)
             self._plain(writer, reader, column)
 
-    def _present(self, column: Column) -> None:
+    def _mark_valid(self, column: Column) -> None:
         if column.nullable and column.slot != self._known:
             self.emit(o.VALID, column)
 
@@ -435,29 +434,34 @@ class _Compiler:
             self._known = -1
             self.code[at][o.C] = self._here()
             return
+        readable = sum(self._branches(writer, lambda branch: self._branch(branch, reader, column)))
+        if not readable:
+            raise self._refuse(f"{writer} cannot be read as {reader}")
+
+    def _branches(self, writer: s.Union, compile_branch: Callable[[Schema], T]) -> list[T]:
+        """Compiles the choice of a branch; returns what `compile_branch` returns for each."""
         first = self.emit(o.UNION, a=len(writer.branches)) + 1
         for _ in writer.branches:
             self.emit(o.JUMP)
         ends = []
-        readable = 0
+        results = []
         for number, branch in enumerate(writer.branches):
             self.code[first + number][o.C] = self._here()
-            readable += self._branch(branch, reader, column)
+            results.append(compile_branch(branch))
             ends.append(self.emit(o.JUMP))
         for end in ends:
             self.code[end][o.C] = self._here()
-        if not readable:
-            raise self._refuse(f"{writer} cannot be read as {reader}")
+        return results
 
     def _branch(self, writer: Schema, reader: Schema, column: Column) -> bool:
-        """A branch of the writer's union, or what says that it cannot be read; whether it can."""
+        """Compiles a branch of the writer's union; returns False if its values fail."""
         before = len(self.code), len(self.messages), len(self.constants), self.loops, self._path
         try:
             self.value(writer, reader, column)
         except AvroSchemaError as error:
             size, messages, constants, self.loops, self._path = before
             del self.code[size:], self.paths[size:]
-            self.steps = {number: one for number, one in self.steps.items() if number < size}
+            self.steps = {number: steps for number, steps in self.steps.items() if number < size}
             del self.messages[messages:], self.constants[constants:]
             self._here()
             self._fail(str(error))
@@ -475,7 +479,7 @@ class _Compiler:
         if len(others) == 1:
             self.value(writer, others[0], column)
             return
-        self._present(column)
+        self._mark_valid(column)
         chosen = others.index(branch)
         for number, member in enumerate(column.children):
             if number != chosen:
@@ -483,20 +487,20 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Reads what matches, neither of which is a union."""
+        """Compiles matching types, neither of which is a union."""
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
             self._record(writer, reader, column)
         elif isinstance(writer, s.Array):
             assert isinstance(reader, s.Array)
             (item,) = column.children
-            begin = self._begin_items(o.ITEMS, least_size(writer.items), column)
+            begin = self._begin_items(o.ITEMS, min_size(writer.items), column)
             self.value(writer.items, reader.items, item)
             self._end_items(o.NEXT, begin)
         elif isinstance(writer, s.Map):
             assert isinstance(reader, s.Map)
             key, item = column.children
-            begin = self._begin_items(o.ITEMS, 1 + least_size(writer.values), column)
+            begin = self._begin_items(o.ITEMS, 1 + min_size(writer.values), column)
             self.emit(o.STRING, key)
             self.value(writer.values, reader.values, item)
             self._end_items(o.NEXT, begin)
@@ -530,18 +534,18 @@ class _Compiler:
     def _enum(self, writer: s.Enum, reader: s.Enum, column: Column) -> None:
         texts = [symbol.encode() if symbol in reader.symbols else None for symbol in writer.symbols]
         default = None if reader.default is None else reader.default.encode()
-        found = [default if text is None else text for text in texts]
-        pool = self._constant(b"".join(text or b"" for text in found))
-        table = np.empty((len(found), 2), np.int64)
+        symbols = [default if text is None else text for text in texts]
+        pool = self._constant(b"".join(text or b"" for text in symbols))
+        table = np.empty((len(symbols), 2), np.int64)
         at = pool
-        for number, text in enumerate(found):
+        for number, text in enumerate(symbols):
             table[number] = at, -1 if text is None else len(text)
             at += len(text or b"")
         self.constants.append(table)
-        self.emit(o.ENUM, column, a=len(found), b=table.ctypes.data)
+        self.emit(o.ENUM, column, a=len(symbols), b=table.ctypes.data)
 
     def _constant(self, data: bytes) -> int:
-        """Address of bytes, which live as long as the program, with slack behind them."""
+        """Returns the address of bytes with slack after them, which live as long as the program."""
         array = np.frombuffer(data + bytes(2 * o.SLACK), np.uint8)
         self.constants.append(array)
         return array.ctypes.data
@@ -579,7 +583,7 @@ class _Compiler:
 
     def _default(self, field: s.Field, column: Column) -> None:
         if field.default is None:
-            raise self._refuse("the writer does not have it, and it has no default")
+            raise self._refuse("the writer does not have the field, and it has no default")
         try:
             data = default_bytes(field.type, field.default.value)
         except AvroSchemaError as error:
@@ -589,25 +593,16 @@ class _Compiler:
         self.emit(o.RESUME)
 
     def _skip(self, writer: Schema) -> None:
-        """Steps over a value that nobody wants: its lengths are checked, its content is not."""
+        """Compiles the skipping of a value: its lengths are checked, its content is not."""
         if isinstance(writer, s.Record):
             for field in writer.fields:
                 self._skip(field.type)
         elif isinstance(writer, s.Union):
-            first = self.emit(o.UNION, a=len(writer.branches)) + 1
-            for _ in writer.branches:
-                self.emit(o.JUMP)
-            ends = []
-            for number, branch in enumerate(writer.branches):
-                self.code[first + number][o.C] = self._here()
-                self._skip(branch)
-                ends.append(self.emit(o.JUMP))
-            for end in ends:
-                self.code[end][o.C] = self._here()
+            self._branches(writer, self._skip)
         elif isinstance(writer, s.Array | s.Map):
             is_map = isinstance(writer, s.Map)
             inner = writer.values if isinstance(writer, s.Map) else writer.items
-            begin = self._begin_items(o.SKIP_ITEMS, is_map + least_size(inner), None)
+            begin = self._begin_items(o.SKIP_ITEMS, is_map + min_size(inner), None)
             self._here()
             if is_map:
                 self._step(o.SKIP_BYTES, 1)
@@ -623,7 +618,7 @@ class _Compiler:
             self._step(o.SKIP_FIXED, _SIZES[writer.kind])
 
     def _step(self, op: int, argument: int) -> None:
-        """Steps further, in one with the instruction before where that does the same."""
+        """Adds a skipping step, merged with the previous instruction if that is the same."""
         if len(self.code) > self._target and self.code[-1][o.OP] == op:
             self.code[-1][o.A] += argument
         else:

@@ -1,13 +1,9 @@
-"""Avro schemas as values: what a JSON text of one says, checked.
+"""Avro schemas, parsed and checked.
 
-Names are full names (`namespace.name`). A named type that is referred to again is the same object
-again. A type that contains itself is refused: no Arrow type is that deep. An unknown or impossible
-logical type is ignored, as Avro has it.
-
-The JSON text of an Avro schema, parsed and checked.
-
-What it may hold is bounded: a few lines that refer to each other may stand for more columns than
-any memory holds.
+Names are full names (`namespace.name`). A named type that is used again is the same object. A type
+that contains itself is rejected, because no Arrow type has unlimited depth. As in Avro, an unknown
+or impossible logical type is ignored. The size of a schema is limited: a few lines that refer to
+each other may stand for more columns than fit into memory.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 
 
 class AvroSchemaError(ValueError):
-    """A schema that is not valid or not supported, or two that do not resolve."""
+    """A schema is not valid or not supported, or two schemas do not resolve."""
 
 
 NULL: Final = "null"
@@ -46,12 +42,12 @@ DURATION: Final = "duration"
 
 @dataclass(frozen=True, slots=True)
 class Logical:
-    """What a base type stands for.
+    """A logical type.
 
     Attributes:
         name: One of the constants of this module.
-        precision: Of a decimal, in digits; else 0.
-        scale: Of a decimal; else 0.
+        precision: Digits of a decimal; else 0.
+        scale: Scale of a decimal; else 0.
     """
 
     name: str
@@ -64,11 +60,11 @@ class Logical:
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A type without parts.
+    """A primitive type.
 
     Attributes:
         kind: `NULL` to `STRING`.
-        logical: What it stands for.
+        logical: Logical type.
     """
 
     kind: str
@@ -84,9 +80,9 @@ class Fixed:
 
     Attributes:
         name: Full name.
-        aliases: Full names that a writer may have used.
-        size: In bytes.
-        logical: What it stands for.
+        aliases: Other full names that a writer may use.
+        size: Size in bytes.
+        logical: Logical type.
     """
 
     name: str
@@ -104,9 +100,9 @@ class Enum:
 
     Attributes:
         name: Full name.
-        aliases: Full names that a writer may have used.
-        symbols: In order.
-        default: What a reader takes for a symbol that it does not know.
+        aliases: Other full names that a writer may use.
+        symbols: Symbols in order.
+        default: Value that a reader uses for unknown symbols.
     """
 
     name: str
@@ -150,10 +146,10 @@ class Union:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """What a reader takes for a field that the writer does not have.
+    """Value that a reader uses for a field that the writer does not have.
 
     Attributes:
-        value: As JSON has it.
+        value: The value as parsed JSON.
     """
 
     value: object
@@ -164,10 +160,10 @@ class Field:
     """A field of a record.
 
     Attributes:
-        name: Its name.
-        aliases: Names that a writer may have used.
-        type: Its type.
-        default: `None` where there is none.
+        name: Name of the field.
+        aliases: Other names that a writer may use.
+        type: Type of the field.
+        default: Default; `None` without one.
     """
 
     name: str
@@ -178,12 +174,12 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Fields of types of their own, in order.
+    """Named fields, in order.
 
     Attributes:
         name: Full name.
-        aliases: Full names that a writer may have used.
-        fields: In the order in which they are written.
+        aliases: Other full names that a writer may use.
+        fields: Fields in the order in which they are encoded.
     """
 
     name: str
@@ -198,7 +194,7 @@ Schema: TypeAlias = Primitive | Fixed | Enum | Array | Map | Union | Record
 
 
 def simple_name(name: str) -> str:
-    """A full name without its namespace."""
+    """Returns a full name without its namespace."""
     return name.rpartition(".")[2]
 
 
@@ -217,23 +213,23 @@ _LOGICAL_BASES: Final = {
     LOCAL_NANOS: LONG,
 }
 _LOGICAL_SIZES: Final = {UUID: 16, DURATION: 12}
-_MOST_DIGITS: Final = 38
-_MOST_FIXED: Final = 1 << 30
-MOST_PARTS: Final = 1 << 13
-"""Types that a schema may have in all, each counted as often as it is used."""
-MOST_LEVELS: Final = 64
-"""Types that may lie within each other."""
+_MAX_DIGITS: Final = 38
+_MAX_FIXED: Final = 1 << 30
+MAX_TYPES: Final = 1 << 13
+"""Maximal number of types of a schema, each counted as often as it is used."""
+MAX_LEVELS: Final = 64
+"""Maximal nesting of types."""
 
 
 def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> Schema:
-    """The schema of a JSON text.
+    """Parses the JSON text of a schema.
 
     Args:
         text: A schema.
-        references: Schemas whose named types it may use; each may use those before it.
+        references: Schemas whose named types it may use; each may use the types of those before it.
 
     Raises:
-        AvroSchemaError: It is not one, or contains itself, or is too large.
+        AvroSchemaError: The schema is not valid, contains itself or is too large.
     """
     parser = _Parser()
     for reference in references:
@@ -254,7 +250,7 @@ class _Parser:
     def parsed(self, text: str | bytes) -> Schema:
         try:
             document = json.loads(text)
-            # Names and symbols become UTF-8; JSON can say half a character, which has none.
+            # Names and symbols become UTF-8, which has no lone surrogates, unlike JSON.
             json.dumps(document, ensure_ascii=False).encode()
         except (ValueError, RecursionError) as error:
             raise AvroSchemaError(f"not an Avro schema: {type(error).__name__}: {error}") from None
@@ -262,13 +258,13 @@ class _Parser:
         return self._schema(document, "")
 
     def _count(self, parts: int, levels: int) -> None:
-        """Counts before anything is made that grows with them."""
+        """Checks the size limits, before memory is allocated for the types."""
         self._parts += parts
         self._deepest = max(self._deepest, self._depth + levels)
-        if self._parts > MOST_PARTS:
-            raise AvroSchemaError(f"the schema has more than {MOST_PARTS:,} types")
-        if self._deepest > MOST_LEVELS:
-            raise AvroSchemaError(f"the schema has more than {MOST_LEVELS} levels")
+        if self._parts > MAX_TYPES:
+            raise AvroSchemaError(f"the schema has more than {MAX_TYPES:,} types")
+        if self._deepest > MAX_LEVELS:
+            raise AvroSchemaError(f"the schema has more than {MAX_LEVELS} levels")
 
     def _schema(self, document: Any, namespace: str) -> Schema:  # noqa: ANN401  # any JSON
         self._depth += 1
@@ -289,7 +285,7 @@ class _Parser:
         if isinstance(kind, dict | list):
             return self._schema(kind, namespace)
         if not isinstance(kind, str):
-            raise AvroSchemaError(f"a schema without a type: {_shown(document)}")
+            raise AvroSchemaError(f"the schema has no type: {_shown(document)}")
         if kind == "array":
             return Array(self._schema(_need(document, "items"), namespace))
         if kind == "map":
@@ -308,7 +304,7 @@ class _Parser:
         if full not in self._known and full not in self._open and "." not in name:
             full = name  # a type without a namespace
         if full in self._open:
-            raise AvroSchemaError(f"type {full} contains itself, which no column can")
+            raise AvroSchemaError(f"type {full} contains itself, which columns cannot represent")
         if full not in self._known:
             raise AvroSchemaError(f"the schema uses {full}, which it does not define")
         self._count(self._sizes[full], self._heights[full])
@@ -317,11 +313,11 @@ class _Parser:
     def _union(self, document: list[Any], namespace: str) -> Union:
         branches = tuple(self._schema(branch, namespace) for branch in document)
         if not branches:
-            raise AvroSchemaError("a union of nothing")
+            raise AvroSchemaError("a union has no types")
         names: list[str] = []
         for branch in branches:
             if isinstance(branch, Union):
-                raise AvroSchemaError("a union within a union")
+                raise AvroSchemaError("a union is nested in a union")
             names.append(branch.kind if isinstance(branch, Primitive) else str(branch))
         if len(set(names)) < len(names):
             raise AvroSchemaError(f"a union has a type twice: {', '.join(names)}")
@@ -355,7 +351,7 @@ class _Parser:
         fields: list[Field] = []
         entries = _need(document, "fields")
         if not isinstance(entries, list):
-            raise AvroSchemaError(f"the fields of {name} are no list")
+            raise AvroSchemaError(f"the fields of {name} are not a list")
         for entry in entries:
             if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
                 raise AvroSchemaError(f"a field of {name} has no name")
@@ -369,30 +365,30 @@ class _Parser:
                 )
             )
         names = [field.name for field in fields]
-        if twice := {one for one in names if names.count(one) > 1}:
-            raise AvroSchemaError(f"{name} has fields twice: {', '.join(sorted(twice))}")
+        if twice := {field_name for field_name in names if names.count(field_name) > 1}:
+            raise AvroSchemaError(f"{name} has repeated fields: {', '.join(sorted(twice))}")
         return Record(name, aliases, tuple(fields))
 
 
 def _enum(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Enum:
     symbols = _texts(document, "symbols")
     if not symbols or len(set(symbols)) < len(symbols):
-        raise AvroSchemaError(f"enum {name} has no symbols, or one twice")
+        raise AvroSchemaError(f"enum {name} has no symbols, or repeated ones")
     default = document.get("default")
     if default is not None and default not in symbols:
-        raise AvroSchemaError(f"the default of enum {name} is none of its symbols")
+        raise AvroSchemaError(f"the default of enum {name} is not one of its symbols")
     return Enum(name, aliases, symbols, default)
 
 
 def _fixed(name: str, aliases: tuple[str, ...], document: dict[str, Any]) -> Fixed:
     size = document.get("size")
-    if not _is_int(size) or not 0 <= size <= _MOST_FIXED:
-        raise AvroSchemaError(f"fixed {name} has no size from 0 to {_MOST_FIXED:,}")
+    if not _is_int(size) or not 0 <= size <= _MAX_FIXED:
+        raise AvroSchemaError(f"fixed {name} needs a size from 0 to {_MAX_FIXED:,}")
     return Fixed(name, aliases, size, _logical(document, None, size))
 
 
 def _logical(document: dict[str, Any], kind: str | None, size: int | None) -> Logical | None:
-    """Of a primitive kind, or of a fixed size; `None` for one that is unknown or impossible."""
+    """Returns the logical type of a primitive or fixed; `None` if unknown or impossible."""
     name = document.get("logicalType")
     if not isinstance(name, str):
         return None
@@ -413,8 +409,8 @@ def _decimal(document: dict[str, Any], size: int | None) -> Logical | None:
         return None
     if size is not None and 10 ** min(precision, 4 * size + 8) > 1 << max(8 * size - 1, 0):
         return None
-    if precision > _MOST_DIGITS:
-        raise AvroSchemaError(f"a decimal of {precision} digits; {_MOST_DIGITS} are the most")
+    if precision > _MAX_DIGITS:
+        raise AvroSchemaError(f"a decimal has {precision} digits; the maximum is {_MAX_DIGITS}")
     return Logical(DECIMAL, precision, scale)
 
 
@@ -423,10 +419,10 @@ def _is_int(value: Any) -> TypeGuard[int]:  # noqa: ANN401
 
 
 def _name_of(document: dict[str, Any], namespace: str) -> tuple[str, str]:
-    """Full name, and the namespace of what is within."""
+    """Returns the full name, and the namespace of nested types."""
     name = document.get("name")
     if not isinstance(name, str) or not name or name in _PRIMITIVES:
-        raise AvroSchemaError(f"a {document['type']} without a name of its own: {_shown(name)}")
+        raise AvroSchemaError(f"a {document['type']} has no valid name: {_shown(name)}")
     given = document.get("namespace")
     full = _full_name(name, given if isinstance(given, str) else namespace)
     return full, full.rpartition(".")[0]
@@ -438,14 +434,14 @@ def _full_name(name: str, namespace: str) -> str:
 
 def _need(document: dict[str, Any], member: str) -> Any:  # noqa: ANN401
     if member not in document:
-        raise AvroSchemaError(f"a schema without {member!r}: {_shown(document)}")
+        raise AvroSchemaError(f"the schema has no {member!r}: {_shown(document)}")
     return document[member]
 
 
 def _texts(document: dict[str, Any], member: str) -> tuple[str, ...]:
     texts = document.get(member) or ()
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise AvroSchemaError(f"{member!r} is no list of texts: {_shown(document)}")
+        raise AvroSchemaError(f"{member!r} is not a list of strings: {_shown(document)}")
     return tuple(texts)
 
 

@@ -1,5 +1,4 @@
-"""JSON values to Arrow columns: a type is compiled to a program that one kernel runs.
+"""Decodes JSON to Arrow: a kernel runs a compiled target type over the text, see `decoder`.
 
-`decoder` is the way in. `ddl` reads and writes types as Spark's DDL, `inference` finds one in a
-sample.
+`ddl` reads and writes types as Spark's DDL, and infers a type from a sample.
 """

@@ -1,39 +1,36 @@
-"""What Python and the JSON kernels tell each other.
+"""Layout that Python and the JSON kernels share.
 
-A target type is a program: one node for each type in it, in preorder, each of `NODE_SIZE` int64.
-A struct's fields, a list's item, a map's key and value are the nodes behind their parent, each
-up to its own `STOP`.
+A target type is a program: one node of `NODE_SIZE` int64 for each type in it, in preorder. A
+struct's fields, a list's item, and a map's key and value are the nodes after their parent, each up
+to its own `STOP`.
 
-Every node has a place for each entry of its level. Level 0 has the rows; each list and map has a
-level of its own, for the items of all its entries, which grows as items come. At a place stand a
-byte that tells whether there is a value, and the value:
+Level 0 has the rows. Each list and map has a level of its own, for the items of all its entries,
+which grows as items are read. Each node has one item for each entry of its level: a presence byte
+and a value:
 
     bool                1 byte
     int32, date, float  4 bytes
     int64, timestamp,   8 bytes
     double
     decimal             16 bytes
-    string, binary      8 bytes: position << 32 | size << 1 | whether it lies in the arena, else in
-                        the input. Binary is still base64.
+    string, binary      8 bytes: position << 32 | size << 1 | whether it is in the arena, not in the
+                        input. Binary is still base64.
     list, map           8 bytes: first item << 32 | number of items
     struct              nothing
 
-All is zero where nothing was written, so nothing needs to be done for what is missing, and what
-comes twice is written twice. Items that a second occurrence has made homeless stay where they are,
-and are left out when the column is made.
+All bytes are zero until they are written, so missing fields need no work, and repeated fields are
+overwritten. Items that a repeated field has replaced stay where they are, and are dropped when the
+Arrow column is built, like the earlier of equal map keys. The arena holds unescaped strings.
 
-The arena holds strings whose escapes have been replaced, and what a step needs for itself.
-
-Hashes of fields' names; apart from the kernels, so that a type can be checked without numba.
-
-Powers of ten for numbers, as one table that kernels get the address of.
+The module also has the hash of field names, so that types can be checked without numba, and a table
+of powers of ten:
 
     20 x uint64          10^0 … 10^19
     23 x double          10^0 … 10^22, all exact
     651 x 2 x uint64     for q from -342 to 308: the upper, then the lower half of the 128 most
-                         significant bits of 5^q; cut off for q >= 0, rounded up for q < 0
+                         significant bits of 5^q; truncated for q >= 0, rounded up for q < 0
 
-The last is what Eisel and Lemire multiply with: D. Lemire, "Number parsing at a gigabyte per
+The last part is for the algorithm of Eisel and Lemire: D. Lemire, "Number parsing at a gigabyte per
 second", Software: Practice and Experience 51 (2021).
 """
 
@@ -51,19 +48,19 @@ if TYPE_CHECKING:
 # --- The frame -----------------------------------------------------------------------------------
 NODES: Final = 0  # address of the program
 NODE_COUNT: Final = 1
-TABLES: Final = 2  # address of hash tables: offset of the name, its size, the field's node
+TABLES: Final = 2  # address of hash tables: offset of a name, its size, the field's node
 NAMES: Final = 3  # address of the fields' names
-POWERS: Final = 4  # address, see `powers`
-MEMORY: Final = 5  # address of the keys seen last, see `keys`
-STACK: Final = 6  # address of containers under way, `STACK_SIZE` int64 each
+POWERS: Final = 4  # address of `powers`
+MEMORY: Final = 5  # address of remembered keys, see `keys`
+STACK: Final = 6  # address of open containers, `STACK_SIZE` int64 each
 SKIP_STACK: Final = 7  # address of `MAX_DEPTH` bytes
 COUNTS: Final = 8  # address: entries in each level
-ROOMS: Final = 9  # address: entries that there is room for
-SAVED: Final = 10  # address: entries before the row under way
+ROOMS: Final = 9  # address: room of each level, in entries
+SAVED: Final = 10  # address: entries before the current row
 ARENA: Final = 11  # address
 ARENA_SIZE: Final = 12
 ARENA_ROOM: Final = 13
-OPEN: Final = 14  # address of numbers to decide later, `OPEN_SIZE` int64 each
+OPEN: Final = 14  # address of numbers left open, `OPEN_SIZE` int64 each
 OPEN_COUNT: Final = 15
 OPEN_ROOM: Final = 16
 BASE: Final = 17  # address that positions count from
@@ -72,32 +69,32 @@ VALID: Final = 19  # address of the rows' validity bits, 0 if all are
 VALID_FIRST: Final = 20  # bit of row 0
 ROW: Final = 21
 ROW_STOP: Final = 22
-BAD: Final = 23  # address of bad rows, `BAD_SIZE` int64 each; there is room for all
+BAD: Final = 23  # address of bad rows, `BAD_SIZE` int64 each, with room for all
 BAD_COUNT: Final = 24
-WANTED: Final = 25  # with GROW_…: what there must be room for
+WANTED: Final = 25  # with GROW_…: room needed
 WANTED_LEVEL: Final = 26
 ERROR_NODE: Final = 27
 ERROR_AT: Final = 28  # address
-KEY_FIELD: Final = 29  # what `next_key` has found: address of a node, 0 for a field not wanted
-KEY_NEXT: Final = 30  # how many keys are remembered up to it
+KEY_FIELD: Final = 29  # result of `next_key`: address of a node, 0 for an unwanted field
+KEY_NEXT: Final = 30  # number of remembered keys up to it
 LEVELS: Final = 31
-ROW_UNDER_WAY: Final = 32
+CURRENT_ROW: Final = 32
 FRAME_SIZE: Final = 33
 
 # --- Nodes ---------------------------------------------------------------------------------------
 OP: Final = 0
 LEVEL: Final = 1
-PLACES: Final = 2  # address of a byte for each entry
+PRESENT: Final = 2  # address of a byte for each entry
 DATA: Final = 3  # address of the values
 ITEMS: Final = 4  # level of a list's or a map's items
-STOP: Final = 5  # node behind this one and all in it
+STOP: Final = 5  # node after this one and its children
 TABLE: Final = 6  # of a struct: first entry of its hash table
 TABLE_MASK: Final = 7  # entries − 1
-KEYS: Final = 8  # of a struct: first entry in the memory of keys
+KEYS: Final = 8  # of a struct: its first remembered key
 SCALE: Final = 9  # of a decimal
 PRECISION: Final = 10
 REQUIRED: Final = 11  # 1: may not be null
-HAS_REQUIRED: Final = 12  # of a struct: 1 if a field may not be missing
+HAS_REQUIRED: Final = 12  # of a struct: 1 if it has required fields
 NUMBER: Final = 13  # of the node
 WIDTH: Final = 14  # bytes of a value
 NODE_SHIFT: Final = 7
@@ -108,10 +105,10 @@ STACK_SIZE: Final = 4
 OPEN_SIZE: Final = 5  # node, entry, position, size, row
 BAD_SIZE: Final = 4  # row, code, node, position in the row
 KEY_SIZE: Final = 3  # address of the token, its size, address of the node
-KEYS_MOST: Final = 64
-"""Keys of a struct that are remembered; a place behind them stays empty."""
+MAX_KEYS: Final = 64
+"""Keys of a struct that are remembered; one more stays empty."""
 
-# --- Ops: what a node reads ----------------------------------------------------------------------
+# --- Ops: kinds of values ------------------------------------------------------------------------
 TEXT: Final = 1
 INT64: Final = 2  # the numbers
 DOUBLE: Final = 3
@@ -157,19 +154,19 @@ NULL: Final = 28
 TOO_MANY_ITEMS: Final = 29
 BAD_ZONE: Final = 30
 LAST_CODE: Final = 63
-"""Functions that give an address give a code instead where they fail; no address is as small."""
+"""Functions that return an address return a code if they fail; no address is as small."""
 
 MAX_DEPTH: Final = 512
-"""Most objects and arrays inside each other, wanted or not."""
-EMPTY_BEHIND: Final = 64
-"""Bytes that may be read behind every input, and written behind every output."""
+"""Maximal nesting of objects and arrays, wanted or not."""
+READ_AHEAD: Final = 64
+"""Bytes that may be read after every input, and written after every output."""
 
 
 FACTOR: Final = 0x9E3779B97F4A7C15
 
 
 def name_hash(name: bytes) -> int:
-    """What the kernels find a field's name by: 64 bits."""
+    """Returns the 64-bit hash by which the kernels find a field."""
     value = len(name) * FACTOR % (1 << 64)
     for start in range(0, len(name), 8):
         word = int.from_bytes(name[start : start + 8], "little")
@@ -178,18 +175,18 @@ def name_hash(name: bytes) -> int:
     return value
 
 
-LEAST: Final = -342
-MOST: Final = 308
+MIN_POWER: Final = -342
+MAX_POWER: Final = 308
 DOUBLES_AT: Final = 20 * 8
 FIVES_AT: Final = DOUBLES_AT + 23 * 8
 
 
 @functools.cache
 def powers() -> NDArray[Any]:
-    """The table, as uint64."""
+    """Returns the table of powers, as uint64."""
     tens = [10**n for n in range(20)]
     doubles = np.array([float(10**n) for n in range(23)]).view(np.uint64).tolist()
-    fives = [half for q in range(LEAST, MOST + 1) for half in divmod(_five(q), 1 << 64)]
+    fives = [half for q in range(MIN_POWER, MAX_POWER + 1) for half in divmod(_five(q), 1 << 64)]
     return np.array(tens + doubles + fives, np.uint64)
 
 

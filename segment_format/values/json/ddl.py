@@ -1,4 +1,4 @@
-"""Types as Spark writes them: `a bigint, b struct<c: string>, d decimal(10,2) not null`.
+"""Types in Spark's DDL, such as `a bigint, b struct<c: string>, d decimal(10,2) not null`.
 
     columns = column *("," column)
     column  = name [":"] type ["not null"] ["comment" text]
@@ -6,9 +6,8 @@
             | "array" "<" type ">" | "map" "<" "string" "," type ">" | "struct" "<" [columns] ">"
     name    = a word of letters, digits and underscores, or anything in backticks, doubled inside
 
-Words are read in any case, names keep theirs. Comments are left out.
-
-A type for JSON values, from a sample of them.
+Keywords are case-insensitive, names are not. Comments are ignored. `infer` returns the type of a
+sample of JSON values.
 """
 
 from __future__ import annotations
@@ -62,26 +61,25 @@ _NESTED: Final = ("array", "map", "struct")
 
 
 def parse_ddl(text: str) -> pa.DataType:
-    """The type that a DDL stands for: a struct of columns, or a type alone, such as `array<int>`.
+    """Parses a DDL: columns, which become a struct, or a type alone, such as `array<int>`.
 
     Raises:
-        ValueError: It is not written like that, or holds a type that is none of ours; the message
-            says where.
+        ValueError: The DDL is malformed or has an unsupported type; the message has the position.
     """
     reader = _Reader(text)
     if reader.at_type():
         kind = reader.kind(0)
         if reader.at_end():
             return kind
-        reader = _Reader(text)  # a column may have the name of a type
+        reader = _Reader(text)  # a column may be named like a type
     kind = pa.struct(reader.columns("", 0))
     if not reader.at_end():
-        reader.fail("the end, or a comma and another column,")
+        reader.fail("the end, or a comma and another column")
     return kind
 
 
 class _Token(NamedTuple):
-    """A word, sign or name in quotes that begins at `start`; `kind` is empty at the end."""
+    """A word, sign or quoted name that begins at `start`; `kind` is empty at the end."""
 
     kind: str
     text: str
@@ -99,16 +97,16 @@ class _Reader:
         return self._tokens[self._index]
 
     def fail(self, wanted: str) -> NoReturn:
-        """Says what should stand where the reader is."""
-        found = repr(self._token.text) if self._token.kind else "the end"
-        raise ValueError(f"{wanted} should stand at character {self._token.start}, not {found}")
+        """Raises ValueError: something else is expected here."""
+        token = repr(self._token.text) if self._token.kind else "the end"
+        raise ValueError(f"expected {wanted} at character {self._token.start}, not {token}")
 
     def at_end(self) -> bool:
-        """Whether all is read."""
+        """Returns whether everything is read."""
         return not self._token.kind
 
     def at_type(self) -> bool:
-        """Whether a type begins here, as far as its first word tells."""
+        """Returns whether a type may begin here, judging by its first word."""
         word = self._word()
         return word in _TYPES or word == "decimal" or word in _NESTED
 
@@ -128,14 +126,14 @@ class _Reader:
             self.fail(repr(text))
 
     def columns(self, stop: str, depth: int) -> list[pa.Field]:
-        """Columns up to a sign, or to the end."""
+        """Parses columns up to a sign, or to the end."""
         fields: list[pa.Field] = []
         names: set[str] = set()
         while not (stop and not fields and self._token.text == stop):
             start = self._token.start
             field = self._column(depth)
             if field.name in names:
-                raise ValueError(f"column {field.name!r} comes twice, at character {start}")
+                raise ValueError(f"column {field.name!r} is repeated at character {start}")
             names.add(field.name)
             fields.append(field)
             if not self._skip(","):
@@ -164,9 +162,9 @@ class _Reader:
         return pa.field(name, kind, nullable=nullable)
 
     def kind(self, depth: int) -> pa.DataType:
-        """The type that stands here."""
+        """Parses a type."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"types are more than {_MAX_DEPTH} deep")
+            raise ValueError(f"types are nested more than {_MAX_DEPTH} deep")
         word = self._word()
         if not self.at_type():
             known = ", ".join((*_TYPES, "decimal", *_NESTED))
@@ -190,7 +188,7 @@ class _Reader:
 
     def _map(self, depth: int) -> pa.DataType:
         if self._word() != "string":
-            self.fail("'string', the only type of a map's keys,")
+            self.fail("'string', the only supported type of map keys")
         self._index += 1
         self._expect(",")
         return pa.map_(pa.string(), self.kind(depth + 1))
@@ -204,7 +202,7 @@ class _Reader:
             self._expect(")")
         if not 1 <= precision <= _MAX_PRECISION or not 0 <= scale <= precision:
             raise ValueError(
-                f"decimal({precision},{scale}) at character {start}: the precision must lie in"
+                f"decimal({precision},{scale}) at character {start}: the precision must be in"
                 f" [1, {_MAX_PRECISION}], the scale in [0, precision]"
             )
         return pa.decimal128(precision, scale)
@@ -224,7 +222,7 @@ def _tokens(text: str) -> list[_Token]:
         match = _TOKEN.match(text, at)
         if not match or match.lastgroup is None:
             at += len(text[at:]) - len(text[at:].lstrip())
-            raise ValueError(f"nothing can be made of {text[at : at + 10]!r} at character {at}")
+            raise ValueError(f"unexpected {text[at : at + 10]!r} at character {at}")
         kind = match.lastgroup
         tokens.append(_Token(kind, match[kind], match.start(kind)))
         at = match.end()
@@ -233,13 +231,13 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def print_ddl(kind: pa.DataType) -> str:
-    """The DDL of a type, as Spark has it: of a struct its columns, of another type the type alone.
+    """Returns the DDL of a type: the columns of a struct, or the type alone.
 
-    `parse_ddl` gives a type that JSON is read to again, but for the names of lists' and maps'
-    items, and whether those may be null.
+    For types that JSON can be decoded to, `parse_ddl` is the inverse, except for names and
+    nullability of the items of lists and maps.
 
     Raises:
-        ValueError: The type, or one in it, has no DDL here.
+        ValueError: The type, or a type inside it, has no DDL.
     """
     if pa.types.is_struct(kind) and kind.num_fields:
         return ", ".join(_column(field, " ") for field in kind)
@@ -248,7 +246,7 @@ def print_ddl(kind: pa.DataType) -> str:
 
 def _column(field: pa.Field, between: str) -> str:
     name = field.name
-    # A lone column `array` would be read as the begin of a type.
+    # A single column `array` would be parsed as a type.
     if not _PLAIN_NAME.fullmatch(name) or name.lower() in _NESTED:
         name = "`" + name.replace("`", "``") + "`"
     rest = "" if field.nullable else " not null"
@@ -288,12 +286,12 @@ _SCALARS: Final = {
 
 
 class _BadSampleError(Exception):
-    """A sample that is no JSON."""
+    """A sample is not valid JSON."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What has been seen at a path: its kind, empty for only nulls, and what is below it."""
+    """What the samples have at a path: a kind, empty for only nulls, and what is below it."""
 
     path: str
     kind: str = ""
@@ -302,23 +300,21 @@ class _Seen:
 
 
 def infer(samples: Iterable[bytes | None]) -> pa.DataType:
-    """The type that all of some JSON values have.
+    """Infers the common type of JSON values.
 
-    Integers are int64, and double where other numbers stand at the same place, or ones beyond
-    int64. Objects are structs of all fields seen, in the order they came in; arrays are lists of
-    what fits all their items. Fields and items may all be null.
+    Integers become int64, or double if other numbers, or integers beyond int64, have the same path.
+    Objects become structs of all their fields, in order of appearance; arrays become lists of the
+    common type of their items. All fields and items are nullable.
 
-    Where two samples disagree otherwise (a number here, a string there), nothing is chosen: a
-    string would quietly hold both. It is an error that names the place, and a schema settles it.
-    A field that was null, an empty array or an empty object in all samples tells no type, and is
-    left out.
+    Other conflicts, such as a number and a string at the same path, are an error that names the
+    path, not a string that would silently represent both. Fields that are null, an empty array or
+    an empty object in all samples are omitted.
 
     Args:
-        samples: Values, as many as may be looked at. Null ones, and those that are no JSON, tell
-            nothing.
+        samples: All values to consider. Nulls and values that are not valid JSON are ignored.
 
     Raises:
-        ValueError: The samples disagree, none of them tells anything, or they have more than 5,000
+        ValueError: The samples conflict, none of them shows a type, or they have more than 5,000
             fields or 100 levels.
     """
     root = _Seen("")
@@ -330,20 +326,20 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         try:
             value = _parsed(sample)
         except _BadSampleError as error:
-            reason = f"no sample is JSON: {error}"
+            reason = f"no sample is valid JSON: {error}"
             continue
         _look(root, value, fields, 0)
         reason = "all samples are null or empty"
     kind = _inferred_type(root)
     if kind is None:
-        raise ValueError(f"no type can be found: {reason}")
+        raise ValueError(f"no type can be inferred: {reason}")
     return kind
 
 
 def _parsed(sample: bytes) -> Any:  # noqa: ANN401
     try:
         value = json.loads(sample.decode(), parse_constant=_refuse, parse_int=_integer)
-        json.dumps(value, ensure_ascii=False).encode()  # fails where there is half a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise _BadSampleError(type(error).__name__) from error
     return value
@@ -358,18 +354,18 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds a value to what was seen at its path."""
+    """Adds a value to what the samples have at its path."""
     if value is None:
         return
     if depth > _MAX_DEPTH:
-        raise ValueError(f"{seen.path}: more than {_MAX_DEPTH} levels; give a schema")
+        raise ValueError(f"{seen.path}: more than {_MAX_DEPTH} levels; specify a schema")
     kind = _kind(value)
     if {kind, seen.kind} == {_INTEGER, _NUMBER}:
         kind = _NUMBER
     elif seen.kind not in ("", kind):
         raise ValueError(
             f"{seen.path or 'the value'} is {seen.kind} in some samples and {kind} in others;"
-            " give a schema"
+            " specify a schema"
         )
     seen.kind = kind
     if kind == _OBJECT:
@@ -377,7 +373,7 @@ def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # no
             if name not in seen.fields:
                 fields[0] += 1
                 if fields[0] > _MAX_FIELDS:
-                    raise ValueError(f"more than {_MAX_FIELDS} fields; give a schema")
+                    raise ValueError(f"more than {_MAX_FIELDS} fields; specify a schema")
                 path = f"{seen.path}.{name}" if seen.path else name
                 seen.fields[name] = _Seen(path)
             _look(seen.fields[name], below, fields, depth + 1)
@@ -407,7 +403,7 @@ def _inferred_type(seen: _Seen) -> pa.DataType | None:
         item = _inferred_type(seen.item)
         return None if item is None else pa.list_(pa.field("element", item))
     if seen.kind == _OBJECT:
-        found = {name: _inferred_type(below) for name, below in seen.fields.items()}
-        fields = [(name, kind) for name, kind in found.items() if kind is not None]
+        kinds = {name: _inferred_type(below) for name, below in seen.fields.items()}
+        fields = [(name, kind) for name, kind in kinds.items() if kind is not None]
         return pa.struct(fields) if fields else None
     return None

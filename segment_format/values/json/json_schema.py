@@ -1,4 +1,4 @@
-"""JSON Schema as a type: what of a document says how values look.
+"""Converts a JSON Schema to a type.
 
 | JSON Schema | becomes |
 |---|---|
@@ -12,8 +12,8 @@
 | several types, oneOf, anyOf | the one that is not null; double where they are integer and number |
 | $ref within the document | what it refers to |
 
-Items and a map's values may be null: a DDL, as which a type travels, cannot say otherwise. What
-only limits values (minimum, pattern, the texts of an enum, …) is not looked at.
+Items and a map's values are nullable, because types are passed on as DDL, which cannot express
+otherwise. Restrictions of values (minimum, pattern, the texts of an enum, …) are ignored.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 
-_MOST_TYPES: Final = 1 << 13
-"""Types in all, each counted as often as it is referred to."""
-_MOST_LEVELS: Final = 64
+_MAX_TYPES: Final = 1 << 13
+"""Maximal number of types, each counted as often as it is referenced."""
+_MAX_LEVELS: Final = 64
 _NULL: Final = "null"
 _OBJECT: Final = "object"
 _ARRAY: Final = "array"
@@ -51,30 +51,30 @@ _REFUSED: Final = (
     *("patternProperties", "prefixItems", "if", "then", "else", "dependentSchemas"),
     *("dependencies", "$dynamicRef", "$recursiveRef"),
 )
-"""What may add fields to a value, or choose between shapes of it."""
+"""Keywords that may add fields to a value, or choose between types."""
 
 Found = tuple[pa.DataType | None, bool]
-"""A type, none for only nulls, and whether values may be null."""
+"""A type, `None` if all values are null, and whether values may be null."""
 
 
 def json_schema_type(text: str) -> pa.DataType:
-    """The type of the values of a JSON Schema, of any draft from 4 on.
+    """Returns the type of the values of a JSON Schema, of any draft from 4 on.
 
     Args:
         text: The document.
 
     Raises:
-        ValueError: It is not one, or says what no column can be; the message names the place.
+        ValueError: The document is not valid, or columns cannot represent it.
     """
     try:
         document = json.loads(text)
-        json.dumps(document, ensure_ascii=False).encode()  # fails where there is half a character
+        json.dumps(document, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a JSON Schema: {type(error).__name__}: {error}") from None
     reader = _Reader(document)
-    kind, _ = reader.found(document)
+    kind, _ = reader.convert(document)
     if kind is None:
-        raise ValueError("the JSON Schema has only nulls")
+        raise ValueError("the JSON Schema allows only null")
     return kind
 
 
@@ -82,39 +82,39 @@ class _Reader:
     """Reads a document.
 
     Args:
-        document: The whole one, which references point into.
+        document: The whole document, which references point into.
     """
 
     def __init__(self, document: Any) -> None:  # noqa: ANN401  # any JSON
         self._document = document
         self._types = 0
         self._path: list[str] = []
-        self._open: list[str] = []  # references under way
+        self._open: list[str] = []  # references being followed
         self._levels = 0
 
-    def found(self, schema: Any) -> Found:  # noqa: ANN401
-        """What a schema stands for."""
+    def convert(self, schema: Any) -> Found:  # noqa: ANN401
+        """Returns the type of a schema."""
         self._types += 1
-        if self._types > _MOST_TYPES:
-            raise ValueError(f"the JSON Schema has more than {_MOST_TYPES:,} types")
-        if self._levels == _MOST_LEVELS:
-            raise ValueError(f"the JSON Schema has more than {_MOST_LEVELS} levels")
+        if self._types > _MAX_TYPES:
+            raise ValueError(f"the JSON Schema has more than {_MAX_TYPES:,} types")
+        if self._levels == _MAX_LEVELS:
+            raise ValueError(f"the JSON Schema has more than {_MAX_LEVELS} levels")
         self._levels += 1
         try:
-            return self._found(schema)
+            return self._convert(schema)
         finally:
             self._levels -= 1
 
-    def _found(self, schema: Any) -> Found:  # noqa: ANN401
+    def _convert(self, schema: Any) -> Found:  # noqa: ANN401
         if not isinstance(schema, dict):
-            self._refuse("a schema that says nothing of its type")
+            self._refuse("a schema has no type")
         for word in _REFUSED:
             if word in schema:
-                self._refuse(f"{word!r} makes it no one type")
-        shapes = [one for one in _SHAPES if one in schema]
+                self._refuse(f"{word!r} does not describe a single type")
+        shapes = [word for word in _SHAPES if word in schema]
         if "$ref" in shapes or any(word in shapes for word in _BRANCHES):
             if len(shapes) > 1:
-                self._refuse(f"{' and '.join(shapes)} make it no one type")
+                self._refuse(f"{' and '.join(shapes)} do not describe a single type")
             (word,) = shapes
             return self._referred(schema) if word == "$ref" else self._branches(word, schema)
         kinds, nullable = self._kinds(schema)
@@ -123,14 +123,14 @@ class _Reader:
         if kinds == {_INTEGER, _NUMBER}:
             kinds = {_NUMBER}
         if len(kinds) > 1:
-            self._refuse(f"values of several types: {', '.join(sorted(kinds))}")
+            self._refuse(f"values have several types: {', '.join(sorted(kinds))}")
         (kind,) = kinds
         if kind == _OBJECT:
             return self._object(schema), nullable
         if kind == _ARRAY:
             return self._array(schema), nullable
         if kind not in _PLAIN:
-            self._refuse(f"an unknown type: {_shown(kind)}")
+            self._refuse(f"unknown type {_shown(kind)}")
         if kind == _STRING and schema.get("contentEncoding") == "base64":
             return pa.binary(), nullable
         form = schema.get("format")
@@ -138,14 +138,18 @@ class _Reader:
         return _PLAIN[kind] if named is None else named, nullable
 
     def _kinds(self, schema: dict[str, Any]) -> tuple[set[str], bool]:
-        """The types that values may have, null left out, and whether that is one of them."""
-        given = schema.get("type")
-        if isinstance(given, str):
-            names = {given}
-        elif isinstance(given, list) and given and all(isinstance(one, str) for one in given):
-            names = set(given)
-        elif given is not None:
-            self._refuse(f"no type: {_shown(given)}")
+        """Returns the types that values may have, except null, and whether they may be null."""
+        declared = schema.get("type")
+        if isinstance(declared, str):
+            names = {declared}
+        elif (
+            isinstance(declared, list)
+            and declared
+            and all(isinstance(name, str) for name in declared)
+        ):
+            names = set(declared)
+        elif declared is not None:
+            self._refuse(f"invalid type: {_shown(declared)}")
         elif "enum" in schema or "const" in schema:
             names = self._of_values(schema)
         elif "properties" in schema or "additionalProperties" in schema:
@@ -153,7 +157,7 @@ class _Reader:
         elif "items" in schema:
             names = {_ARRAY}
         else:
-            self._refuse("a schema that says nothing of its type")
+            self._refuse("a schema has no type")
         nullable = _NULL in names
         values = schema.get("enum")
         if nullable and isinstance(values, list):
@@ -163,10 +167,10 @@ class _Reader:
     def _of_values(self, schema: dict[str, Any]) -> set[str]:
         values = schema["enum"] if "enum" in schema else [schema["const"]]
         if not isinstance(values, list) or not values:
-            self._refuse(f"an enum without values: {_shown(values)}")
+            self._refuse(f"an enum has no values: {_shown(values)}")
         names = {_name_of(value) for value in values}
         if names & {_OBJECT, _ARRAY}:
-            self._refuse("an enum of objects or arrays; say what type they are")
+            self._refuse("an enum has objects or arrays; specify their type")
         return names
 
     def _object(self, schema: dict[str, Any]) -> pa.DataType:
@@ -174,21 +178,21 @@ class _Reader:
         others = schema.get("additionalProperties")
         if properties is None or properties == {}:
             if not isinstance(others, dict):
-                self._refuse("an object without properties, and without a type of others")
+                self._refuse("an object has neither properties nor a type of additionalProperties")
             return pa.map_(pa.string(), self._item(others))
         if not isinstance(properties, dict):
-            self._refuse(f"properties that are no object: {_shown(properties)}")
+            self._refuse(f"properties are not an object: {_shown(properties)}")
         if isinstance(others, dict) and others:
-            self._refuse("an object of properties, and of others with a type of their own")
+            self._refuse("an object has properties and a type of additionalProperties")
         required = schema.get("required") or []
         if not isinstance(required, list):  # draft 3 has a boolean in the property
-            self._refuse(f"'required' that is no list: {_shown(required)}")
+            self._refuse(f"'required' is not a list: {_shown(required)}")
         fields = []
         for name, below in properties.items():
             self._path.append(name)
-            kind, nullable = self.found(below)
+            kind, nullable = self.convert(below)
             if kind is None:
-                self._refuse("only nulls")
+                self._refuse("only null is allowed")
             self._path.pop()
             fields.append(pa.field(name, kind, nullable=nullable or name not in required))
         return pa.struct(fields)
@@ -196,36 +200,36 @@ class _Reader:
     def _array(self, schema: dict[str, Any]) -> pa.DataType:
         items = schema.get("items")
         if not isinstance(items, dict):
-            self._refuse("an array whose items are of no one type")
+            self._refuse("the items of an array have no single type")
         return pa.list_(pa.field("element", self._item(items)))
 
     def _item(self, schema: dict[str, Any]) -> pa.DataType:
-        kind, _ = self.found(schema)
+        kind, _ = self.convert(schema)
         if kind is None:
-            self._refuse("only nulls")
+            self._refuse("only null is allowed")
         return kind
 
     def _branches(self, word: str, schema: dict[str, Any]) -> Found:
         branches = schema[word]
         if not isinstance(branches, list) or not branches:
-            self._refuse(f"{word} without schemas: {_shown(branches)}")
+            self._refuse(f"{word} has no schemas: {_shown(branches)}")
         if word == "allOf" and len(branches) > 1:
-            self._refuse("allOf of several schemas")
-        found = [self.found(branch) for branch in branches]
+            self._refuse("allOf has several schemas")
+        found = [self.convert(branch) for branch in branches]
         kinds = [kind for kind, _ in found if kind is not None]
         nullable = any(null for _, null in found)
         if any(kind != kinds[0] for kind in kinds):
             if not all(kind in (pa.int64(), pa.float64()) for kind in kinds):
-                self._refuse(f"{word} of several types")
+                self._refuse(f"{word} has several types")
             return pa.float64(), nullable
         return kinds[0] if kinds else None, nullable
 
     def _referred(self, schema: dict[str, Any]) -> Found:
         reference = schema["$ref"]
         if not isinstance(reference, str) or not (reference == "#" or reference[:2] == "#/"):
-            self._refuse(f"a reference out of the document: {_shown(reference)}")
+            self._refuse(f"a reference leads out of the document: {_shown(reference)}")
         if reference in self._open:
-            self._refuse(f"{reference} contains itself, which no column can")
+            self._refuse(f"{reference} contains itself, which columns cannot represent")
         target: Any = self._document
         for step in reference[2:].split("/") if reference != "#" else ():
             name = _unquoted(step).replace("~1", "/").replace("~0", "~")
@@ -234,10 +238,10 @@ class _Reader:
             elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
                 target = target[int(name)]
             else:
-                self._refuse(f"{reference} points to nothing")
+                self._refuse(f"{reference} does not exist")
         self._open.append(reference)
         try:
-            return self.found(target)
+            return self.convert(target)
         finally:
             self._open.pop()
 
@@ -247,8 +251,10 @@ class _Reader:
 
 
 def _unquoted(text: str) -> str:
-    """The text that a part of a URL stands for."""
-    data = re.sub(rb"%([0-9A-Fa-f]{2})", lambda one: bytes.fromhex(one[1].decode()), text.encode())
+    """Decodes percent-encoded text."""
+    data = re.sub(
+        rb"%([0-9A-Fa-f]{2})", lambda match: bytes.fromhex(match[1].decode()), text.encode()
+    )
     return data.decode(errors="replace")
 
 

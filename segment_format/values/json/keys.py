@@ -1,11 +1,10 @@
-"""Names of fields inside the kernels: which field a key stands for.
+"""Keys of objects, and the skipping of unwanted values, inside the kernels.
 
 Producers write the same keys in the same order, so each struct remembers the bytes from the comma
-(or brace) before a key to where its value begins, and what field that was. The next object mostly
-has the very same bytes, and comparing 32 of them at once is all that a key takes. Otherwise it is
-read, looked up in the struct's hash table, and remembered in its turn.
-
-Parts of a value that nobody wants, inside the kernels: checked all the same.
+(or brace) before a key to the start of its value, and the field of that key. The next object
+usually has the same bytes, and comparing 32 of them at once is all that a key costs. Otherwise the
+key is parsed, looked up in the struct's hash table, and remembered. Unwanted values are checked to
+be valid JSON.
 """
 
 from __future__ import annotations
@@ -16,26 +15,30 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined
 from segment_format.kernels.primitives import (
+    VECTOR_SIZE,
+    difference_mask,
     load_i64_native,
     load_u8,
     load_word,
+    special_mask,
     store_i64,
     store_u8,
+    trailing_zeros,
 )
 from segment_format.values.json import contract as c
 from segment_format.values.json.contract import FACTOR
-from segment_format.values.json.numbers import MINUS, skip_number
-from segment_format.values.json.strings import (
+from segment_format.values.json.tokens import (
     LAST_CODE,
+    MINUS,
     ONE,
     QUOTE,
     is_word,
     same_bytes,
     scan_string,
+    skip_number,
     skip_space,
     unescape,
 )
-from segment_format.values.memory import WIDTH, difference_mask, special_mask, trailing_zeros
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
@@ -60,19 +63,19 @@ LETTER_E = np.uint64(ord("e"))
 
 @inlined
 def begins_number(byte: Value) -> Value:
-    """Whether a number may begin with it."""
+    """Returns whether a number may begin with a byte."""
     return (byte >= _ZERO and byte <= _NINE) or byte == MINUS
 
 
 @inlined
 def is_bracket(byte: Value) -> Value:
-    """Whether it begins an object or an array: the two differ in one bit."""
+    """Returns whether a byte begins an object or an array: the two differ in one bit."""
     return byte | _CASE == OBJECT
 
 
 @inlined
 def skip_false(at: Address, stop: Address) -> Value:
-    """Behind `false`, or a code."""
+    """Returns the address after `false`, or a code."""
     if is_word(at, stop, FALSE_WORD) and stop - at > _FOUR and load_u8(at + _FOUR) == LETTER_E:
         return at + np.uint64(5)
     return np.uint64(c.BAD_TOKEN)
@@ -80,7 +83,7 @@ def skip_false(at: Address, stop: Address) -> Value:
 
 @helper
 def skip_scalar(at: Address, stop: Address) -> Value:
-    """Behind the string, number or name at `at`, or a code."""
+    """Returns the address after the string, number or name at `at`, or a code."""
     byte = load_u8(at)
     if byte == QUOTE:
         end, _ = scan_string(at + ONE, stop)
@@ -96,7 +99,7 @@ def skip_scalar(at: Address, stop: Address) -> Value:
 
 @helper
 def skip_key(at: Address, stop: Address) -> Value:
-    """(behind the key at `at`, its colon and white space, or a code; where it went wrong)."""
+    """Skips a key, its colon and white space; returns (next address or a code, where it failed)."""
     if at >= stop:
         return np.uint64(c.BAD_END), at
     if load_u8(at) != QUOTE:
@@ -115,13 +118,13 @@ def skip_key(at: Address, stop: Address) -> Value:
 
 @helper
 def skip_value(at: Address, stop: Address, depth: Value, stack: Address) -> Value:
-    """(behind the value at `at` or a code, where it went wrong).
+    """Skips a value; returns (next address or a code, where it failed).
 
     Args:
-        at: Where white space or the value begins.
-        stop: Where the input ends.
-        depth: Containers around the value (int64).
-        stack: `MAX_DEPTH` bytes to use.
+        at: Start of white space or of the value.
+        stop: End of the input.
+        depth: Number of containers around the value (int64).
+        stack: `MAX_DEPTH` bytes of memory.
     """
     outside = depth
     while True:
@@ -175,17 +178,17 @@ _EIGHT = np.uint64(8)
 _NOTHING = np.uint64(0)
 _SHIFT = np.uint64(32)
 _ALL = np.uint64(0xFFFFFFFF)
-_STEP = np.uint64(WIDTH)
+_STEP = np.uint64(VECTOR_SIZE)
 _FEW_STEPS = np.uint64(256)
 _KEY_BYTES = np.uint64(8 * c.KEY_SIZE)
 NO_FIELD = np.uint64(0)
 OBJECT_DONE = np.uint64(1)
-"""In place of a field's node: the object has ended."""
+"""Value of `KEY_FIELD` at the end of an object."""
 
 
 @inlined
 def _hash(at: Address, size: Value) -> Value:
-    """See `names.name_hash`."""
+    """Computes `contract.name_hash`."""
     value = size * _FACTOR
     while size > _NOTHING:
         word = load_word(at)
@@ -201,7 +204,7 @@ def _hash(at: Address, size: Value) -> Value:
 
 @helper
 def find_field(frame: Address, struct: Address, at: Address, size: Value) -> Value:
-    """The node of the field of that name, `NO_FIELD` if there is none."""
+    """Returns the node of the field with a name, or `NO_FIELD`."""
     mask = np.uint64(load_word(struct + np.uint64(8 * c.TABLE_MASK)))
     table = load_word(frame + np.uint64(8 * c.TABLES))
     table += load_word(struct + np.uint64(8 * c.TABLE)) * np.uint64(8 * c.TABLE_SIZE)
@@ -210,7 +213,7 @@ def find_field(frame: Address, struct: Address, at: Address, size: Value) -> Val
     while True:
         entry = table + (place & mask) * np.uint64(8 * c.TABLE_SIZE)
         node = load_i64_native(entry + np.uint64(16))
-        if node == 0:  # the root is no field
+        if node == 0:  # the root is not a field
             return NO_FIELD
         name_size = load_word(entry + _EIGHT)
         if name_size == size and same_bytes(names + load_word(entry), at, size):
@@ -221,7 +224,7 @@ def find_field(frame: Address, struct: Address, at: Address, size: Value) -> Val
 
 @inlined
 def is_token(entry: Address, at: Address, stop: Address) -> Value:
-    """Whether the bytes remembered stand at `at`; no bytes never do."""
+    """Returns whether the remembered bytes of a key are at `at`."""
     size = load_word(entry + _EIGHT)
     if size == _NOTHING or size > stop - at:
         return False
@@ -233,10 +236,10 @@ def is_token(entry: Address, at: Address, stop: Address) -> Value:
 
 @helper
 def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> Value:
-    """(behind them, keys up to there) of fields that nobody wants, at keys as they were remembered
-    and with plain strings, numbers or names for values; whatever is otherwise is left to others.
+    """Skips unwanted fields with remembered keys and plain strings, numbers or names as values.
 
-    A small loop of its own: in the large one it takes twice as long.
+    Returns (next address, number of keys up to there). Other fields are left to the main loop. This
+    loop is separate because it takes twice as long inside the main loop.
     """
     while True:
         entry = keys + np.uint64(number) * _KEY_BYTES
@@ -266,12 +269,12 @@ def skip_unwanted(keys: Address, number: Value, at: Address, stop: Address) -> V
 
 @helper
 def _remember(keys: Address, number: Value, token: Address, size: Value, field: Address) -> None:
-    if number == c.KEYS_MOST or size > _FEW_STEPS:
+    if number == c.MAX_KEYS or size > _FEW_STEPS:
         return
     entry = keys + np.uint64(number) * _KEY_BYTES
-    last = keys + np.uint64(c.KEYS_MOST - 1) * _KEY_BYTES
-    # In front of what it came instead of, which may come after it the next time; the first key has
-    # a brace before it, and none of the others.
+    last = keys + np.uint64(c.MAX_KEYS - 1) * _KEY_BYTES
+    # Inserted before the key that was expected here, which may follow it the next time. Only the
+    # first key is replaced, as no other key follows a brace.
     if number > 0 and load_word(last + _EIGHT) == _NOTHING:
         to = last
         while to > entry:
@@ -288,16 +291,17 @@ def _remember(keys: Address, number: Value, token: Address, size: Value, field: 
 def next_key(
     frame: Address, struct: Address, keys: Address, number: Value, at: Address, stop: Address
 ) -> Value:
-    """(where the value of the next key begins, or behind the object, or a code; where it went
-    wrong). `KEY_FIELD` and `KEY_NEXT` in the frame tell the rest.
+    """Parses the next key; sets `KEY_FIELD` and `KEY_NEXT` in the frame.
+
+    Returns (start of its value, address after the object at its end, or a code; where it failed).
 
     Args:
         frame: See `contract`.
-        struct: The object's node.
-        keys: What it remembers.
-        number: How many keys went before, as far as they are remembered.
-        at: At the brace if none did, else behind a value.
-        stop: Where the input ends.
+        struct: Node of the object.
+        keys: Keys that the node remembers.
+        number: Number of remembered keys before this one.
+        at: Address of the brace before the first key, else after a value.
+        stop: End of the input.
     """
     token = at
     if number == 0:
@@ -339,13 +343,13 @@ def next_key(
     at = skip_space(at + ONE, stop)
     _remember(keys, number, token, at - token, field)
     store_i64(frame + np.uint64(8 * c.KEY_FIELD), np.int64(field))
-    store_i64(frame + np.uint64(8 * c.KEY_NEXT), min(number + 1, np.int64(c.KEYS_MOST)))
+    store_i64(frame + np.uint64(8 * c.KEY_NEXT), min(number + 1, np.int64(c.MAX_KEYS)))
     return at, at
 
 
 @inlined
 def arena_has(frame: Address, size: Value) -> Value:
-    """Whether the arena has room for so many bytes more (uint64); `WANTED` is set if not."""
+    """Returns whether the arena has room for `size` (uint64) more bytes; if not, sets `WANTED`."""
     wanted = load_i64_native(frame + np.uint64(8 * c.ARENA_SIZE)) + np.int64(size)
     if wanted <= load_i64_native(frame + np.uint64(8 * c.ARENA_ROOM)):
         return True
@@ -355,6 +359,6 @@ def arena_has(frame: Address, size: Value) -> Value:
 
 @inlined
 def arena_end(frame: Address) -> Value:
-    """Where the arena goes on."""
+    """Returns the address of the next free byte of the arena."""
     arena = load_word(frame + np.uint64(8 * c.ARENA))
     return arena + load_word(frame + np.uint64(8 * c.ARENA_SIZE))

@@ -1,7 +1,4 @@
-"""A target type as the program of `contract`, and what it needs besides.
-
-A type with only the fields that are wanted.
-"""
+"""Compiles a target type to a program, see `contract`."""
 
 from __future__ import annotations
 
@@ -32,24 +29,24 @@ _SCALARS: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.timestamp("us", "UTC"): (c.TIMESTAMP, 8),
     pa.timestamp("us"): (c.TIMESTAMP_NTZ, 8),
 }
-"""Type -> op, bytes of a value."""
+"""Type -> op and bytes of a value."""
 _MAX_TYPE_DEPTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A type in a target type.
+    """A type inside a target type.
 
     Attributes:
-        number: In preorder, from 0.
-        type: What it gives.
+        number: Number in preorder, from 0.
+        type: Arrow type.
         path: Names of the fields down to it, joined by dots.
-        level: Whose entries it has a value for.
-        required: Whether none may be null.
-        op: See `contract`.
+        level: Level of its entries.
+        required: Whether null is an error.
+        op: Kind of value, see `contract`.
         width: Bytes of a value.
-        children: A struct's fields, a list's item, a map's key and value.
-        items: Level of a list's or a map's items, else 0.
+        children: A struct's fields, a list's item, or a map's key and value.
+        items: Level of a list's or map's items; else 0.
     """
 
     number: int
@@ -63,7 +60,7 @@ class Node:
     items: int = 0
 
     def walk(self) -> Iterator[Node]:
-        """It and all below it, in preorder."""
+        """Yields the node and all nodes below it, in preorder."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -71,17 +68,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What a kernel and its driver must know of a target type.
+    """A compiled target type.
 
     Attributes:
-        root: The node of the whole type.
-        nodes: All, by number.
-        levels: How many there are.
-        depth: Most containers inside each other.
-        code: The nodes as `contract` lays them out, without addresses.
+        root: Node of the whole type.
+        nodes: All nodes, by number.
+        levels: Number of levels.
+        depth: Nesting of containers.
+        code: The nodes in the layout of `contract`, without addresses.
         tables: Hash tables of the structs' fields.
-        names: Bytes of the fields' names, and some behind them.
-        structs: How many nodes remember keys.
+        names: Bytes of the fields' names, with padding.
+        structs: Number of struct nodes, which remember keys.
     """
 
     root: Node
@@ -105,7 +102,9 @@ class _Builder:
     def node(self, kind: pa.DataType, path: str, level: int, required: bool, depth: int) -> Node:
         self.depth = max(self.depth, depth)
         if depth > _MAX_TYPE_DEPTH:
-            raise ValueError(f"types more than {_MAX_TYPE_DEPTH} deep are not read from JSON")
+            raise ValueError(
+                f"types nested more than {_MAX_TYPE_DEPTH} deep are not decoded from JSON"
+            )
         self._number += 1
         number = self._number
         if kind in _SCALARS:
@@ -113,12 +112,14 @@ class _Builder:
             return Node(number, kind, path, level, required, op, width)
         if pa.types.is_decimal128(kind):
             if not 0 <= kind.scale <= kind.precision:
-                raise ValueError(f"{_where(path)}{kind}: its scale must lie in [0, precision]")
+                raise ValueError(f"{_where(path)}{kind}: its scale must be in [0, precision]")
             return Node(number, kind, path, level, required, c.DECIMAL, 16)
         if pa.types.is_struct(kind):
             names = [field.name for field in kind]
             if len(set(names)) < len(names):
-                raise ValueError(f"{_where(path)}two fields of a struct have one name: {names}")
+                raise ValueError(
+                    f"{_where(path)}two fields of a struct have the same name: {names}"
+                )
             fields = tuple(
                 self.node(field.type, _join(path, field.name), level, not field.nullable, depth + 1)
                 for field in kind
@@ -136,9 +137,9 @@ class _Builder:
             value = self.node(item.type, path, items, not item.nullable, depth + 1)
             return Node(number, kind, path, level, required, c.MAP, 8, (key, value), items)
         raise ValueError(
-            f"{_where(path)}{kind} is not read from JSON; what is: bool, int32, int64, float,"
-            " double, string, binary, decimal128, date32, timestamp[us], timestamp[us, tz=UTC],"
-            " struct, list, and map with string keys"
+            f"{_where(path)}{kind} is not decoded from JSON; supported are bool, int32, int64,"
+            " float, double, string, binary, decimal128, date32, timestamp[us],"
+            " timestamp[us, tz=UTC], struct, list, and map with string keys"
         )
 
     def _level(self) -> int:
@@ -147,10 +148,10 @@ class _Builder:
 
 
 def compiled(kind: pa.DataType) -> Program:
-    """The program of a type.
+    """Compiles a type.
 
     Raises:
-        ValueError: The type, or one in it, is none that JSON is read to; its path is named.
+        ValueError: JSON cannot be decoded to the type, or to a type inside it.
     """
     builder = _Builder()
     root = builder.node(kind, "", 0, False, 0)
@@ -174,30 +175,30 @@ def compiled(kind: pa.DataType) -> Program:
             table = _table(node, names)
             row[c.TABLE] = len(tables)
             row[c.TABLE_MASK] = len(table) - 1
-            row[c.KEYS] = structs * (c.KEYS_MOST + 1)
+            row[c.KEYS] = structs * (c.MAX_KEYS + 1)
             row[c.HAS_REQUIRED] = any(child.required for child in node.children)
             tables += table
             structs += 1
     return Program(
         *(root, nodes, builder.levels, builder.depth),
         *(code, np.array(tables or [(0, 0, 0)], np.int64)),
-        np.frombuffer(bytes(names) + bytes(c.EMPTY_BEHIND), np.uint8),
+        np.frombuffer(bytes(names) + bytes(c.READ_AHEAD), np.uint8),
         structs,
     )
 
 
 def _table(node: Node, names: bytearray) -> list[tuple[int, int, int]]:
-    """A hash table of a struct's fields, at most half full; adds their names to `names`."""
+    """Returns a hash table of a struct's fields, at most half full; appends to `names`."""
     size = 2
     while size < 2 * len(node.children):
         size *= 2
     table = [(0, 0, 0)] * size
     for child, field in zip(node.children, node.type, strict=True):
         name = field.name.encode()
-        place = name_hash(name) % size
-        while table[place][2]:
-            place = (place + 1) % size
-        table[place] = (len(names), len(name), child.number)
+        index = name_hash(name) % size
+        while table[index][2]:
+            index = (index + 1) % size
+        table[index] = (len(names), len(name), child.number)
         names += name
     return table
 
@@ -211,15 +212,15 @@ def _where(path: str) -> str:
 
 
 def projected(kind: pa.DataType, columns: Sequence[str]) -> pa.DataType:
-    """The type with the fields of some paths alone, in the type's order.
+    """Returns the type with only the fields of some paths, in the type's order.
 
     Args:
         kind: A struct.
-        columns: Names of fields, joined by dots where a field is a struct itself. One that names a
-            struct is all of it. A name may have dots of its own.
+        columns: Names of fields, joined by dots for fields of nested structs. The name of a struct
+            selects all its fields. Names may contain dots.
 
     Raises:
-        ValueError: A path that names no field, or a type without fields.
+        ValueError: A path does not name a field, or the type has no fields.
     """
     return _projected(kind, tuple(columns), "")
 
@@ -231,11 +232,11 @@ def _projected(kind: pa.DataType, columns: tuple[str, ...], above: str) -> pa.Da
     names = [field.name for field in kind]
     below: dict[str, list[str | None]] = {}
     for column in columns:
-        # The whole name first, then the longest: names may have dots.
+        # The longest matching name wins: names may contain dots.
         fitting = [name for name in names if column == name or column.startswith(f"{name}.")]
         if not fitting:
             wrong = f"{above}.{column}" if above else column
-            raise ValueError(f"there is no field {wrong!r}; there are {', '.join(names)}")
+            raise ValueError(f"there is no field {wrong!r}; the fields are {', '.join(names)}")
         name = max(fitting, key=len)
         rest = None if column == name else column[len(name) + 1 :]
         below.setdefault(name, []).append(rest)

@@ -1,9 +1,7 @@
-"""The kernel that reads JSON values, one a row, to the places of their types.
+"""The kernel that reads JSON values, one per row, and kernels that gather strings for Arrow.
 
-One loop, without recursion: read a value; then see what its container goes on with. Objects and
-arrays that are wanted stand on a stack of the types' depth; those that are not are skipped whole.
-
-The kernels that make Arrow's offsets and bytes out of strings found, see `contract`.
+The reader is one loop without recursion: it reads a value, then what follows it in its container.
+Wanted objects and arrays are pushed onto a stack; unwanted ones are skipped as a whole.
 """
 
 from __future__ import annotations
@@ -14,11 +12,14 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
+    address_in,
     copy_32,
     copy_long,
+    get,
     load_u8,
     load_u32_native,
     load_word,
+    put,
     store_i32,
     store_i64,
     store_u8,
@@ -44,8 +45,7 @@ from segment_format.values.json.keys import (
     skip_unwanted,
     skip_value,
 )
-from segment_format.values.json.numbers import take_number
-from segment_format.values.json.strings import (
+from segment_format.values.json.tokens import (
     LAST_CODE,
     ONE,
     QUOTE,
@@ -53,18 +53,17 @@ from segment_format.values.json.strings import (
     is_word,
     scan_string,
     skip_space,
+    take_number,
 )
 from segment_format.values.json.values import (
     clear_row,
     clear_value,
     decode_base64,
-    drop_duplicates,
     put_number,
+    put_quoted,
     put_text,
-    put_written,
     save_counts,
 )
-from segment_format.values.memory import address_in, get, put
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
@@ -90,7 +89,7 @@ def _size(packed: Value) -> Value:
 
 @kernel("int64(uint64, int64)")
 def texts_size(data: Address, count: Value) -> Value:
-    """Bytes of so many strings."""
+    """Returns the total bytes of `count` strings."""
     total = np.uint64(0)
     for entry in range(count):
         total += _size(load_word(data + np.uint64(8 * entry)))
@@ -107,16 +106,16 @@ def gather_texts(
     ends: Address,
     to: Address,
 ) -> None:
-    """Writes the strings and, behind a first 0, where they end.
+    """Copies strings and writes their ends after a leading 0.
 
     Args:
-        data: The strings.
-        count: How many.
+        data: Locations of the strings.
+        count: Number of strings.
         base: The input.
-        stop: Where the input ends: nothing behind it is read.
-        arena: Strings unescaped; 32 bytes behind it may be read.
-        ends: Where to write int32.
-        to: Where to write bytes; 32 more may be written.
+        stop: End of the input; nothing after it is read.
+        arena: Unescaped strings; 32 bytes after it may be read.
+        ends: int32 to write.
+        to: Bytes to write; 32 more may be written.
     """
     start = to
     store_i32(ends, 0)
@@ -125,7 +124,7 @@ def gather_texts(
         size = _size(packed)
         at = _at(packed, base, arena)
         if size <= _SHORT and (packed & ONE or at + size + _STEP <= stop):
-            copy_32(to, at)  # nearly always enough, and none too many: no branch to guess
+            copy_32(to, at)  # nearly always enough, so the branch is predictable
             copied = _STEP
             while copied < size:
                 copy_32(to + copied, at + copied)
@@ -140,7 +139,7 @@ def gather_texts(
 def gather_base64(
     data: Address, count: Value, base: Address, arena: Address, ends: Address, to: Address
 ) -> None:
-    """Writes what strings of base64 stand for, as `gather_texts` does; it is never longer."""
+    """Decodes strings of base64, like `gather_texts`; the result is never longer."""
     start = to
     store_i32(ends, 0)
     for entry in range(count):
@@ -177,12 +176,12 @@ def _wrong(frame: Address, code: Value, node: Address, at: Address) -> Value:
 
 @helper
 def _missing(frame: Address, struct: Address, entry: Value) -> Value:
-    """The first field that may not be null and is, `NO_FIELD` if none is."""
+    """Returns the first required field that is null, or `NO_FIELD`."""
     nodes = address_in(frame, c.NODES)
     stop = nodes + address_in(struct, c.STOP) * _NODE_BYTES
     node = struct + _NODE_BYTES
     while node < stop:
-        if get(node, c.REQUIRED) and not load_u8(address_in(node, c.PLACES) + np.uint64(entry)):
+        if get(node, c.REQUIRED) and not load_u8(address_in(node, c.PRESENT) + np.uint64(entry)):
             return node
         node = nodes + address_in(node, c.STOP) * _NODE_BYTES
     return NO_FIELD
@@ -190,7 +189,7 @@ def _missing(frame: Address, struct: Address, entry: Value) -> Value:
 
 @inlined
 def _new_item(frame: Address, container: Address) -> Value:
-    """The entry of the next item, negative if there is no room for it."""
+    """Returns the entry of the next item; negative if there is no room for it."""
     level = get(container, c.ITEMS)
     counts = address_in(frame, c.COUNTS)
     entry = get(counts, level)
@@ -204,7 +203,7 @@ def _new_item(frame: Address, container: Address) -> Value:
 
 @helper
 def _map_key(frame: Address, key: Address, entry: Value, at: Address, stop: Address) -> Value:
-    """(where the entry's value begins, or a code; where it went wrong) of the key at `at`."""
+    """Reads a map key; returns (start of its value or a code, where it failed)."""
     if at >= stop:
         return np.uint64(c.BAD_END), at
     if load_u8(at) != QUOTE:
@@ -225,7 +224,7 @@ def _map_key(frame: Address, key: Address, entry: Value, at: Address, stop: Addr
 
 @helper
 def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
-    """Reads the value of a row; a status, with `ERROR_NODE` and `ERROR_AT` if it is an error."""
+    """Reads the value of a row; returns a status. Errors set `ERROR_NODE` and `ERROR_AT`."""
     nodes = address_in(frame, c.NODES)
     table = address_in(frame, c.POWERS)
     stack = address_in(frame, c.STACK)
@@ -245,7 +244,7 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
         if at >= stop:
             return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
         byte = load_u8(at)
-        if byte <= SPACE:  # more of it than where the key was remembered
+        if byte <= SPACE:  # more white space than when the key was remembered
             at = skip_space(at, stop)
             if at >= stop:
                 return _wrong(frame, c.BAD_END, node if node != NO_FIELD else container, at)
@@ -271,12 +270,12 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 return _wrong(frame, c.BAD_TOKEN, node, at)
             if get(node, c.REQUIRED):
                 return _wrong(frame, c.NULL, node, at)
-            if load_u8(address_in(node, c.PLACES) + np.uint64(entry)):
+            if load_u8(address_in(node, c.PRESENT) + np.uint64(entry)):
                 clear_value(frame, node, entry)
             at += _FOUR
         else:
             op = get(node, c.OP)
-            places = address_in(node, c.PLACES) + np.uint64(entry)
+            places = address_in(node, c.PRESENT) + np.uint64(entry)
             if op == c.TEXT:
                 if byte != QUOTE:
                     return _wrong(frame, c.WRONG_TYPE, node, at)
@@ -320,14 +319,14 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 end, escaped = scan_string(at + ONE, stop)
                 if end <= LAST_CODE:
                     return _wrong(frame, np.int64(end), node, at)
-                status = put_written(frame, node, entry, at + ONE, end, escaped)
+                status = put_quoted(frame, node, entry, at + ONE, end, escaped)
                 if status != c.DONE:
                     return _wrong(frame, status, node, at)
                 at = end + ONE
             else:
                 if byte != (ARRAY if op == c.LIST else OBJECT):
                     return _wrong(frame, c.WRONG_TYPE, node, at)
-                if load_u8(places):  # it comes again
+                if load_u8(places):  # repeated key
                     clear_value(frame, node, entry)
                 store_u8(places, 1)
                 frame_of = stack + np.uint64(depth) * _STACK_BYTES
@@ -380,8 +379,8 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                     break
                 if state > 0 and at < stop and load_u8(at) == OBJECT_END:
                     at += ONE
-                elif state < c.KEYS_MOST and is_token(token + _KEY_BYTES, at, stop):
-                    # The key in between was left out this time.
+                elif state < c.MAX_KEYS and is_token(token + _KEY_BYTES, at, stop):
+                    # The key in between is missing this time.
                     at += address_in(token + _KEY_BYTES, 1)
                     node = address_in(token + _KEY_BYTES, 2)
                     state += 2
@@ -426,15 +425,9 @@ def _read_row(frame: Address, at: Address, stop: Address, row: Value) -> Value:
                 at += ONE
                 level = get(container, c.ITEMS)
                 count = get(address_in(frame, c.COUNTS), level) - state
-                if kind == c.MAP and count > 1:
-                    key = container + _NODE_BYTES
-                    if not drop_duplicates(
-                        frame, address_in(key, c.PLACES), address_in(key, c.DATA), state, count
-                    ):
-                        return np.int64(c.GROW_ARENA)
                 data = address_in(container, c.DATA) + np.uint64(8 * around)
                 store_i64(data, state << 32 | count)
-            # The container is done, and is itself a value.
+            # The container is complete, and is itself a value.
             depth -= 1
             frame_of = stack + np.uint64(depth) * _STACK_BYTES
             container = address_in(frame_of, 0)
@@ -457,8 +450,9 @@ def _is_null(frame: Address, row: Value) -> Value:
 
 @kernel("int64(uint64)")
 def read_rows(frame: Address) -> Value:
-    """Reads rows from `ROW` up to `ROW_STOP`; `DONE`, or what there must be more room of to read
-    `ROW`. Nothing of that row has been written then.
+    """Reads rows from `ROW` up to `ROW_STOP`; returns `DONE` or a request for more room.
+
+    After a request for room, nothing of row `ROW` is written.
     """
     base = address_in(frame, c.BASE)
     ends = address_in(frame, c.ENDS)
@@ -472,7 +466,7 @@ def read_rows(frame: Address) -> Value:
             first = base + load_u32_native(place)
             behind = base + load_u32_native(place + _FOUR)
             save_counts(frame, levels)
-            put(frame, c.ROW_UNDER_WAY, row)
+            put(frame, c.CURRENT_ROW, row)
             arena_size = get(frame, c.ARENA_SIZE)
             open_count = get(frame, c.OPEN_COUNT)
             status = _read_row(frame, first, behind, row)

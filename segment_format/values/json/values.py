@@ -1,16 +1,12 @@
-"""Scalars inside the kernels: from what was found in the text to a place; each gives a status.
+"""Values inside the kernels: written to entries of nodes, and cleared.
 
-Places of values inside the kernels: taken back, and put on.
-
-Values that JSON writes as strings, inside the kernels: dates, timestamps, base64.
+Functions named `put_…` return a status. Values that JSON writes as strings:
 
     date        YYYY-MM-DD
     timestamp   date ("T" / " ") hh:mm [":" ss ["." 1*9digit]] [zone]
     zone        "Z" / ("+" / "-") hh [[":"] mm], at most 18 hours
 
-Years from 0001 to 9999, no leap seconds, no 24:00. What is below a microsecond is cut off.
-
-Keys of maps inside the kernels: of two entries with one key, the later stays.
+Years are 0001 to 9999, without leap seconds and 24:00. Digits below a microsecond are dropped.
 """
 
 from __future__ import annotations
@@ -21,19 +17,29 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
+    address_in,
+    bits_double,
+    bits_single,
     fill_bytes,
-    load_i64_native,
+    get,
     load_u8,
     load_word,
+    put,
+    single_bits,
     store_i32,
     store_i64,
     store_u8,
 )
 from segment_format.values.json import contract as c
 from segment_format.values.json.keys import arena_end, arena_has
-from segment_format.values.json.numbers import MINUS, OPEN, double_of, exact_number
-from segment_format.values.json.strings import ONE, same_bytes, unescape
-from segment_format.values.memory import address_in, bits_double, bits_single, get, put, single_bits
+from segment_format.values.json.tokens import (
+    MINUS,
+    ONE,
+    OPEN,
+    double_of,
+    exact_number,
+    unescape,
+)
 
 if TYPE_CHECKING:
     from segment_format.kernels.compiled import Address, Value
@@ -45,14 +51,14 @@ _NODE_BYTES = np.uint64(8 * c.NODE_SIZE)
 @inlined
 def _clear(node: Address, first: Value, count: Value) -> None:
     width = get(node, c.WIDTH)
-    fill_bytes(address_in(node, c.PLACES) + np.uint64(first), 0, np.uint64(count))
+    fill_bytes(address_in(node, c.PRESENT) + np.uint64(first), 0, np.uint64(count))
     data = address_in(node, c.DATA) + np.uint64(first * width)
     fill_bytes(data, 0, np.uint64(count * width))
 
 
 @helper
 def clear_value(frame: Address, node: Address, entry: Value) -> None:
-    """Takes back what stands at an entry of a node, and in its fields."""
+    """Clears an entry of a node, and of its fields."""
     nodes = address_in(frame, c.NODES)
     level = get(node, c.LEVEL)
     stop = nodes + address_in(node, c.STOP) * _NODE_BYTES
@@ -64,7 +70,7 @@ def clear_value(frame: Address, node: Address, entry: Value) -> None:
 
 @helper
 def save_counts(frame: Address, levels: Value) -> None:
-    """Keeps how many entries there are before a row."""
+    """Saves the number of entries before a row."""
     counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
     for level in range(levels):
         put(saved, level, get(counts, level))
@@ -72,7 +78,7 @@ def save_counts(frame: Address, levels: Value) -> None:
 
 @helper
 def clear_row(frame: Address, row: Value) -> None:
-    """Takes a row back, with all items since `save_counts`."""
+    """Clears a row, with all items since `save_counts`."""
     node = address_in(frame, c.NODES)
     counts, saved = address_in(frame, c.COUNTS), address_in(frame, c.SAVED)
     for _ in range(get(frame, c.NODE_COUNT)):
@@ -88,8 +94,8 @@ def clear_row(frame: Address, row: Value) -> None:
 
 
 @kernel("void(uint64, int64)")
-def take_back(frame: Address, row: Value) -> None:
-    """Takes a whole row back after all were read; its items stay homeless."""
+def discard_row(frame: Address, row: Value) -> None:
+    """Clears a row after all rows were read; its items are left unused."""
     save_counts(frame, get(frame, c.LEVELS))
     clear_row(frame, row)
 
@@ -103,14 +109,14 @@ _COLON = np.uint64(ord(":"))
 _PADDING = np.uint64(ord("="))
 _DATE_SIZE = np.uint64(10)
 _MICROS = np.int64(1_000_000)
-_MOST_ZONE = np.int64(18 * 60)
+_MAX_ZONE = np.int64(18 * 60)
 NO_ZONE = np.int64(0)
 ZONE = np.int64(1)
 
 
 @inlined
 def _two_digits(at: Address) -> Value:
-    """Negative if they are none."""
+    """Returns the number of two digits; negative if they are not digits."""
     first = np.int64(load_u8(at)) - 48
     second = np.int64(load_u8(at + ONE)) - 48
     if first < 0 or first > 9 or second < 0 or second > 9:
@@ -120,7 +126,7 @@ def _two_digits(at: Address) -> Value:
 
 @helper
 def days_of(at: Address, end: Address) -> Value:
-    """(days since 1970-01-01, whether there is a date) of the 10 bytes at `at`."""
+    """Parses the 10 bytes of a date; returns (days since 1970-01-01, whether it is valid)."""
     none = np.int64(0), False
     if end - at < _DATE_SIZE:
         return none
@@ -155,8 +161,9 @@ def days_of(at: Address, end: Address) -> Value:
 
 @helper
 def micros_of(at: Address, end: Address) -> Value:
-    """(microseconds since 1970-01-01T00:00, whether there is a timestamp, `ZONE` if it has a zone,
-    which then is taken off) of a text.
+    """Parses a timestamp and converts it to UTC if it has a zone.
+
+    Returns (microseconds since 1970-01-01T00:00, whether it is valid, `ZONE` or `NO_ZONE`).
     """
     none = np.int64(0), False, NO_ZONE
     days, found = days_of(at, end)
@@ -207,7 +214,7 @@ def micros_of(at: Address, end: Address) -> Value:
 
 @inlined
 def _zone_of(at: Address, end: Address) -> Value:
-    """(minutes east of UTC, whether it is a zone)."""
+    """Parses a zone; returns (minutes east of UTC, whether it is valid)."""
     none = np.int64(0), False
     sign = load_u8(at)
     at += ONE
@@ -227,14 +234,14 @@ def _zone_of(at: Address, end: Address) -> Value:
     if hours < 0 or minutes < 0 or minutes > 59:
         return none
     offset = hours * 60 + minutes
-    if offset > _MOST_ZONE:
+    if offset > _MAX_ZONE:
         return none
     return (-offset if sign == _DASH else offset), True
 
 
 @inlined
 def _six_bits(byte: Value) -> Value:
-    """What a character of base64 stands for, negative if it is none."""
+    """Returns the value of a base64 character; negative for other characters."""
     code = np.int64(byte)
     if code >= 97 and code <= 122:
         return code - 71
@@ -251,7 +258,7 @@ def _six_bits(byte: Value) -> Value:
 
 @helper
 def base64_size(at: Address, end: Address) -> Value:
-    """Bytes that base64 (RFC 4648, padded) stands for, negative if it is none."""
+    """Returns the size of padded base64 (RFC 4648) when decoded; negative if it is invalid."""
     size = end - at
     if size & _THREE != _NOTHING:
         return np.int64(-1)
@@ -272,7 +279,7 @@ def base64_size(at: Address, end: Address) -> Value:
 
 @helper
 def decode_base64(at: Address, size: Value, to: Address) -> None:
-    """Writes `size` bytes of base64 that `base64_size` has found right."""
+    """Decodes base64 that `base64_size` has accepted to `size` bytes."""
     while size > 0:
         first = _six_bits(load_u8(at))
         second = _six_bits(load_u8(at + ONE))
@@ -288,8 +295,8 @@ def decode_base64(at: Address, size: Value, to: Address) -> None:
 
 
 _NINETEEN = np.uint64(19)
-_MOST_INT64 = np.uint64((1 << 63) - 1)
-_MOST_INT32 = np.uint64((1 << 31) - 1)
+_MAX_INT64 = np.uint64((1 << 63) - 1)
+_MAX_INT32 = np.uint64((1 << 31) - 1)
 _MAGNITUDE = np.uint64((1 << 63) - 1)
 _INFINITY = np.uint64(0x7FF << 52)
 _SINGLE_INFINITY = np.uint64(0x7F800000)
@@ -305,20 +312,20 @@ _OPEN_SINGLE_BITS = np.uint64(0x3FFFFF)
 def put_text(
     frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
 ) -> Value:
-    """Where a string stands, its escapes replaced."""
+    """Writes the location of a string, which is unescaped first if necessary."""
     packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
     status = np.int64(c.DONE)
     if escaped:
         packed, status = _unescaped(frame, at, end)
     if status == c.DONE:
         store_i64(address_in(node, c.DATA) + np.uint64(8 * entry), np.int64(packed))
-        store_u8(address_in(node, c.PLACES) + np.uint64(entry), 1)
+        store_u8(address_in(node, c.PRESENT) + np.uint64(entry), 1)
     return status
 
 
 @helper
 def _unescaped(frame: Address, at: Address, end: Address) -> Value:
-    """(string in the arena, status)."""
+    """Unescapes a string; returns (its location in the arena, status)."""
     if not arena_has(frame, end - at):
         return _NOTHING, np.int64(c.GROW_ARENA)
     first = arena_end(frame)
@@ -330,14 +337,14 @@ def _unescaped(frame: Address, at: Address, end: Address) -> Value:
 
 @inlined
 def _integer(
-    at: Address, end: Address, value: Value, count: Value, exponent: Value, most: Value
+    at: Address, end: Address, value: Value, count: Value, exponent: Value, limit: Value
 ) -> Value:
-    """(the number, status) where it is a whole one up to `most`, or to `-most - 1`."""
+    """Returns (the number, status); valid are integers from `-limit - 1` to `limit`."""
     status = np.int64(c.DONE)
     if exponent != 0 or count > _NINETEEN:
         value, status = _exact_integer(at, end)
     negative = load_u8(at) == MINUS
-    if status == c.DONE and value > most + np.uint64(negative):
+    if status == c.DONE and value > limit + np.uint64(negative):
         status = np.int64(c.OUT_OF_RANGE)
     number = np.int64(value)
     return -number if negative else number, status
@@ -355,11 +362,11 @@ def put_number(
     exponent: Value,
     table: Address,
 ) -> Value:
-    """What `take_number` has found from `at` to `end`."""
+    """Writes a number that `take_number` has parsed from `at` to `end`."""
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.INT64:
-        number, status = _integer(at, end, value, count, exponent, _MOST_INT64)
+        number, status = _integer(at, end, value, count, exponent, _MAX_INT64)
         if status == c.DONE:
             store_i64(data + np.uint64(8 * entry), number)
         return status
@@ -375,7 +382,7 @@ def put_number(
 
 @helper
 def _exact_integer(at: Address, end: Address) -> Value:
-    """(magnitude, status)."""
+    """Returns (magnitude, status)."""
     high, low, status = exact_number(at, end, 0)
     if status < 0:
         return low, -status
@@ -388,7 +395,7 @@ def _exact_integer(at: Address, end: Address) -> Value:
 def _no_double(
     frame: Address, node: Address, entry: Value, at: Address, end: Address, bits: Value
 ) -> Value:
-    """(a NaN with the number of what is left open, status)."""
+    """Returns (bits of infinity, or a NaN with the index of the open number; status)."""
     if bits != OPEN:
         return bits, np.int64(c.OUT_OF_RANGE)
     number, status = _leave_open(frame, node, entry, at, end)
@@ -397,7 +404,7 @@ def _no_double(
 
 @helper
 def _leave_open(frame: Address, node: Address, entry: Value, at: Address, end: Address) -> Value:
-    """(number of what is left open, status)."""
+    """Leaves a number open; returns (its index, status)."""
     number = get(frame, c.OPEN_COUNT)
     if number >= get(frame, c.OPEN_ROOM):
         put(frame, c.WANTED, number + 1)
@@ -407,7 +414,7 @@ def _leave_open(frame: Address, node: Address, entry: Value, at: Address, end: A
     put(to, 1, entry)
     put(to, 2, np.int64(at - address_in(frame, c.BASE)))
     put(to, 3, np.int64(end - at))
-    put(to, 4, get(frame, c.ROW_UNDER_WAY))
+    put(to, 4, get(frame, c.CURRENT_ROW))
     put(frame, c.OPEN_COUNT, number + 1)
     return np.uint64(number), np.int64(c.DONE)
 
@@ -427,7 +434,7 @@ def _put_other(
     op = get(node, c.OP)
     data = address_in(node, c.DATA)
     if op == c.INT32:
-        number, status = _integer(at, end, value, count, exponent, _MOST_INT32)
+        number, status = _integer(at, end, value, count, exponent, _MAX_INT32)
         if status == c.DONE:
             store_i32(data + np.uint64(4 * entry), number)
         return status
@@ -448,8 +455,9 @@ def _put_other(
 
 @helper
 def _single_of(bits: Value) -> Value:
-    """Bits of the float32 nearest to a number, from those of the double nearest to it; `OPEN` where
-    that double lies in the middle of two.
+    """Returns the bits of the float32 nearest to a number, from those of the nearest double.
+
+    Returns `OPEN` if the double is halfway between two float32.
     """
     number = bits_double(bits & _MAGNITUDE)
     single = single_bits(number)
@@ -501,10 +509,10 @@ def _put_decimal(
 
 
 @helper
-def put_written(
+def put_quoted(
     frame: Address, node: Address, entry: Value, at: Address, end: Address, escaped: Value
 ) -> Value:
-    """What is written as a string and is none."""
+    """Writes a date, timestamp or binary value, which JSON writes as a string."""
     packed = (at - address_in(frame, c.BASE)) << np.uint64(32) | (end - at) << ONE
     before = get(frame, c.ARENA_SIZE)
     if escaped:
@@ -533,113 +541,5 @@ def put_written(
             if (zone == ZONE) != (op == c.TIMESTAMP):
                 return np.int64(c.BAD_ZONE)
             store_i64(data + np.uint64(8 * entry), value)
-    store_u8(address_in(node, c.PLACES) + np.uint64(entry), 1)
+    store_u8(address_in(node, c.PRESENT) + np.uint64(entry), 1)
     return np.int64(c.DONE)
-
-
-_FEW = np.int64(8)
-_SIZE_MASK = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-
-
-@inlined
-def text_address(frame: Address, packed: Value) -> Value:
-    """Where the text of a string (uint64, see `contract`) is."""
-    if packed & ONE:
-        return load_word(frame + np.uint64(8 * c.ARENA)) + (packed >> _SHIFT)
-    return load_word(frame + np.uint64(8 * c.BASE)) + (packed >> _SHIFT)
-
-
-@inlined
-def text_size(packed: Value) -> Value:
-    """Its size in bytes (uint64)."""
-    return (packed & _SIZE_MASK) >> ONE
-
-
-@inlined
-def _text(data: Address, entry: Value) -> Value:
-    return load_word(data + np.uint64(8 * entry))
-
-
-@helper
-def drop_duplicates(
-    frame: Address, places: Address, data: Address, first: Value, count: Value
-) -> Value:
-    """Takes the earlier ones of equal keys back, among `count` entries from `first` on; False if
-    the arena has no room for it.
-    """
-    if count <= _FEW:
-        for later in range(first + 1, first + count):
-            for earlier in range(first, later):
-                if _is_same(frame, _text(data, earlier), _text(data, later)):
-                    store_u8(places + np.uint64(earlier), 0)
-        return True
-    if not arena_has(frame, np.uint64(8 * count)):
-        return False
-    order = arena_end(frame)
-    for place in range(count):
-        store_i64(order + np.uint64(8 * place), first + place)
-    _sort(frame, data, order, count)
-    for place in range(1, count):
-        earlier = load_i64_native(order + np.uint64(8 * place - 8))
-        later = load_i64_native(order + np.uint64(8 * place))
-        if _is_same(frame, _text(data, earlier), _text(data, later)):
-            store_u8(places + np.uint64(earlier), 0)
-    return True
-
-
-@inlined
-def _is_same(frame: Address, one: Value, other: Value) -> Value:
-    size = text_size(one)
-    return size == text_size(other) and same_bytes(
-        text_address(frame, one), text_address(frame, other), size
-    )
-
-
-@helper
-def _is_before(frame: Address, data: Address, one: Value, other: Value) -> Value:
-    """An order of entries in which equal keys follow each other, the earlier first."""
-    first, second = _text(data, one), _text(data, other)
-    size = text_size(first)
-    if size != text_size(second):
-        return size < text_size(second)
-    at, to = text_address(frame, first), text_address(frame, second)
-    stop = at + size
-    while at < stop:
-        byte, against = load_u8(at), load_u8(to)
-        if byte != against:
-            return byte < against
-        at += ONE
-        to += ONE
-    return one < other
-
-
-@helper
-def _sort(frame: Address, data: Address, order: Address, count: Value) -> None:
-    """Heapsort: no input makes it slow."""
-    for start in range(count // 2 - 1, -1, -1):
-        _sift(frame, data, order, start, count)
-    for stop in range(count - 1, 0, -1):
-        top = load_i64_native(order)
-        store_i64(order, load_i64_native(order + np.uint64(8 * stop)))
-        store_i64(order + np.uint64(8 * stop), top)
-        _sift(frame, data, order, 0, stop)
-
-
-@helper
-def _sift(frame: Address, data: Address, order: Address, start: Value, stop: Value) -> None:
-    root = np.int64(start)
-    entry = load_i64_native(order + np.uint64(8 * root))
-    while 2 * root + 1 < stop:
-        child = 2 * root + 1
-        below = load_i64_native(order + np.uint64(8 * child))
-        if child + 1 < stop:
-            other = load_i64_native(order + np.uint64(8 * child + 8))
-            if _is_before(frame, data, below, other):
-                child += 1
-                below = other
-        if not _is_before(frame, data, entry, below):
-            break
-        store_i64(order + np.uint64(8 * root), below)
-        root = child
-    store_i64(order + np.uint64(8 * root), entry)

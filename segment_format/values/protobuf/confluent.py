@@ -1,14 +1,10 @@
 """Protobuf values in Confluent's wire format.
 
-Byte 0 and the id of the writer's schema (4 bytes, big-endian, above 0), or byte 1 and its GUID (16
-bytes); then the message index (`message_index`); the message follows. These are the head of a
-value. Most values of a batch have the same one: heads are compared as bytes, and only new ones are
-looked into.
-
-The message index that Confluent's serializers put before a message: which one of its file it is.
-
-Zigzag varints: a count, then an index among the file's messages, among those nested in that, and
-so on; a lone 0 means the first message. It stands behind the magic byte and the schema's id.
+A value starts with a head: Confluent's header (see `registry_framing`), then the message index,
+which is the path to the message type in its file as zigzag varints: a count, then an index into the
+file's messages, then into those nested in that message, and so on. A lone 0 stands for the first
+message. Most values of a batch have the same head: heads are compared as bytes, and only new ones
+are parsed.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ import pyarrow as pa
 
 from segment_format.kernels.compiled import kernel
 from segment_format.kernels.primitives import load_i64_native, load_u8, load_u32_native, store_i32
-from segment_format.values.confluent_header import GUID_HEADER, read_header
 from segment_format.values.protobuf.schema import read_varint
+from segment_format.values.registry_framing import CONFLUENT_GUID_HEADER, read_confluent_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,24 +30,24 @@ if TYPE_CHECKING:
     from segment_format.values.protobuf.decoder import ProtobufDecoder
 
 
-MOST_INDEXES: Final = 100
+MAX_INDEXES: Final = 100
 FIRST: Final = (0,)
 
 
 def read_message_index(data: bytes, at: int = 0) -> tuple[tuple[int, ...], int]:
-    """The path to a message type, and where the message begins.
+    """Returns the path to a message type, and the position of the message.
 
     Args:
         data: A value.
-        at: Where in it the index begins.
+        at: Position of the index.
 
     Raises:
-        ValueError: There is no index.
+        ValueError: The index is invalid.
     """
     count, at = _read_zigzag(data, at)
     if count == 0:
         return FIRST, at
-    if not 0 < count <= MOST_INDEXES:
+    if not 0 < count <= MAX_INDEXES:
         raise ValueError(f"a message index of {count} numbers")
     path = []
     for _ in range(count):
@@ -67,18 +63,18 @@ def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
     return raw >> 1 ^ -(raw & 1), at
 
 
-_MOST_HEADS: Final = 64
-"""Heads that values are compared with; those of more are looked into one by one."""
-_LONGEST_HEAD: Final = GUID_HEADER + 10 * (MOST_INDEXES + 1)
+_MAX_HEADS: Final = 64
+"""Heads that values are compared with; further ones are parsed value by value."""
+_MAX_HEAD_SIZE: Final = CONFLUENT_GUID_HEADER + 10 * (MAX_INDEXES + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What stands before a message.
+    """The bytes in front of a message.
 
     Attributes:
-        data: Its bytes.
-        refused: Why the message cannot be read; None if it can.
+        data: The bytes; empty if the head is invalid.
+        refused: Why the message cannot be read; `None` if it can.
     """
 
     data: bytes
@@ -88,15 +84,15 @@ class _Head:
 class ConfluentProtobufDecoder:
     """Decodes values that each name their writer's schema by its id, or its GUID.
 
-    Fields go by their numbers, so the writer's schema only says which message a value is.
+    Fields are identified by numbers, so the writer's schema only determines the message type.
 
     Args:
-        decoder: Of the message wanted.
-        message_of: Gives the full name of a message: of an id, or a GUID as text, and a message
-            index. Raises LookupError with the reason where there is none: then the values of that
-            head are bad, and it is called again in the next batch. Without one, the index is taken
-            to be of the reader's file, which is right as long as its messages stand as in the
-            writers'.
+        decoder: Decoder of the expected message type.
+        message_of: Returns the full name of the message type for an id, or a GUID as text, and a
+            message index. If it raises LookupError, the values with that head are bad, with the
+            error's text as reason, and the next batch calls it again. Without the function, the
+            index is looked up in the reader's file, which is right as long as writers have the same
+            messages in the same order.
     """
 
     def __init__(
@@ -121,7 +117,7 @@ class ConfluentProtobufDecoder:
         """
         decoder = self._decoder
         if not len(values) or values.type != pa.binary():
-            return decoder.decode(values)  # which refuses other types
+            return decoder.decode(values)  # rejects other types
         valid = np.ones(len(values), np.bool_)
         if values.null_count:
             valid = values.is_valid().to_numpy(zero_copy_only=False)
@@ -129,12 +125,12 @@ class ConfluentProtobufDecoder:
         while True:
             starts, which = _match(values, heads)
             left = np.flatnonzero((which < 0) & valid)
-            if not len(left) or len(heads) >= _MOST_HEADS:
+            if not len(left) or len(heads) >= _MAX_HEADS:
                 break
-            found = self._first_head(values, left)
-            if found is None:
+            head = self._first_head(values, left)
+            if head is None:
                 break
-            heads.append(found)
+            heads.append(head)
         self._known = tuple(head for head in heads if head.refused is None)
         reasons: dict[int, str] = {}
         for row in left.tolist():
@@ -151,7 +147,7 @@ class ConfluentProtobufDecoder:
         return decoder.decode_from(values, starts, reasons)
 
     def _first_head(self, values: pa.Array, rows: NDArray[np.intp]) -> _Head | None:
-        """The head of the first of the rows that has one."""
+        """Returns the head of the first row that has one."""
         for row in rows.tolist():
             head = self._head(values, row)
             if head.data:
@@ -159,20 +155,20 @@ class ConfluentProtobufDecoder:
         return None
 
     def _head(self, values: pa.Array, row: int) -> _Head:
-        """The head of a value; without bytes if it has none."""
+        """Returns the head of a value."""
         _, ends, data = values.buffers()
         start, stop = np.frombuffer(ends, np.int32, 2, 4 * (values.offset + row)).tolist()
         value = b""
         if stop > start:
-            value = data.slice(start, min(stop - start, _LONGEST_HEAD)).to_pybytes()
+            value = data.slice(start, min(stop - start, _MAX_HEAD_SIZE)).to_pybytes()
         try:
-            schema_id, size = read_header(value)
+            schema_id, size = read_confluent_header(value)
         except ValueError as error:
             return _Head(b"", str(error))
         try:
             path, size = read_message_index(value, size)
         except ValueError as error:
-            return _Head(b"", f"no message index behind the schema id: {error}")
+            return _Head(b"", f"no message index after the schema id: {error}")
         return _Head(value[:size], self._refused(schema_id, path))
 
     def _refused(self, schema_id: int | str, path: tuple[int, ...]) -> str | None:
@@ -191,7 +187,7 @@ class ConfluentProtobufDecoder:
 
 
 def _match(values: pa.Array, heads: list[_Head]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of each value: where its message begins, and which head it has; −1 where it has none."""
+    """Returns where each message begins, and the index of its head; -1 without one."""
     starts = np.full(len(values), -1, np.int32)
     which = np.full(len(values), -1, np.int32)
     if heads:
@@ -217,15 +213,15 @@ def match_heads(
     starts: Address,
     which: Address,
 ) -> Value:
-    """Sets start and head of each value that has one of them; no head begins another one.
+    """Sets start and head of each value that has one of the heads; no head is a prefix of another.
 
     Args:
-        ends: int32: where each value begins, and where the last ends.
-        rows: How many there are.
-        data: Their bytes.
-        heads: The bytes of all heads.
-        bounds: int64: where each head begins, and where the last ends.
-        count: How many there are.
+        ends: int32: where each value begins, then where the last ends.
+        rows: Number of values.
+        data: Bytes of the values.
+        heads: Bytes of all heads.
+        bounds: int64: where each head begins, then where the last ends.
+        count: Number of heads.
         starts: int32 of each value.
         which: int32 of each value.
     """
@@ -233,7 +229,7 @@ def match_heads(
     for row in range(rows):
         at = np.int64(load_u32_native(ends + np.uint64(4 * row)))
         size = np.int64(load_u32_native(ends + np.uint64(4 * (row + 1)))) - at
-        for turn in range(count):  # the one that the value before has comes first
+        for turn in range(count):  # starts with the head of the value before
             each = last + turn
             if each >= count:
                 each -= count

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from segment_format.kernels.arrow_buffers import (
+    BufferSpec,
+    GrowingBuffers,
+    copied,
+    make_array,
+    pack_bits,
+)
 from segment_format.values.decoded import BadValue, DecodedValues
+from segment_format.values.map_keys import KeyMemory, make_map
 from segment_format.values.protobuf import contract as c
-from segment_format.values.protobuf.arrays import ArrayBuilder, ColumnMemory
 from segment_format.values.protobuf.kernel import decode_values
-from segment_format.values.protobuf.program import compile_message, selection_of
+from segment_format.values.protobuf.program import Column, Kind, compile_message, selection_of
 from segment_format.values.protobuf.schema import read_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-_LEAST_ROOM: Final = 64
-_MOST_FIRST_BYTES: Final = 64 << 20
+    from segment_format.values.protobuf.program import Program
+
+_MIN_ROOM: Final = 64
+_MAX_FIRST_BYTES: Final = 64 << 20
 
 
 class ProtobufDecoder:
     """Decodes messages of one type.
 
-    Fields become columns by their names: enums their values' names, `uint32` int64, `uint64`
-    decimal(20, 0), Timestamp and Duration microseconds, wrappers their value or null. A field that
-    is absent is its declared default, null if Protobuf tells absent ones from their default (also
-    in a oneof, and required ones), else its zero. What is not wanted is stepped over, unchecked.
+    Fields become columns by their names. Enums become their values' names, `uint32` int64, `uint64`
+    decimal(20, 0), Timestamp and Duration microseconds, and wrappers their value or null. An absent
+    field is its declared default; else null if Protobuf distinguishes absent from default (also in
+    a oneof, and for required fields); else zero. Fields that are not wanted are skipped unchecked.
 
-    Numbers that an enum does not have are text, such as `"7"`; those of an enum of proto2 count as
-    absent, as Protobuf has it. Text that is not UTF-8 makes a value bad, in proto2, too.
+    Numbers that an enum does not name are text, such as `"7"`; for an enum of proto2 they count as
+    absent, as in Protobuf. Text that is not UTF-8 makes a value bad, also in proto2.
 
     Args:
-        descriptors: A `FileDescriptorSet` with the message's file and those it imports;
-            Timestamp, Duration and wrappers may be missing.
+        descriptors: A `FileDescriptorSet` with the message's file and its imports; Timestamp,
+            Duration and wrappers may be missing.
         message: Full name of the message type.
-        columns: Fields wanted, such as `amount` or `user.id`; below lists as if they were single,
-            below maps `key` and `value`. None for all. They come in the message's order.
+        columns: Fields to decode, such as `amount` or `user.id`. Lists are addressed like single
+            fields, maps by `key` and `value`. `None` for all. The result has the message's order.
 
     Raises:
         ValueError: The descriptors cannot be read, a type or a field is missing, or a message
@@ -53,15 +63,15 @@ class ProtobufDecoder:
         selection = None if columns is None else selection_of(columns)
         name = message.removeprefix(".")
         self._program = compile_message(schema, name, selection)
-        known = schema.messages.get(name)
+        message_type = schema.messages.get(name)
         self._message = name
-        self._path = known.path if known else ()
+        self._path = message_type.path if message_type else ()
         levels = len(self._program.levels) // c.LEVEL_SIZE
-        self._last_counts = (1, *(0,) * (levels - 1))  # what is gone by to make room at first
+        self._last_counts = (1, *(0,) * (levels - 1))  # of the last batch, to estimate rooms
 
     @property
     def type(self) -> pa.DataType:
-        """Of the columns that `decode` gives."""
+        """See `ValueDecoder.type`."""
         return self._program.root.type
 
     @property
@@ -71,13 +81,11 @@ class ProtobufDecoder:
 
     @property
     def message_index(self) -> tuple[int, ...]:
-        """Where the message stands in its file, as Confluent's header says it."""
+        """Path to the message type in its file, as in Confluent's header."""
         return self._path
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """Decodes values; `values` is a `pa.binary()` array, which may be a slice and have nulls.
-
-        One bad value costs one row: it is named in `bad`, and the others are not touched.
+        """See `ValueDecoder.decode`.
 
         Raises:
             TypeError: Not a `pa.binary()` array.
@@ -87,13 +95,12 @@ class ProtobufDecoder:
     def decode_from(
         self, values: pa.Array, starts: NDArray[np.int32], reasons: Mapping[int, str]
     ) -> DecodedValues:
-        """The same for values with something before their messages.
+        """Decodes values that have a header in front of the message.
 
         Args:
             values: As for `decode`.
-            starts: Where the message of each value begins in it; −1 for a bad one, and any for one
-                that is null.
-            reasons: Row -> why it is bad, for those.
+            starts: Position of the message in each value; -1 for bad values, undefined for nulls.
+            reasons: Row -> why the value is bad, for those values.
 
         Raises:
             TypeError: Not a `pa.binary()` array.
@@ -114,18 +121,18 @@ class ProtobufDecoder:
         bad |= {row: ("", reason) for row, reason in reasons.items()}
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
-        bad |= builder.bad  # others than those before, which are empty
+        bad |= builder.bad  # disjoint: rows that are bad already hold no values
         return DecodedValues(
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
 
     def _first_rooms(self, rows: int) -> list[int]:
-        """Of each level: what the last values took, and a little more."""
+        """Returns the entries that each level had in the last batch, and a little more."""
         last = self._last_counts
-        rooms = [count * rows // last[0] * 9 // 8 + _LEAST_ROOM for count in last]
+        rooms = [count * rows // last[0] * 9 // 8 + _MIN_ROOM for count in last]
         sizes = zip(rooms[1:], self._program.entry_bytes[1:], strict=True)
-        if sum(room * size for room, size in sizes) > _MOST_FIRST_BYTES:
-            return [_LEAST_ROOM] * len(rooms)  # nothing usual
+        if sum(room * size for room, size in sizes) > _MAX_FIRST_BYTES:
+            return [_MIN_ROOM] * len(rooms)  # the last batch was unusual
         return rooms
 
     def _run(
@@ -147,3 +154,281 @@ class ProtobufDecoder:
             elif not memory.grow():
                 state[c.FAIL] = c.TOO_LARGE
         return bad
+
+
+_MAX_ENTRIES: Final = 2**31 - 1
+MAX_BUFFER_BYTES: Final = 512 << 20
+BYTES_PER_INPUT_BYTE: Final = 8
+"""Elements and texts of a batch are limited to the larger of `MAX_BUFFER_BYTES` and this multiple
+of the input: two bytes may be a message of a thousand columns.
+"""
+
+
+class ColumnMemory:
+    """Columns, offsets and texts of a batch, and the kernel's state.
+
+    Columns are zero until the kernel writes them, and zero stands for an absent field.
+
+    Args:
+        program: Program of the message type.
+        rows: Number of values.
+        rooms: Entries of each level to make room for at first.
+        size: Bytes of the values.
+    """
+
+    def __init__(self, program: Program, rows: int, rooms: Sequence[int], size: int) -> None:
+        self._program = program
+        self._max_bytes = max(MAX_BUFFER_BYTES, BYTES_PER_INPUT_BYTE * size)
+        self._grown_bytes = 0
+        columns = program.columns.reshape(-1, c.COLUMN_SIZE).tolist()
+        self._parents = program.levels.reshape(-1, c.LEVEL_SIZE)[:, c.PARENT].tolist()
+        levels = len(self._parents)
+        # The state, then the tables whose addresses it holds.
+        tables = (
+            (c.BASES, len(columns)),
+            (c.OFFSETS, levels),
+            (c.BYTES, levels),
+            (c.COUNTS, levels),
+            (c.ROOMS, levels),
+            (c.BEFORE, levels),
+            (c.STACK, c.FRAME_SIZE * (c.MAX_DEPTH + 1)),
+        )
+        self._table_at: dict[int, int] = {}
+        end = c.STATE_SIZE
+        for slot, length in tables:
+            self._table_at[slot] = end
+            end += length
+        self._numbers = np.zeros(end, np.int64)
+        self.state = self._numbers.data  # reads a slot faster than the array does
+        self.address: int = self._numbers.ctypes.data
+        for slot, start in self._table_at.items():
+            self.state[slot] = self.address + 8 * start
+        for slot, array in (
+            (c.NODES, program.nodes),
+            (c.DENSE, program.dense),
+            (c.ENTRIES, program.entries),
+            (c.COLUMNS, program.columns),
+            (c.LEVELS, program.levels),
+            (c.KIDS, program.kids),
+            (c.ENUMS, program.enums),
+        ):
+            self.state[slot] = array.ctypes.data
+        self.state[c.COLUMN_COUNT] = len(columns)
+        self.state[c.LEVEL_COUNT] = levels
+        self.state[c.ROWS] = rows
+        self.state[c.DEPTH] = -1
+        self._buffers = GrowingBuffers(self._numbers, self._specs(columns), [rows, *rooms[1:]])
+        for level, room in enumerate(self._buffers.rooms):
+            self.state[self._table_at[c.ROOMS] + level] = room
+
+    def _specs(self, columns: Sequence[tuple[int, int]]) -> Iterator[BufferSpec]:
+        for column, (width, level) in enumerate(columns):
+            yield BufferSpec(self._table_at[c.BASES] + column, level, width, is_zeroed=True)
+        for level, parent in enumerate(self._parents):
+            if parent >= 0:
+                yield BufferSpec(self._table_at[c.OFFSETS] + level, parent, 4, is_ends=True)
+        for level in self._program.text_levels:
+            yield BufferSpec(self._table_at[c.BYTES] + level, level, 1)
+
+    def count(self, level: int) -> int:
+        """Returns the entries of a level so far."""
+        count: int = self.state[self._table_at[c.COUNTS] + level]
+        return count
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Entries of each level so far."""
+        return tuple(self.count(level) for level in range(len(self._parents)))
+
+    def grow(self) -> bool:
+        """Makes the room that the kernel asks for; returns False if that exceeds the limit."""
+        level, wanted = self.state[c.LEVEL_WANTED], self.state[c.ROOM_WANTED]
+        old_room = self._buffers.rooms[level]
+        room = min(max(wanted, 2 * old_room), _MAX_ENTRIES)
+        more = (room - old_room) * self._program.entry_bytes[level]
+        if wanted > room or self._grown_bytes + more > self._max_bytes:
+            return False
+        self._grown_bytes += more
+        self._buffers.set_room(level, room)
+        self.state[self._table_at[c.ROOMS] + level] = room
+        return True
+
+    def bad_entries(self) -> list[int]:
+        """Returns the entries down to the field where a value is malformed."""
+        start = self._table_at[c.STACK] + c.FRAME_ENTRY
+        stop = start + c.FRAME_SIZE * (self.state[c.BAD_DEPTH] + 1)
+        entries = [*self.state[start : stop : c.FRAME_SIZE].tolist(), self.state[c.BAD_ENTRY]]
+        return [entry for entry in entries if entry >= 0]
+
+    def values(self, column: int, level: int, width: int) -> pa.Buffer:
+        """Returns the numbers of a column."""
+        return self._buffers.filled(self._table_at[c.BASES] + column, self.count(level) * width)
+
+    def numbers(self, column: int, level: int, dtype: type[np.generic]) -> NDArray[Any]:
+        """Returns a view of the numbers of a column."""
+        return self._buffers.numbers(self._table_at[c.BASES] + column, self.count(level), dtype)
+
+    def offsets(self, level: int) -> pa.Buffer:
+        """Returns int32: ends of each parent entry's entries, after a leading 0."""
+        count = self.count(self._parents[level]) + 1
+        return self._buffers.filled(self._table_at[c.OFFSETS] + level, 4 * count)
+
+    def text(self, level: int) -> pa.Buffer:
+        """Returns the bytes of texts."""
+        return self._buffers.filled(self._table_at[c.BYTES] + level, self.count(level))
+
+    def row_of(self, level: int, index: int) -> int:
+        """Returns the row of the value that an entry belongs to."""
+        while level:
+            ends = np.frombuffer(self.offsets(level), np.int32)
+            index = int(np.searchsorted(ends, index, side="right")) - 1
+            level = self._parents[level]
+        return index
+
+
+MAX_NAME_BYTES: Final = 2**31 - 1
+_MICROS: Final = 1_000_000
+_MAX_SECONDS: Final = 2**63 // _MICROS - 3
+_NO_TIME: Final = "the time does not fit 64 bits of microseconds"
+_TOO_MANY_NAMES: Final = "the enum names of the batch exceed 2 GiB"
+
+
+class ArrayBuilder:
+    """Builds arrays of what the kernel has decoded.
+
+    Attributes:
+        bad: Row -> path and reason, for values that turned out to be bad.
+    """
+
+    def __init__(self, memory: ColumnMemory) -> None:
+        self._memory = memory
+        self.bad: dict[int, tuple[str, str]] = {}
+
+    def build(self, root: Column) -> pa.Array:
+        """Returns the array of all values; null where one is missing or bad."""
+        array = self._array(root, "", None)
+        if self.bad:
+            self._memory.numbers(root.present, 0, np.bool_)[list(self.bad)] = False
+            array = self._array(root, "", None)
+        return array
+
+    def _array(self, column: Column, path: str, above: NDArray[np.bool_] | None) -> pa.Array:
+        """Returns the array of a column.
+
+        Args:
+            column: The column.
+            path: Names of the fields down to it.
+            above: Mask of the rows in which the surrounding struct is not null; `None` for all.
+                Fields of null structs are null, too: some engines read a field without its struct.
+        """
+        count = self._memory.count(column.level)
+        present = self._present(column)
+        if column.default is not None and present is not None:
+            array = pc.fill_null(self._leaf(column, path, count, present), column.default)
+            return array if above is None else _with_nulls(array, above)
+        if above is not None:
+            present = above if present is None else present & above
+        if column.kind is Kind.MAP:
+            return self._map(column, path, present)
+        if column.kind in (Kind.STRUCT, Kind.LIST):
+            is_struct = column.kind is Kind.STRUCT
+            children = [
+                self._array(child, _child_path(path, child), present if is_struct else None)
+                for child in column.children
+            ]
+            offsets = [] if is_struct else [self._memory.offsets(column.child_level)]
+            return make_array(column.type, count, present, offsets, children)
+        return self._leaf(column, path, count, present)
+
+    def _leaf(
+        self, column: Column, path: str, count: int, present: NDArray[np.bool_] | None
+    ) -> pa.Array:
+        if column.kind is Kind.ENUM:
+            return self._enum_names(column, path, present)
+        if column.kind is Kind.MOMENT:
+            buffers = [copied(self._micros(column, path))]
+        elif column.kind is Kind.TEXT:
+            level = column.child_level
+            buffers = [self._memory.offsets(level), self._memory.text(level)]
+        elif column.kind is Kind.BOOL:
+            buffers = [pack_bits(self._memory.numbers(column.values, column.level, np.bool_))]
+        else:
+            width = column.type.bit_width // 8
+            buffers = [self._memory.values(column.values, column.level, width)]
+        return make_array(column.type, count, present, buffers)
+
+    def _present(self, column: Column) -> NDArray[np.bool_] | None:
+        if column.present < 0:
+            return None
+        present: NDArray[np.bool_] = self._memory.numbers(column.present, column.level, np.bool_)
+        return None if present.all() else present
+
+    def _enum_names(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
+        """Returns the names of an enum's numbers; a number without a name is its own name."""
+        assert column.enum is not None
+        numbers: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int32)
+        named = np.array(sorted(column.enum.values), np.int32)
+        names = [column.enum.values[number] for number in named.tolist()]
+        name_of = np.searchsorted(named, numbers).astype(np.int32)
+        is_unnamed = named[np.minimum(name_of, len(named) - 1)] != numbers
+        if is_unnamed.any():
+            others, inverse = np.unique(numbers[is_unnamed], return_inverse=True)
+            name_of[is_unnamed] = len(named) + inverse.reshape(-1)
+            names += [str(number) for number in others.tolist()]
+        shown = np.ones(len(numbers), np.bool_) if present is None else present.copy()
+        encoded = [name.encode() for name in names]
+        sizes = np.array([len(name) for name in encoded], np.int64)
+        if int(sizes.max()) * len(numbers) > MAX_NAME_BYTES:
+            is_beyond = np.cumsum(np.where(shown, sizes[name_of], 0)) > MAX_NAME_BYTES
+            self._mark_bad(column, np.flatnonzero(is_beyond), path, _TOO_MANY_NAMES)
+            shown &= ~is_beyond
+        indices = make_array(pa.int32(), len(name_of), shown, [copied(name_of)])
+        # Not `pa.array`: its first call imports pandas, which takes long.
+        offsets = copied(np.concatenate(([0], np.cumsum(sizes))).astype(np.int32))
+        text = copied(np.frombuffer(b"".join(encoded), np.uint8))
+        array = make_array(pa.string(), len(names), None, [offsets, text]).take(indices)
+        if present is None and array.null_count:
+            array = pc.fill_null(array, "")  # elements are not null, not even those of bad values
+        return array
+
+    def _micros(self, column: Column, path: str) -> NDArray[np.int64]:
+        seconds: NDArray[Any] = self._memory.numbers(column.values, column.level, np.int64)
+        nanos: NDArray[Any] = self._memory.numbers(column.values + 1, column.level, np.int32)
+        is_beyond = (seconds > _MAX_SECONDS) | (seconds < -_MAX_SECONDS)
+        if is_beyond.any():
+            self._mark_bad(column, np.flatnonzero(is_beyond), path, _NO_TIME)
+            seconds = np.where(is_beyond, 0, seconds)
+        micros = nanos.astype(np.int64)
+        if pa.types.is_timestamp(column.type):
+            micros //= 1000  # rounds down
+        else:
+            micros = np.sign(micros) * (np.abs(micros) // 1000)  # rounds towards zero
+        result: NDArray[np.int64] = seconds * _MICROS + micros
+        return result
+
+    def _map(self, column: Column, path: str, present: NDArray[np.bool_] | None) -> pa.Array:
+        memory = self._memory
+        key = column.children[0]
+        entries = [self._array(child, _child_path(path, child), None) for child in column.children]
+        if key.kind is Kind.TEXT:
+            ends, data = memory.offsets(key.child_level), memory.text(key.child_level)
+            keys = KeyMemory(ends.address, 0, data.address)
+        else:
+            width = 1 if key.kind is Kind.BOOL else key.type.bit_width // 8
+            ends = memory.values(key.values, key.level, width)
+            keys = KeyMemory(ends.address, width, 0)
+        offsets = memory.offsets(column.child_level)
+        return make_map(column.type, memory.count(column.level), present, offsets, entries, keys)
+
+    def _mark_bad(self, column: Column, entries: NDArray[Any], path: str, reason: str) -> None:
+        for index in entries.tolist():
+            self.bad.setdefault(self._memory.row_of(column.level, index), (path, reason))
+
+
+def _with_nulls(array: pa.Array, kept: NDArray[np.bool_]) -> pa.Array:
+    """Returns an array without nulls of its own, null where `kept` is False."""
+    return make_array(array.type, len(array), kept, array.buffers()[1:])
+
+
+def _child_path(path: str, child: Column) -> str:
+    return ".".join(filter(None, (path, child.name)))

@@ -1,19 +1,14 @@
-"""The loop over the bytes of values: fields to columns, by a program.
+"""The kernel that decodes messages into columns.
 
-Fields come in any order and more than once. So numbers are stored where their entry stands, and
-what comes later replaces them; a message that comes again goes on where it was; elements are
-appended. What a value has not is zero, as all columns are before. Offsets are written when an entry
-ends. A value that is bad, and the member of a oneof that another one replaces, are cleared, back to
-where their elements began.
+Fields come in any order and may be repeated. Numbers are stored at the current entry and replaced
+by later ones, a repeated message is merged into the earlier one, and elements are appended. Absent
+fields are zero, because all columns are zero at first. Offsets are written when an entry ends. A
+bad value, and a member of a oneof that another member replaces, are cleared, back to where their
+elements begin. If there is no room, the kernel returns before it touches the field, and resumes
+there.
 
-When there is no room, the kernel returns before it has touched the field, and goes on there.
-
-Protobuf's wire format inside the kernel: no byte at or beyond the stop is read.
-
-Readers return what they read and the next address, which is 0 where there is none. What is too long
-is refused where Google's upb refuses it: tags and lengths beyond five bytes, numbers beyond ten.
-
-What the kernel does to columns and levels while it reads fields.
+Readers never read at or after the stop. They return what they read and the next address, which is 0
+on failure. Limits are those of Google's upb: five bytes for tags and lengths, ten for numbers.
 """
 
 from __future__ import annotations
@@ -24,18 +19,20 @@ import numpy as np
 
 from segment_format.kernels.compiled import helper, inlined, kernel
 from segment_format.kernels.primitives import (
-    copy_long,
+    copy_text,
     fill_bytes,
+    get,
+    is_utf8,
     load_u8,
     load_u32_native,
     load_word,
     long_varint,
+    put,
     store_i32,
     store_i64,
     store_u8,
-    utf8_size,
+    zigzag,
 )
-from segment_format.values.memory import get, put
 from segment_format.values.protobuf import contract as c
 from segment_format.values.protobuf.schema import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, VARINT
 
@@ -51,13 +48,11 @@ _CONTINUED = np.uint64(0x80)
 _SEVEN = np.uint64(7)
 _MAX_U32 = np.uint64(0xFFFFFFFF)
 _MAX_SIZE = np.uint64(0x7FFFFFFF)
-_HIGH_BITS = np.uint64(0x8080808080808080)
-_LONG = np.uint64(64)
 
 
 @inlined
 def read_u64(at: Address, stop: Address) -> Value:
-    """A number of up to 64 bits; further bits are dropped."""
+    """Reads a number of up to 64 bits; further bits are dropped."""
     if at < stop:
         first = load_u8(at)
         if first < _CONTINUED:
@@ -67,7 +62,7 @@ def read_u64(at: Address, stop: Address) -> Value:
 
 @inlined
 def read_u32(at: Address, stop: Address) -> Value:
-    """A tag: a number of up to 32 bits, no more."""
+    """Reads a tag: a number of up to 32 bits."""
     if at < stop:
         first = load_u8(at)
         if first < _CONTINUED:
@@ -80,7 +75,7 @@ def read_u32(at: Address, stop: Address) -> Value:
 
 @inlined
 def read_size(at: Address, stop: Address) -> Value:
-    """A length, and where what it counts begins; that is within the stop."""
+    """Reads a length; returns it and the address of the content, which ends before the stop."""
     size, start = read_u32(at, stop)
     if start == NOWHERE or size > _MAX_SIZE or size > stop - start:
         return size, NOWHERE
@@ -88,20 +83,14 @@ def read_size(at: Address, stop: Address) -> Value:
 
 
 @inlined
-def zigzag(raw: Value) -> Value:
-    """A signed number."""
-    return np.int64(raw >> ONE) ^ -np.int64(raw & ONE)
-
-
-@inlined
 def low_32(raw: Value) -> Value:
-    """The low 32 bits, signed."""
+    """Returns the low 32 bits, signed."""
     return np.int64(np.int32(raw & _MAX_U32))
 
 
 @helper
 def count_varints(at: Address, stop: Address) -> Value:
-    """How many numbers end in a packed field."""
+    """Returns how many numbers end in a packed field."""
     found = np.int64(0)
     while at < stop:
         found += np.int64(load_u8(at) < _CONTINUED)
@@ -111,7 +100,7 @@ def count_varints(at: Address, stop: Address) -> Value:
 
 @inlined
 def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
-    """(reason, next address) of an unknown field that is no group."""
+    """Skips an unknown field that is not a group; returns (reason, next address)."""
     if wire == BYTES:
         size, start = read_size(at, stop)
         if start == NOWHERE:
@@ -135,7 +124,7 @@ def _skip_plain(wire: Value, at: Address, stop: Address) -> Value:
 @helper
 def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth: Value) -> Value:
     top = depth + 1
-    if top > c.MOST_DEPTH:
+    if top > c.MAX_DEPTH:
         return c.TOO_DEEP, NOWHERE
     put(stack, top * c.FRAME_SIZE + c.FRAME_GROUP, number)
     while at < stop:
@@ -146,7 +135,7 @@ def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth
         kind = np.int64(tag & _SEVEN)
         if kind == GROUP:
             top += 1
-            if top > c.MOST_DEPTH:
+            if top > c.MAX_DEPTH:
                 return c.TOO_DEEP, NOWHERE
             put(stack, top * c.FRAME_SIZE + c.FRAME_GROUP, inner)
         elif kind == END_GROUP:
@@ -166,54 +155,21 @@ def _skip_group(number: Value, at: Address, stop: Address, stack: Address, depth
 def skip_field(
     number: Value, wire: Value, at: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """(reason, next address) behind an unknown field whose tag was read.
+    """Skips an unknown field whose tag was read; returns (reason, next address).
+
+    As in upb, field number 0 is not checked inside groups.
 
     Args:
-        number: Of the field.
-        wire: Its wire type.
-        at: Behind its tag.
-        stop: Where the message ends.
-        stack: Of frames; groups stand above those of the messages under way. As in upb, a field
-            number of 0 is none of its matters.
-        depth: Of those.
+        number: Field number.
+        wire: Wire type.
+        at: Address after the tag.
+        stop: End of the message.
+        stack: Frames; groups are pushed above those of the open messages.
+        depth: Number of open messages.
     """
     if wire == GROUP:
         return _skip_group(number, at, stop, stack, depth)
     return _skip_plain(wire, at, stop)
-
-
-@inlined
-def copy_text(target: Address, source: Address, size: Value, readable: Address) -> Value:
-    """Copies bytes and says whether they are all below 0x80.
-
-    The target has room for 7 bytes more, which may be written.
-
-    Args:
-        target: Where to.
-        source: Where from.
-        size: How many.
-        readable: Where bytes end that may be read, at or behind those to copy.
-    """
-    bits = np.uint64(0)
-    stop = source + size
-    while stop - source >= EIGHT:
-        word = load_word(source)
-        bits |= word
-        store_i64(target, np.int64(word))
-        source += EIGHT
-        target += EIGHT
-    left = stop - source
-    if left > NOWHERE:
-        if readable - source >= EIGHT:
-            word = load_word(source)
-            store_i64(target, np.int64(word))
-            bits |= word & ((ONE << (left << np.uint64(3))) - ONE)
-        else:
-            copy_long(target, source, left)
-            while source < stop:
-                bits |= load_u8(source)
-                source += ONE
-    return bits & _HIGH_BITS == NOWHERE
 
 
 ENTRY_BYTES = np.uint64(8 * c.ENTRY_SIZE)
@@ -222,13 +178,13 @@ _MASK_32 = np.uint64(0xFFFFFFFF)
 
 @inlined
 def at_i32(base: Address, index: Value) -> Value:
-    """One of the offsets that stand at an address."""
+    """Returns an int32 of the array at an address."""
     return np.int64(load_u32_native(base + (np.uint64(index) << np.uint64(2))))
 
 
 @inlined
 def end_entry(state: Address, level: Value) -> None:
-    """Ends the entry of a level: what its children have so far is its."""
+    """Ends the current entry of a level: writes the ends of its children."""
     counts = np.uint64(get(state, c.COUNTS))
     index = get(counts, level) + 1
     row = np.uint64(get(state, c.LEVELS)) + np.uint64(8 * c.LEVEL_SIZE) * np.uint64(level)
@@ -247,8 +203,10 @@ def end_entry(state: Address, level: Value) -> None:
 def clear_entries(
     state: Address, column: Value, stop_column: Value, first_level: Value, stop_level: Value
 ) -> None:
-    """Empties ranges of columns and levels in the entries under way: those of the levels begin
-    anew, and the rest stands in entries of levels outside the range.
+    """Clears ranges of columns and levels in the current entries.
+
+    The levels restart where they began in the current entry of their parent. Columns of other
+    levels are cleared at the current entry.
     """
     counts = np.uint64(get(state, c.COUNTS))
     before = np.uint64(get(state, c.BEFORE))
@@ -266,7 +224,7 @@ def clear_entries(
         level = get(columns, each * c.COLUMN_SIZE + 1)
         first = get(counts, level)
         stop = first + 1
-        if level >= first_level and level < stop_level:  # the entry under way may be begun
+        if level >= first_level and level < stop_level:  # the current entry may have been started
             stop = min(get(before, level) + 1, get(rooms, level))
         if stop > first:
             start = np.uint64(get(bases, each)) + np.uint64(first * width)
@@ -275,7 +233,7 @@ def clear_entries(
 
 @helper
 def has_number(state: Address, entry: Address, number: Value) -> Value:
-    """Whether a closed enum has a number."""
+    """Returns whether a closed enum has a number."""
     low = get(entry, c.ENUM)
     high = low + get(entry, c.ENUM_SIZE)
     enums = np.uint64(get(state, c.ENUMS))
@@ -310,7 +268,7 @@ def _search(state: Address, first: Value, count: Value, number: Value) -> Value:
 
 @inlined
 def find_entry(state: Address, node: Address, number: Value) -> Value:
-    """The entry of a field number, −1 for none."""
+    """Returns the entry of a field number, or -1."""
     if number < get(node, c.NODE_DENSE_SIZE):
         return get(np.uint64(get(state, c.DENSE)), get(node, c.NODE_DENSE) + number)
     if get(node, c.NODE_DENSE_SIZE) > 0:
@@ -320,13 +278,13 @@ def find_entry(state: Address, node: Address, number: Value) -> Value:
 
 @inlined
 def node_at(state: Address, index: Value) -> Address:
-    """Where a node's numbers are."""
+    """Returns the address of a node."""
     return np.uint64(get(state, c.NODES)) + np.uint64(8 * c.NODE_SIZE) * np.uint64(index)
 
 
 @inlined
 def store_number(op: Value, target: Address, raw: Value) -> None:
-    """Stores a number as its column has it; of fixed sizes, the bytes as they are."""
+    """Stores a number in the format of its column."""
     if op == c.INT64 or op == c.RAW64:
         store_i64(target, np.int64(raw))
     elif op == c.INT32 or op == c.RAW32 or op == c.CLOSED_ENUM:
@@ -346,7 +304,7 @@ def store_number(op: Value, target: Address, raw: Value) -> None:
 
 @inlined
 def has_room(state: Address, level: Value, more: Value) -> Value:
-    """Whether a level has room for more entries; if not, the state says how much it takes."""
+    """Returns whether a level has room for more entries; if not, requests it in the state."""
     wanted = get(np.uint64(get(state, c.COUNTS)), level) + more
     if wanted <= get(np.uint64(get(state, c.ROOMS)), level):
         return True
@@ -372,8 +330,8 @@ def _replace_member(state: Address, base: Address, index: Value, level_index: Va
 
 
 @inlined
-def take_place(state: Address, entry: Address, index: Value, level_index: Value) -> None:
-    """A field that is not repeated is there: the other members of its oneof are not any more."""
+def mark_present(state: Address, entry: Address, index: Value, level_index: Value) -> None:
+    """Marks a field that is not repeated as present, and clears the other members of its oneof."""
     bases = np.uint64(get(state, c.BASES))
     present = get(entry, c.PRESENT)
     oneof = get(entry, c.ONEOF)
@@ -403,7 +361,7 @@ def _read_number(wire: Value, at: Address, stop: Address) -> Value:
 
 @helper
 def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value:
-    """(reason, next address) of a packed field whose tag was read."""
+    """Reads a packed field whose tag was read; returns (reason, next address)."""
     size, at = read_size(at, stop)
     if at == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -438,7 +396,7 @@ def _packed(state: Address, entry: Address, at: Address, stop: Address) -> Value
 
 @inlined
 def _text(state: Address, entry: Address, at: Address, stop: Address, readable: Address) -> Value:
-    """(reason, next address) of a text whose tag was read; it replaces the one before."""
+    """Reads a text whose tag was read, replacing an earlier one; returns (reason, next address)."""
     size, at = read_size(at, stop)
     if at == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -453,10 +411,9 @@ def _text(state: Address, entry: Address, at: Address, stop: Address, readable: 
         put(state, c.ROOM_WANTED, wanted)
         return c.GROW, NOWHERE
     target = np.uint64(get(np.uint64(get(state, c.BYTES)), data)) + np.uint64(start)
-    if not copy_text(target, at, size, readable) and get(entry, c.OP) == c.TEXT:
-        _, malformed = utf8_size(at, size)
-        if malformed > 0:
-            return c.BAD_TEXT, NOWHERE
+    suspect = copy_text(target, at, np.int64(size), readable)
+    if suspect and get(entry, c.OP) == c.TEXT and not is_utf8(at, np.int64(size)):
+        return c.BAD_TEXT, NOWHERE
     put(counts, data, wanted)
     return c.DONE, at + size
 
@@ -465,7 +422,7 @@ def _text(state: Address, entry: Address, at: Address, stop: Address, readable: 
 def _begin_message(
     state: Address, index: Value, entry: Address, at: Address, stop: Address, depth: Value
 ) -> Value:
-    """(reason, next address) of a message or group whose tag was read; its frame is pushed."""
+    """Pushes the frame of a message or group whose tag was read; returns (reason, next address)."""
     op = get(entry, c.OP)
     group = np.int64(0)
     if op == c.MESSAGE:
@@ -475,7 +432,7 @@ def _begin_message(
         stop = at + size
     else:
         group = get(entry, c.NUMBER)
-    if depth + 1 > c.MOST_DEPTH:
+    if depth + 1 > c.MAX_DEPTH:
         return c.TOO_DEEP, NOWHERE
     frame = np.uint64(get(state, c.STACK)) + _FRAME_BYTES * np.uint64(depth + 1)
     put(frame, c.FRAME_NODE, get(entry, c.NODE))
@@ -488,7 +445,7 @@ def _begin_message(
 
 @inlined
 def _end_message(state: Address, frame: Address) -> None:
-    """The message of a frame is over."""
+    """Ends the message of a frame."""
     index = get(frame, c.FRAME_ENTRY)
     if index < 0:
         end_entry(state, np.int64(0))
@@ -508,7 +465,7 @@ def _end_message(state: Address, frame: Address) -> None:
 
 @inlined
 def _begin_value(state: Address, row: Value) -> Value:
-    """(whether there is one, reason, its first byte); the frame of one is set."""
+    """Pushes the frame of a row's value; returns (whether it is not null, reason, first byte)."""
     valid = np.uint64(get(state, c.VALID))
     if valid != NOWHERE:
         bit = np.uint64(row + get(state, c.VALID_SHIFT))
@@ -522,7 +479,7 @@ def _begin_value(state: Address, row: Value) -> Value:
     starts = np.uint64(get(state, c.STARTS))
     if starts != NOWHERE:
         start = at_i32(starts, row)
-        if np.uint64(start) > stop - at:  # −1 is more than any size
+        if np.uint64(start) > stop - at:  # -1 exceeds any size
             reason = np.int64(c.BAD_START)
         else:
             at += np.uint64(start)
@@ -546,10 +503,10 @@ def _read_field(
     readable: Address,
     depth: Value,
 ) -> Value:
-    """(reason, next address, depth) behind a known field whose tag was read.
+    """Reads a known field whose tag was read; returns (reason, next address, depth).
 
-    The depth is one more where a message begins, and −1 where the field is an unknown one since its
-    wire type is not its own.
+    The depth is one more if a message begins, and -1 if the field counts as unknown because of its
+    wire type.
     """
     entry = np.uint64(get(state, c.ENTRIES)) + ENTRY_BYTES * np.uint64(index)
     op = get(entry, c.OP)
@@ -573,14 +530,14 @@ def _read_field(
                 put(frame, c.FRAME_DROPPED, 1)
             return np.int64(c.DONE), at, depth
         if not repeated:
-            take_place(state, entry, index, level_index)
+            mark_present(state, entry, index, level_index)
         base = np.uint64(get(np.uint64(get(state, c.BASES)), get(entry, c.COLUMN)))
         store_number(op, base + np.uint64(level_index) * np.uint64(get(entry, c.WIDTH)), raw)
         if repeated:
             end_entry(state, level)
         return np.int64(c.DONE), at, depth
     if not repeated:
-        take_place(state, entry, index, level_index)
+        mark_present(state, entry, index, level_index)
     if op < c.MESSAGE:
         reason, at = _text(state, entry, at, stop, readable)
         if repeated and reason == c.DONE:
@@ -592,11 +549,12 @@ def _read_field(
 
 @kernel("int64(uint64)")
 def decode_values(state: Address) -> Value:
-    """Decodes values from where the state says on, until all are done (`DONE`), there is no room
-    (`GROW`), or one is bad: the reason. Called again, it goes on.
+    """Decodes values until all are done, room is missing, or a value is bad; then resumes there.
+
+    Returns `DONE`, `GROW` or the reason.
 
     Args:
-        state: Address of the numbers that `contract` names.
+        state: Address of the state, see `contract`.
     """
     counts = np.uint64(get(state, c.COUNTS))
     stack = np.uint64(get(state, c.STACK))

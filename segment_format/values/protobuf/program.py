@@ -1,7 +1,4 @@
-"""A message type, laid out as the numbers that the kernel runs by.
-
-What the fields of a message become in Arrow, and which of them are wanted.
-"""
+"""Compiles a message type to the tables that the kernel runs by, and to Arrow columns."""
 
 from __future__ import annotations
 
@@ -35,17 +32,17 @@ if TYPE_CHECKING:
 
 
 Selection = dict[str, "Selection | None"]
-"""Names of fields wanted, each with what is wanted of it; None for all."""
+"""Names of wanted fields, each with the selection below it; `None` for all."""
 
 
 class Kind(Enum):
-    """How a column is made of what the kernel fills."""
+    """How a column is built from decoded values."""
 
     NUMBER = auto()
     BOOL = auto()
     TEXT = auto()
     ENUM = auto()
-    MOMENT = auto()  # of seconds and nanoseconds
+    MOMENT = auto()  # seconds and nanoseconds
     STRUCT = auto()
     LIST = auto()
     MAP = auto()
@@ -53,19 +50,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and where the kernel fills it.
+    """An Arrow column and the kernel's columns that it is built from.
 
     Attributes:
-        kind: How it is made.
-        name: Of its field.
-        type: In Arrow.
-        level: That of its rows.
-        present: The column that says which of its rows are there; −1 for all.
-        values: The column of its numbers; −1 without. A moment's seconds; its nanoseconds are next.
-        child_level: Of a text's bytes, of the elements of a list or map; −1 without.
-        children: Fields of a struct, the element of a list, key and value of a map.
-        enum: Whose names it has.
-        default: What stands where nothing is present; None for null.
+        kind: How it is built.
+        name: Name of its field.
+        type: Arrow type.
+        level: Level of its rows.
+        present: Kernel column of presence; -1 if all rows are present.
+        values: Kernel column of numbers; -1 without. For a moment, the seconds; the nanoseconds
+            follow.
+        child_level: Level of a text's bytes, or of the elements of a list or map; -1 without.
+        children: Fields of a struct, the element of a list, or key and value of a map.
+        enum: Enum whose names it has.
+        default: Value of absent rows; `None` for null.
     """
 
     kind: Kind
@@ -82,13 +80,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """How numbers of a type are read and stored.
+    """How numbers of a type are decoded.
 
     Attributes:
-        op: The kernel's.
+        op: Operation of the kernel.
         wire: Wire type.
-        width: Bytes of a stored one.
-        type: In Arrow.
+        width: Bytes of a decoded number.
+        type: Arrow type.
     """
 
     op: int
@@ -113,9 +111,7 @@ NUMBERS: Final = {
     FieldType.SINT32: Number(c.SINT32, VARINT, 4, pa.int32()),
     FieldType.SINT64: Number(c.SINT64, VARINT, 8, pa.int64()),
 }
-"""Field type -> how it is read. A number of 64 bits without sign fits no other Arrow type that
-Spark has.
-"""
+"""Field type -> how it is decoded. Spark has no Arrow type for unsigned 64 bits except decimal."""
 OPEN_ENUM: Final = Number(c.INT32, VARINT, 4, pa.string())
 CLOSED_ENUM: Final = Number(c.CLOSED_ENUM, VARINT, 4, pa.string())
 TEXTS: Final = {FieldType.STRING: (c.TEXT, pa.string()), FieldType.BYTES: (c.BINARY, pa.binary())}
@@ -143,7 +139,7 @@ WRAPPERS: Final = {
 
 
 def implicit_field(name: str, number: int, kind: FieldType) -> Field:
-    """A field of a well-known type, whose descriptor a descriptor set may lack."""
+    """Returns a field of a well-known type, whose descriptor may be missing."""
     return Field(name, number, kind, "", repeated=False, has_presence=False, oneof=-1, default=None)
 
 
@@ -154,7 +150,7 @@ MOMENT_FIELDS: Final = (
 
 
 def selection_of(columns: Iterable[str]) -> Selection:
-    """A tree of paths such as `user.id`; a path without more takes all below it."""
+    """Returns the tree of paths such as `user.id`; a path selects everything below it."""
     selection: Selection = {}
     for path in columns:
         *parents, last = path.split(".")
@@ -168,10 +164,10 @@ def selection_of(columns: Iterable[str]) -> Selection:
 
 
 def default_of(field: Field, column: Column) -> pa.Scalar | None:
-    """The declared default of a field of one value.
+    """Returns the declared default of a field that is not repeated.
 
     Raises:
-        ValueError: It is none of that type.
+        ValueError: The default does not have the type of the field.
     """
     text = field.default
     if text is None:
@@ -190,10 +186,10 @@ def default_of(field: Field, column: Column) -> pa.Scalar | None:
             value = int(text)
         return pa.scalar(value, column.type)
     except (ValueError, KeyError, OverflowError, pa.ArrowException) as error:
-        raise ValueError(f"field {field.name} has the default {text!r}") from error
+        raise ValueError(f"field {field.name} has the invalid default {text!r}") from error
 
 
-_MOST_COLUMNS: Final = 20_000
+_MAX_COLUMNS: Final = 20_000
 _OFFSET_BYTES: Final = 4
 _SPARSE: Final = 4
 _NO_NUMBERS: Final = (0,)
@@ -201,20 +197,20 @@ _NO_NUMBERS: Final = (0,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """What the kernel needs to know of a message type, see `contract`.
+    """A compiled message type; `contract` has the layout of the tables.
 
     Attributes:
-        root: What the values become.
-        nodes: Of nodes.
-        dense: Of each node, its entry by field number, −1 for none: of those up to a bound.
-        entries: Of entries.
-        names: Of entries.
-        columns: Of columns.
-        levels: Of levels.
-        kids: Of each level, the levels whose parent it is.
-        enums: Of each closed enum, its numbers in ascending order.
-        text_levels: The levels that count bytes.
-        entry_bytes: Of each level, the memory of an entry.
+        root: Column of the values.
+        nodes: Table of nodes.
+        dense: For each node, its entries by field number, up to a limit; -1 for none.
+        entries: Table of entries.
+        names: Name of each entry's field.
+        columns: Table of kernel columns.
+        levels: Table of levels.
+        kids: For each level, its child levels.
+        enums: For each closed enum, its numbers in ascending order.
+        text_levels: Levels that count bytes.
+        entry_bytes: For each level, the bytes of an entry.
     """
 
     root: Column
@@ -231,18 +227,19 @@ class Program:
 
 
 def compile_message(schema: Schema, name: str, selection: Selection | None) -> Program:
-    """Lays out a message type.
+    """Compiles a message type.
 
     Raises:
-        ValueError: The message or a type it names is missing, a name in the selection is no field,
+        ValueError: The message or a type that it uses is missing, a selected field does not exist,
             a message contains itself, or there are too many columns.
     """
     return _Compiler(schema).program(name, selection)
 
 
 class _Compiler:
-    """Columns, levels and entries in the order of the tree, so that what is cleared with a field is
-    a range of each.
+    """Numbers columns, levels and entries in the order of the tree.
+
+    So the columns and levels that are cleared with a field are ranges.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -291,8 +288,10 @@ class _Compiler:
         )
 
     def _column(self, width: int, level: int) -> int:
-        if len(self._columns) + len(self._parents) >= _MOST_COLUMNS:
-            raise ValueError(f"more than {_MOST_COLUMNS} columns; choose some of them")
+        if len(self._columns) + len(self._parents) >= _MAX_COLUMNS:
+            raise ValueError(
+                f"the message has more than {_MAX_COLUMNS} columns; select some of them"
+            )
         self._columns.append((width, level))
         return len(self._columns) - 1
 
@@ -301,7 +300,7 @@ class _Compiler:
         return len(self._parents) - 1
 
     def _node(self, fields: Sequence[Field]) -> tuple[int, int]:
-        """A node for fields that ascend: its number, and that of its first entry."""
+        """Adds a node for ascending fields; returns its number, and that of its first entry."""
         node, first = len(self._nodes), len(self._entries)
         numbers = [field.number for field in fields]
         last = max(numbers, default=-1)
@@ -319,20 +318,20 @@ class _Compiler:
     def _message(
         self, name: str, path: str, level: int, selection: Selection | None, trail: tuple[str, ...]
     ) -> tuple[Column, int]:
-        """Column and node of a message; whoever calls says whether it is present.
+        """Returns column and node of a message; the caller sets the column of presence.
 
         Args:
-            name: Of its type.
-            path: Where it stands, for errors.
-            level: Of its columns.
-            selection: What is wanted of it.
-            trail: The types that it stands in.
+            name: Name of its type.
+            path: Path for errors.
+            level: Level of its columns.
+            selection: Wanted fields.
+            trail: Types around it.
         """
-        if selection == {} and trail:  # only whether it is there
+        if selection == {} and trail:  # only presence
             return Column(Kind.STRUCT, "", pa.struct([]), level), self._node(())[0]
         if name in MOMENTS or name in WRAPPERS:
             if selection is not None:
-                raise ValueError(f"{path} is a {name}, which has no fields to choose")
+                raise ValueError(f"{path} is a {name}, which has no fields to select")
             if name in MOMENTS:
                 node, first = self._node(MOMENT_FIELDS)
                 seconds, _ = (
@@ -348,8 +347,8 @@ class _Compiler:
             raise ValueError(f"{path}: message {name} is not in the descriptor set")
         if name in trail:
             raise ValueError(
-                f"{path}: message {name} contains itself, which no column can hold; choose columns"
-                " without it"
+                f"{path}: message {name} contains itself, which columns cannot represent; select"
+                " columns without it"
             )
         wanted = _wanted(message, path, selection)
         node, first = self._node(wanted)
@@ -357,7 +356,7 @@ class _Compiler:
         children = {}
         for index, field in enumerate(wanted):
             entry = first + index
-            below: Selection | None = {}  # a hidden member of a oneof clears the others
+            below: Selection | None = {}  # an unselected member of a oneof clears the others
             if selection is None:
                 below = None
             elif field.name in selection:
@@ -433,7 +432,7 @@ class _Compiler:
         selection: Selection | None,
         trail: tuple[str, ...],
     ) -> Column:
-        """Column of one value of a field; sets how its entry is read."""
+        """Returns the column of a field's value; sets how its entry is decoded."""
         row = self._entries[entry]
         row.update({c.LEVEL: level, c.ONEOF: -1, c.PRESENT: -1})
         if field.type in (FieldType.MESSAGE, FieldType.GROUP):
@@ -443,7 +442,7 @@ class _Compiler:
             column, row[c.NODE] = self._message(field.type_name, path, level, selection, trail)
             return column
         if selection:
-            raise ValueError(f"{path} has no fields to choose")
+            raise ValueError(f"{path} has no fields to select")
         if field.type in TEXTS:
             row[c.OP], kind = TEXTS[field.type]
             row[c.WIRE] = TEXT_WIRE
@@ -474,18 +473,18 @@ class _Compiler:
 
 
 def _wanted(message: Message, path: str, selection: Selection | None) -> list[Field]:
-    """Fields to read, ascending by number: those chosen, and what shares a oneof with them."""
+    """Returns the selected fields, and those in a oneof with them, ascending by number."""
     if selection is None:
         return sorted(message.fields, key=lambda field: field.number)
     names = {field.name for field in message.fields}
     if missing := selection.keys() - names:
-        known = ", ".join(sorted(names))
-        raise ValueError(f"{path} has no field {', '.join(sorted(missing))}; it has {known}")
+        available = ", ".join(sorted(names))
+        raise ValueError(f"{path} has no field {', '.join(sorted(missing))}; it has {available}")
     oneofs = {field.oneof for field in message.fields if field.name in selection} - {-1}
     wanted = [field for field in message.fields if field.name in selection or field.oneof in oneofs]
     return sorted(wanted, key=lambda field: field.number)
 
 
 def _numbers(numbers: Sequence[int]) -> Numbers:
-    # Never empty: it has an address.
+    # Never empty, so that it has an address.
     return np.array(numbers or _NO_NUMBERS, np.int64)

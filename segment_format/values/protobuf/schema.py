@@ -1,9 +1,7 @@
-"""Messages and enums of a `FileDescriptorSet`: what `protoc --descriptor_set_out` writes.
+"""Reads a `FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
 
 It is itself Protobuf: field numbers are those of `google/protobuf/descriptor.proto`. Extensions,
-services and options other than `map_entry` are left out; extended fields are unknown fields then.
-
-Protobuf's wire format, read plainly: for descriptors and message indexes, not for values.
+services and options except `map_entry` are ignored, so extended fields are unknown fields.
 """
 
 from __future__ import annotations
@@ -28,24 +26,24 @@ _MASK_64: Final = 2**64 - 1
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned 64-bit number, and where the next thing begins.
+    """Returns an unsigned 64-bit number, and the position after it.
 
     Raises:
-        ValueError: It does not end within ten bytes, or the data do.
+        ValueError: The number has more than ten bytes, or the data ends.
     """
     value = 0
     for index, byte in enumerate(data[at : at + _MOST_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index
         if byte < 0x80:
             return value & _MASK_64, at + index + 1
-    raise ValueError(f"no whole number at byte {at}")
+    raise ValueError(f"the number at byte {at} is truncated or too long")
 
 
 def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message: a number for varints, else bytes.
+    """Yields number and value of each field of a message: a number for varints, else bytes.
 
     Raises:
-        ValueError: No message, or one with groups.
+        ValueError: The message is malformed, or has groups.
     """
     at = 0
     while at < len(data):
@@ -60,9 +58,9 @@ def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire in _SIZES:
             size = _SIZES[wire]
         else:
-            raise ValueError(f"wire type {wire} at byte {at}")
+            raise ValueError(f"wire type {wire} at byte {at} is not supported")
         if size > len(data) - at:
-            raise ValueError(f"{size} bytes at byte {at} go beyond the end")
+            raise ValueError(f"{size} bytes at byte {at} exceed the data")
         yield number, data[at : at + size]
         at += size
 
@@ -109,14 +107,14 @@ class Field:
     """A field of a message.
 
     Attributes:
-        name: As declared.
-        number: Its tag's.
-        type: What it holds.
-        type_name: Full name of its message or enum; empty for others.
-        repeated: Whether it is a list, or a map.
-        has_presence: Whether a message tells an absent one from its default.
-        oneof: Which of the message's oneofs it belongs to; −1 for none.
-        default: Declared one as text, see `FieldDescriptorProto.default_value`; None without.
+        name: Declared name.
+        number: Field number.
+        type: Type of the value.
+        type_name: Full name of its message or enum; empty for other types.
+        repeated: Whether it is a list or a map.
+        has_presence: Whether messages distinguish an absent field from its default.
+        oneof: Index of its oneof in the message; -1 for none.
+        default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` without.
     """
 
     name: str
@@ -135,11 +133,11 @@ class Message:
 
     Attributes:
         name: Full name, without a leading dot.
-        fields: As declared.
-        is_map_entry: Whether it is an entry of a map.
-        file: The file it stands in.
-        path: Index among the file's messages, then among those nested in that, and so on; entries
-            of maps count, where they stand.
+        fields: Fields in declared order.
+        is_map_entry: Whether it is the entry type of a map.
+        file: Name of its file.
+        path: Index into the file's messages, then into those nested in that message, and so on,
+            including entry types of maps.
     """
 
     name: str
@@ -155,9 +153,9 @@ class Enum:
 
     Attributes:
         name: Full name, without a leading dot.
-        values: Names by number, the first that has it.
-        numbers: Numbers by name.
-        is_closed: Whether it is of proto2: other numbers are unknown fields there.
+        values: Number -> first name with that number.
+        numbers: Name -> number.
+        is_closed: Whether it is of proto2, where other numbers count as unknown fields.
     """
 
     name: str
@@ -174,7 +172,7 @@ class Schema:
     enums: dict[str, Enum]
 
     def message_at(self, file: str, path: tuple[int, ...]) -> Message | None:
-        """The message that a message index means, in a file; None if there is none."""
+        """Returns the message at a message index of a file, if it exists."""
         for message in self.messages.values():
             if message.file == file and message.path == path:
                 return message
@@ -185,7 +183,7 @@ def read_schema(descriptors: bytes) -> Schema:
     """Reads a `FileDescriptorSet`.
 
     Raises:
-        ValueError: It is none, or has a file of another syntax than proto2 and proto3.
+        ValueError: The data is malformed, or a file has a syntax other than proto2 and proto3.
     """
     schema = Schema({}, {})
     try:
@@ -199,7 +197,7 @@ def read_schema(descriptors: bytes) -> Schema:
 def _read_file(file: _Message, schema: Schema) -> None:
     name, package, syntax = _text(file, 1), _text(file, 2), _text(file, 12)
     if syntax not in _SYNTAXES:
-        raise ValueError(f"{name} has syntax {syntax!r}; only proto2 and proto3 are read")
+        raise ValueError(f"{name} has syntax {syntax!r}; supported are proto2 and proto3")
     is_proto3 = syntax == "proto3"
     scope = f"{package}." if package else ""
     for index, message in enumerate(_parts(file, 4)):
@@ -209,24 +207,24 @@ def _read_file(file: _Message, schema: Schema) -> None:
 
 
 def _read_message(
-    message: _Message, scope: str, place: tuple[str, tuple[int, ...], bool], schema: Schema
+    message: _Message, scope: str, location: tuple[str, tuple[int, ...], bool], schema: Schema
 ) -> None:
-    file, path, is_proto3 = place
+    file, path, is_proto3 = location
     name = scope + _text(message, 1)
     if len(path) > _DEEPEST:
         raise ValueError(f"messages are nested more than {_DEEPEST} deep")
     if name in schema.messages:
-        raise ValueError(f"message {name} is there twice")
+        raise ValueError(f"message {name} is defined twice")
     fields = tuple(_field(part, is_proto3) for part in _parts(message, 2))
     for each in ([field.number for field in fields], [field.name for field in fields]):
         if len(set(each)) < len(fields):
-            raise ValueError(f"message {name} has a field twice")
+            raise ValueError(f"message {name} has a repeated field name or number")
     is_map_entry = _number(_parse(_bytes(message, 7)), 7) != 0
     if is_map_entry and (
         [(field.name, field.number, field.repeated) for field in fields] != _MAP_FIELDS
         or fields[0].type in _NO_KEYS
     ):
-        raise ValueError(f"message {name} is no entry of a map")
+        raise ValueError(f"message {name} is not a valid map entry")
     schema.messages[name] = Message(name, fields, is_map_entry, file, path)
     for index, part in enumerate(_parts(message, 3)):
         _read_message(part, f"{name}.", (file, (*path, index), is_proto3), schema)
@@ -237,7 +235,7 @@ def _read_message(
 def _field(part: _Message, is_proto3: bool) -> Field:
     kind = FieldType(_number(part, 5))
     repeated = _number(part, 4) == 3
-    declared_optional = _number(part, 17) != 0  # stands in a oneof of its own
+    declared_optional = _number(part, 17) != 0  # is in a oneof of its own
     in_oneof = 9 in part and not declared_optional
     is_message = kind in (FieldType.MESSAGE, FieldType.GROUP)
     number = _number(part, 3)
@@ -293,11 +291,11 @@ def _text(message: _Message, number: int) -> str:
 def _number(message: _Message, number: int) -> int:
     value = message[number][-1] if number in message else 0
     if isinstance(value, bytes):
-        raise TypeError(f"field {number} is no number")
+        raise TypeError(f"field {number} is not a number")
     return value
 
 
 def _as_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise TypeError(f"the number {value} stands where bytes should")
+        raise TypeError(f"expected bytes, not the number {value}")
     return value

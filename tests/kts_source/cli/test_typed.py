@@ -104,7 +104,7 @@ def test_a_topic_whose_schema_cannot_be_found(
     options = write(tmp_path / "tier", [[None]])
     arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
     assert main(arguments) == 2
-    assert "needs option 'value.schema': no type can be found" in capsys.readouterr().err
+    assert "needs option 'value.schema': no type can be inferred" in capsys.readouterr().err
 
 
 def test_records_are_verified_not_values(

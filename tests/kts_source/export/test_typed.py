@@ -219,9 +219,9 @@ def test_dead_letters_have_the_bytes_and_the_reason(
     assert (report.rows, report.rejected) == (27, 3)
     found = ds.dataset(tmp_path / "letters", format="parquet").to_table()
     reasons = [
-        "value: country: a length below 0 or beyond the end of the value",
+        "value: country: a length is negative or exceeds the value",
         "value: country: the value ends too early",
-        "value: bytes behind the end of the value",
+        "value: bytes follow after the end of the value",
     ]
     assert rows_of(found, "topic", "key", "value", "reason") == [
         (0, offset, "orders", b"k%d" % offset, value, reason)

@@ -81,12 +81,12 @@ def test_a_guid_counts_in_the_header_and_in_front(tmp_path: Path) -> None:
     assert found == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
     errors = table["valueError"].to_pylist()
     assert [row for row, one in enumerate(errors) if one] == [1, 5]
-    assert errors[1] == "bytes behind the end of the value"
+    assert errors[1] == "bytes follow after the end of the value"
     unknown = uuid.UUID(int=0)
     assert errors[5] == f"schema {unknown}: LookupError: the folder has no schema {unknown}"
     assert table["valueRaw"].to_pylist() == [one.value for one in records]
     del source["columns"]
-    with pytest.raises(InvalidValueError, match="behind the end") as raised:
+    with pytest.raises(InvalidValueError, match="after the end") as raised:
         kts_source.scan(source).to_table()
     assert raised.value.offset == 1
 
@@ -164,9 +164,9 @@ def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
     assert all(table["value"][row].as_py()["f"] == 6 for row in good)
     reasons = [one or "" for one in table["valueError"].to_pylist()]
     assert [row for row, one in enumerate(reasons) if one] == [3, 4, 5, 6, 7, 8, 10]
-    assert "behind the end" in reasons[3]
+    assert "after the end" in reasons[3]
     assert ["use-id" in reasons[row] for row in (4, 7, 8)] == [True] * 3
-    assert "nor an id in the record's headers" in reasons[5]
+    assert "the record's headers have no schema id" in reasons[5]
     assert "JSON" in reasons[6]
     assert "the folder has no schema 1099511627776" in reasons[10]
     by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}

@@ -135,7 +135,7 @@ def test_values_with_confluents_header(tmp_path: Path) -> None:
     assert shown(table["value"].to_pylist()) == [row(1), None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:2] == [None, None]
-    assert "no zero byte" in reasons[2]
+    assert "neither byte 0" in reasons[2]
     assert reasons[3].startswith("amount: ")
     assert "shorter than the 5 bytes" in reasons[4]
 

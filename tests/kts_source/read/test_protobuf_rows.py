@@ -91,7 +91,7 @@ def test_values_with_confluents_header(tmp_path: Path) -> None:
     reasons = table["valueError"].to_pylist()
     assert reasons[:2] == [None, None]
     assert reasons[2] == "message index [0], not [1]"
-    assert "no zero byte" in reasons[3]
+    assert "neither byte 0" in reasons[3]
 
 
 def test_descriptors_are_read_once_and_travel(tier: dict[str, str], tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
 """Offset in partition 0 -> a value that is no order."""
 REASONS = {
-    3: "country: a length below 0 or beyond the end of the value",
+    3: "country: a length is negative or exceeds the value",
     17: "country: the value ends too early",
-    25: "bytes behind the end of the value",
+    25: "bytes follow after the end of the value",
 }
 
 
@@ -199,7 +199,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]
     assert "JSON, not of Avro" in reasons[21]
-    assert "no zero byte" in reasons[22]
+    assert "neither byte 0" in reasons[22]
     assert reasons[23] is None
     assert "surrogates not allowed" in reasons[24]
     gone = options | {"value.schema-registry.url": str(tmp_path / "gone")}

@@ -84,7 +84,7 @@ def test_wrong_use_is_told() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))
-    with pytest.raises(RuntimeError, match="not used up"):
+    with pytest.raises(RuntimeError, match="not exhausted"):
         decoder.feed(data)
     finished = RecordDecoder(columns=("offset",))
     assert list(finished.finish()) == []

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pyarrow as pa
 import pytest
 
-from segment_format.values.avro.apicurio import AS_JSON, OTHER_IDS, ApicurioAvroDecoder
-from segment_format.values.avro.decoder import JSON_TEXT
+from segment_format.values.avro.decoder import FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
-from segment_format.values.heads import heads
+from segment_format.values.registry_framing import APICURIO, AS_JSON, JSON_TEXT, OTHER_IDS
 
 LARGE = (1 << 40) + 5
 SCHEMAS = {7: parse_avro('"int"'), LARGE: parse_avro('["null", "long"]')}
@@ -20,8 +17,8 @@ def framed(schema_id: int, content: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(8, "big", signed=True) + content
 
 
-def test_each_value_is_read_by_its_writer_and_others_are_named() -> None:
-    decoder = ApicurioAvroDecoder(parse_avro('["null", "long"]'), SCHEMAS.__getitem__)
+def test_values_are_decoded_by_writer_and_others_get_a_reason() -> None:
+    decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), SCHEMAS.__getitem__, APICURIO)
     assert decoder.type == pa.int64()
     cases: list[tuple[bytes | None, int | None, str]] = [
         (framed(7, b"\x0e"), 7, ""),
@@ -37,7 +34,7 @@ def test_each_value_is_read_by_its_writer_and_others_are_named() -> None:
         (framed(OTHER_IDS, b"\x0e"), None, "use-id"),
         (framed(AS_JSON, b"\x0e"), None, JSON_TEXT),
         (framed(7, b'{"a":1}'), None, JSON_TEXT),
-        (framed(7, b"\x0e\x0e"), None, "behind the end"),
+        (framed(7, b"\x0e\x0e"), None, "after the end"),
     ]
     found = decoder.decode(pa.array([b"before", *(one[0] for one in cases)], pa.binary()).slice(1))
     found.array.validate(full=True)
@@ -48,23 +45,8 @@ def test_each_value_is_read_by_its_writer_and_others_are_named() -> None:
         assert cases[row][2] in reason
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_heads_are_first_bytes(seed: int) -> None:
-    chance = random.Random(seed)
-    values = [
-        None if chance.random() < 0.1 else chance.randbytes(chance.randrange(6))
-        for _ in range(chance.randrange(30))
-    ]
-    size, start = chance.randrange(1, 6), chance.randrange(3)
-    found = heads(pa.array(values, pa.binary()).slice(start), size)
-    assert [one.tobytes() for one in found] == [
-        one[:size] if one is not None and len(one) >= size else bytes(size)
-        for one in values[start:]
-    ]
-
-
-def test_other_types_are_refused_and_nothing_is_nothing() -> None:
-    decoder = ApicurioAvroDecoder(parse_avro('"int"'), SCHEMAS.__getitem__)
+def test_other_types_are_refused_and_empty_input_is_empty() -> None:
+    decoder = FramedAvroDecoder(parse_avro('"int"'), SCHEMAS.__getitem__, APICURIO)
     with pytest.raises(TypeError, match="binary"):
         decoder.decode(pa.array(["x"]))
     assert decoder.decode(pa.array([], pa.binary())).array.type == pa.int32()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from segment_format.values.avro.confluent import ConfluentAvroDecoder
-from segment_format.values.avro.decoder import AvroDecoder
+from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
+from segment_format.values.registry_framing import CONFLUENT
 from tests.segment_format.values.avro.generated import Values
 from tests.segment_format.values.avro.test_decoder import same
 
@@ -53,7 +53,7 @@ def test_rows_of_many_writers_stay_in_order() -> None:
         str(uuid.UUID(int=random.getrandbits(128))): schema_of(names) for names in WRITERS[::2]
     }
     alone = {one: AvroDecoder(reader, writer) for one, writer in writers.items()}
-    decoder = ConfluentAvroDecoder(reader, writers.__getitem__)
+    decoder = FramedAvroDecoder(reader, writers.__getitem__, CONFLUENT)
     for _ in range(5):
         ids = [random.choice(list(writers)) for _ in range(150)]
         values = [Values(random).of(writers[one]) for one in ids]
@@ -82,7 +82,7 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
             return parse_avro("{")
         raise LookupError("the registry does not know it")
 
-    decoder = ConfluentAvroDecoder(parse_avro('["null", "long"]'), writer_of)
+    decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), writer_of, CONFLUENT)
     good = framed(1, b"\6")
     rows = [None, b"", b"\0\0\0\0", b"\1" + good[1:], framed(0, b"\6"), framed(7, b"\2a"),
             framed(8, b""), framed(9, b""), framed(9, b""), None]  # fmt: skip
@@ -92,7 +92,7 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
     reasons = [one.reason for one in found.bad]
     assert "shorter" in reasons[0]
     assert reasons[0] == reasons[1]
-    assert "no zero byte" in reasons[2]
+    assert "neither byte 0" in reasons[2]
     assert "Apicurio" in reasons[3]
     assert reasons[4] == "schema 7: string cannot be read as union of null, long"
     assert reasons[5].startswith("schema 8: not an Avro schema")
@@ -107,14 +107,14 @@ def test_errors_of_the_registry_come_through() -> None:
     def broken(_schema_id: int | str) -> Schema:
         raise ConnectionError("not there")
 
-    decoder = ConfluentAvroDecoder(parse_avro('"int"'), broken)
+    decoder = FramedAvroDecoder(parse_avro('"int"'), broken, CONFLUENT)
     with pytest.raises(ConnectionError):
         decoder.decode(pa.array([framed(1, b"\2")], pa.binary()))
 
 
 @pytest.mark.parametrize("values", [[], [None], [None, None], [b"", b""], [b"\0"]])
 def test_next_to_nothing(values: list[bytes | None]) -> None:
-    decoder = ConfluentAvroDecoder(parse_avro('"int"'), lambda _id: parse_avro('"int"'))
+    decoder = FramedAvroDecoder(parse_avro('"int"'), lambda _id: parse_avro('"int"'), CONFLUENT)
     found = decoder.decode(pa.array(values, pa.binary()))
     assert found.array.null_count == len(values)
     assert len(found.bad) == len(values) - values.count(None)
@@ -141,8 +141,8 @@ BARE = [
     "reader", ['"bytes"', '["null", "bytes"]', '{"type": "bytes", "logicalType": "unknown"}']
 )
 def test_bytes_of_confluent_have_no_length(reader: str, schema_id: int | str) -> None:
-    decoder = ConfluentAvroDecoder(
-        parse_avro(reader), {schema_id: parse_avro('"bytes"')}.__getitem__
+    decoder = FramedAvroDecoder(
+        parse_avro(reader), {schema_id: parse_avro('"bytes"')}.__getitem__, CONFLUENT
     )
     rows = [framed(schema_id, one) for one in BARE]
     for values in (rows, [b"no header", None, *rows, None]):
@@ -159,7 +159,7 @@ def test_bytes_of_confluent_next_to_other_schemas() -> None:
         2: parse_avro('"string"'),
         3: parse_avro('["null", "bytes"]'),
     }
-    decoder = ConfluentAvroDecoder(parse_avro('["null", "bytes"]'), writers.__getitem__)
+    decoder = FramedAvroDecoder(parse_avro('["null", "bytes"]'), writers.__getitem__, CONFLUENT)
     values = [
         framed(2, b"\x04ab"),
         framed(1, b"\x04ab"),

@@ -246,7 +246,7 @@ def test_one_bad_value_costs_one_row() -> None:
         after = decoder.decode(pa.array(spoiled, pa.binary()))
         assert before.bad == ()
         assert [one.row for one in after.bad] == at
-        assert {one.reason for one in after.bad} == {"bytes behind the end of the value"}
+        assert {one.reason for one in after.bad} == {"bytes follow after the end of the value"}
         after.array.validate(full=True)
         left = pa.array([row not in set(at) for row in range(500)])
         assert same(after.array.filter(left), before.array.filter(left))

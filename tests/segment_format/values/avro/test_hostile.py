@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from segment_format.values.avro import buffers
+from segment_format.kernels import arrow_buffers
 from segment_format.values.avro.decoder import AvroDecoder
-from segment_format.values.avro.opcodes import MOST_EMPTY
+from segment_format.values.avro.opcodes import MAX_EMPTY
 from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Json, Schemas, Values
 from tests.segment_format.values.avro.test_decoder import check
@@ -72,7 +72,7 @@ def test_each_cut_and_each_flipped_byte(schema: Json) -> None:
 @pytest.mark.parametrize("size", [-1, 2**31, 2**63 - 1, -(2**63), 100])
 @pytest.mark.parametrize("kind", ["string", "bytes"])
 def test_lengths_beyond_the_value(kind: str, size: int) -> None:
-    reason = "a length below 0 or beyond the end of the value"
+    reason = "a length is negative or exceeds the value"
     assert decode(kind, long(size) + b"abc") == [reason]
 
 
@@ -80,16 +80,16 @@ def test_lengths_beyond_the_value(kind: str, size: int) -> None:
 def test_more_items_than_bytes(count: int) -> None:
     size = long(3) if count < 0 else b""
     assert decode({"type": "array", "items": "int"}, long(count) + size + b"\2\2\2\0") == [
-        "more items than the value has bytes for"
+        "there are more items than the value has bytes for"
     ]
 
 
 def test_items_without_bytes_are_few() -> None:
     nulls = {"type": "array", "items": "null"}
-    too_many = "more items than the value has bytes for"
+    too_many = "there are more items than the value has bytes for"
     assert decode(nulls, long(3) + b"\0", long(4_000_000) + b"\0") == [[None] * 3, too_many]
     # Many blocks, each within the bound.
-    assert decode(nulls, long(MOST_EMPTY) + long(1) + b"\0") == [too_many]
+    assert decode(nulls, long(MAX_EMPTY) + long(1) + b"\0") == [too_many]
     records = {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}}
     assert decode(records, long(2) + b"\0", long(2**62) + b"\0") == [[{}, {}], too_many]
 
@@ -102,19 +102,19 @@ def test_items_without_bytes_are_not_stepped_over_one_by_one() -> None:
     ]
     record = {"type": "record", "name": "R", "fields": fields}
     few = AvroDecoder(parse_avro(json.dumps(record)), columns=["b"])
-    value = long(MOST_EMPTY) * 100_000 + b"\0\6"
+    value = long(MAX_EMPTY) * 100_000 + b"\0\6"
     # Memory's speed: one by one, they are 400 million.
     began = time.process_time()
     found = few.decode(pa.array([value, b"\0\4", value], pa.binary()))
     assert time.process_time() - began < 0.5
     assert found.array.to_pylist() == [{"b": 3}, {"b": 2}, {"b": 3}]
-    too_many = few.decode(pa.array([long(MOST_EMPTY + 1) + b"\0\6"], pa.binary()))
+    too_many = few.decode(pa.array([long(MAX_EMPTY + 1) + b"\0\6"], pa.binary()))
     assert [one.path for one in too_many.bad] == ["a"]
 
 
 def test_blocks_that_lie_about_their_size() -> None:
     assert decode({"type": "array", "items": "int"}, long(-2) + long(2) + b"\2\4\0") == [[1, 2]]
-    reason = "a block of items that is not as long as it says"
+    reason = "a block of items does not have its stated size"
     assert decode({"type": "array", "items": "int"}, long(-2) + long(1) + b"\2\4\0") == [reason]
     # Nobody looks into what is stepped over: the size tells.
     ints = {"type": "array", "items": "int"}
@@ -128,13 +128,13 @@ def test_blocks_that_lie_about_their_size() -> None:
 def test_numbers_of_too_many_bits() -> None:
     assert decode("long", b"\xff" * 9 + b"\1", b"\xff" * 9 + b"\2", b"\x80" * 10 + b"\0") == [
         -(2**63),
-        "a number of more than 64 bits",
-        "a number of more than 64 bits",
+        "a number has more than 64 bits",
+        "a number has more than 64 bits",
     ]
     assert decode("int", long(2**31 - 1), long(2**31), long(-(2**31) - 1)) == [
         2**31 - 1,
-        "an int of more than 32 bits",
-        "an int of more than 32 bits",
+        "an int has more than 32 bits",
+        "an int has more than 32 bits",
     ]
 
 
@@ -166,7 +166,7 @@ def test_decimals_beyond_their_precision() -> None:
         return long(size) + number.to_bytes(size, "big", signed=True)
 
     most = 10**38 - 1
-    too_much = "a decimal of more digits than its precision"
+    too_much = "a decimal has more digits than its precision"
     values = [sized(most, 16), sized(-most, 40), sized(most + 1, 16), sized(-most - 1, 17)]
     values += [sized(2**127, 17), sized(-(2**127), 16), sized(2**200, 30), b"\0"]
     assert decode(schema, *values) == [most, -most, *[too_much] * 5, 0]
@@ -214,12 +214,13 @@ def test_one_huge_value_makes_no_room_for_more_of_them(monkeypatch: pytest.Monke
     few = long(1) + ENCODE.sized(b"key") + long(1) + ENCODE.sized(b"v") + b"\0\0"
     many = long(1) + ENCODE.sized(b"k") + long(50_000) + ENCODE.sized(b"v" * 40) * 50_000 + b"\0\0"
     taken: list[int] = []
+    resized = arrow_buffers.resized
 
-    def allocate(size: int) -> pa.Buffer:
+    def counted(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
         taken.append(size)
-        return pa.allocate_buffer(size)
+        return resized(buffer, size, is_zeroed=is_zeroed)
 
-    monkeypatch.setattr(buffers, "allocate", allocate)
+    monkeypatch.setattr(arrow_buffers, "resized", counted)
     decoder.decode(pa.array([many], pa.binary()))
     assert sum(taken) < 10 * len(many)
     taken.clear()

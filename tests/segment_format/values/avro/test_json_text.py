@@ -8,9 +8,9 @@ import random
 import pyarrow as pa
 import pytest
 
-from segment_format.values.avro.confluent import ConfluentAvroDecoder
-from segment_format.values.avro.decoder import JSON_TEXT, AvroDecoder, json_objects
+from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder, json_objects
 from segment_format.values.avro.schema import parse_avro
+from segment_format.values.registry_framing import CONFLUENT, JSON_TEXT
 
 FIELDS = [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}]
 SCHEMA = parse_avro(json.dumps({"type": "record", "name": "R", "fields": FIELDS}))
@@ -67,7 +67,7 @@ def test_both_decoders_refuse_them_and_nothing_else() -> None:
     alone = AvroDecoder(SCHEMA).decode(pa.array(values, pa.binary()))
     headed = [None if one is None else ID + one for one in values]
     headed.append(bytes(5) + TEXT)
-    by_writer = ConfluentAvroDecoder(SCHEMA, lambda _: SCHEMA)
+    by_writer = FramedAvroDecoder(SCHEMA, lambda _: SCHEMA, CONFLUENT)
     found = by_writer.decode(pa.array(headed, pa.binary()))
     assert alone.array.to_pylist() == [READ, None, None, READ, None]
     assert found.array.to_pylist() == [READ, None, None, READ, None, None]

@@ -10,7 +10,7 @@ import pytest
 
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.program import check_defaults
-from segment_format.values.avro.schema import MOST_LEVELS, MOST_PARTS, AvroSchemaError, parse_avro
+from segment_format.values.avro.schema import MAX_LEVELS, MAX_TYPES, AvroSchemaError, parse_avro
 
 if TYPE_CHECKING:
     from tests.segment_format.values.avro.generated import Json
@@ -86,17 +86,17 @@ def test_types_are_those_of_from_avro(schema: Json, expected: pa.DataType) -> No
         ("{", "JSONDecodeError"),
         ('"nothing"', "does not define"),
         ("17", "not an Avro schema"),
-        ("[]", "union of nothing"),
-        ('["int", ["null"]]', "union within"),
+        ("[]", "has no types"),
+        ('["int", ["null"]]', "nested in a union"),
         ('["int", "int"]', "twice"),
         ('{"type": "array"}', "'items'"),
         ('{"type": "record", "name": "R"}', "'fields'"),
         ('{"type": "record", "name": "R", "fields": [{"type": "int"}]}', "no name"),
         ('{"type": "fixed", "name": "F", "size": -1}', "size"),
         ('{"type": "enum", "name": "E", "symbols": []}', "no symbols"),
-        ('{"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}', "none of its"),
+        ('{"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}', "not one of its"),
         ('{"type": "bytes", "logicalType": "decimal", "precision": 39}', "39 digits"),
-        (json.dumps(record(("a", "int"), ("a", "int"))), "fields twice"),
+        (json.dumps(record(("a", "int"), ("a", "int"))), "repeated fields"),
         (json.dumps(record(("a", ["null", "R"]))), "R contains itself"),
         (json.dumps(record(("a", record(("b", {"type": "array", "items": "R"}), name="S")))),
          "R contains itself"),
@@ -109,7 +109,7 @@ def test_what_is_no_schema_is_refused(schema: str, reason: str) -> None:
 
 def test_schemas_that_would_fill_memory_are_refused() -> None:
     nested: Any = "int"
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_LEVELS):
         nested = {"type": "array", "items": nested}
     with pytest.raises(AvroSchemaError, match="levels"):
         parse_avro(json.dumps(nested))
@@ -127,7 +127,7 @@ def test_schemas_that_would_fill_memory_are_refused() -> None:
         json.dumps(record(*((f"f{k}", f"T{number}") for k in range(30)), name=f"T{number + 1}"))
         for number in range(4)
     ]
-    with pytest.raises(AvroSchemaError, match=f"{MOST_PARTS:,} types"):
+    with pytest.raises(AvroSchemaError, match=f"{MAX_TYPES:,} types"):
         parse_avro(texts[-1], tuple(texts[:-1]))
 
 
@@ -175,7 +175,7 @@ def test_defaults_of_another_type_are_refused(kind: Json, default: Json) -> None
         read(record(), record(("x", kind, default)))
     deep = {"type": "map", "values": ["null", record(("x", kind, default), name="Q")]}
     schema = parse_avro(json.dumps(record(("a", "int", 1), ("b", deep))))
-    with pytest.raises(AvroSchemaError, match=r"field 'b\.x': a default"):
+    with pytest.raises(AvroSchemaError, match=r"field 'b\.x': the default"):
         check_defaults(schema)
 
 
@@ -188,7 +188,7 @@ def test_defaults_that_grow_with_each_level_are_refused() -> None:
     with pytest.raises(AvroSchemaError, match=r"field 'a.*more than 65,536 bytes"):
         check_defaults(parse_avro(json.dumps(kind)))
     text = record(("t", "string", "x" * 65_600))
-    with pytest.raises(AvroSchemaError, match=r"field 't': a default of more than 65,536 bytes"):
+    with pytest.raises(AvroSchemaError, match=r"field 't': the default has more than 65,536 bytes"):
         check_defaults(parse_avro(json.dumps(text)))
     check_defaults(parse_avro(json.dumps(record(("t", ["null", "string"], None)))))
 
@@ -199,7 +199,7 @@ def test_defaults_that_grow_with_each_level_are_refused() -> None:
         (record(("a", "int")), record(("b", "int")), "'b'.*no default"),
         (record(("a", "string")), record(("a", "int")), "'a'.*string cannot be read as int"),
         (record(("a", "long")), record(("a", "int")), "long cannot be read as int"),
-        (record(name="A"), record(name="B"), "another name"),
+        (record(name="A"), record(name="B"), "the names differ"),
         ({"type": "fixed", "name": "F", "size": 2}, {"type": "fixed", "name": "F", "size": 3}, "2"),
         (logical("long", "timestamp-millis"), logical("long", "timestamp-micros"), "cannot be"),
         (logical("bytes", "decimal", precision=4, scale=1),
@@ -250,7 +250,7 @@ def test_enums() -> None:
 
     writer = enum("A", "B", "C")
     assert read(writer, enum("C", "A"), b"\0", b"\2", b"\4", b"\6", b"\1") == [
-        "A", ": a symbol that the reader's enum does not have", "C",
+        "A", ": the reader's enum does not have the symbol", "C",
         ": an enum has no such symbol", ": an enum has no such symbol",
     ]  # fmt: skip
     assert read(writer, enum("C", "X", default="X"), b"\0", b"\4") == ["X", "C"]
@@ -292,7 +292,7 @@ def test_paths_name_fields_down_to_what_is_wrong() -> None:
     inner = record(("price", "int"), name="Item")
     schema = record(("items", {"type": "array", "items": inner}))
     assert read(schema, schema, b"\2\xff\xff\xff\xff\xff\1\0") == [
-        "items.price: an int of more than 32 bits"
+        "items.price: an int has more than 32 bits"
     ]
 
 

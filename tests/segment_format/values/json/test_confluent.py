@@ -47,7 +47,7 @@ def test_the_reasons_name_what_is_missing() -> None:
     decoded = DECODER.decode(pa.array([*HEADS, None], pa.binary()))
     reasons = {one.row: one.reason for one in decoded.bad}
     assert "id 0" in reasons[2]
-    assert "no zero byte" in reasons[3]
+    assert "neither byte 0" in reasons[3]
     assert "shorter" in reasons[4]
     assert 6 not in reasons
 

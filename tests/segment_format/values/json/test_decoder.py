@@ -39,33 +39,33 @@ NESTED = pa.struct(
     [
         (b"", "", "the text ends too early (byte 0)"),
         (b'{"id":', "id", "the text ends too early (byte 6)"),
-        (b'{"id":"1"}', "id", "a number is wanted for int64, not a string (byte 6)"),
-        (b'{"id":true}', "id", "a number is wanted for int64, not a boolean (byte 6)"),
-        (b'{"user":[]}', "user", "an object is wanted, not an array (byte 8)"),
+        (b'{"id":"1"}', "id", "expected a number for int64, not a string (byte 6)"),
+        (b'{"id":true}', "id", "expected a number for int64, not a boolean (byte 6)"),
+        (b'{"user":[]}', "user", "expected an object, not an array (byte 8)"),
         (b'{"user":{"age":1.5}}', "user.age",
-         "the number has digits that int32 does not hold (byte 15)"),
+         "the number has more digits than int32 can represent (byte 15)"),
         (b'{"user":{"age":3e9}}', "user.age", "the number is too large for int32 (byte 15)"),
         (b'{"user":{"name":"\\x"}}', "user.name",
-         "a string holds an escape that JSON does not have (byte 16)"),
-        (b'{"tags":["a",2]}', "tags", "a string is wanted for string, not a number (byte 13)"),
+         "a string has an invalid escape (byte 16)"),
+        (b'{"tags":["a",2]}', "tags", "expected a string for string, not a number (byte 13)"),
         (b'{"tags":["a" "b"]}', "tags", "a comma or the closing bracket must follow (byte 13)"),
-        (b'{"m":{"k":{"x":"y"}}}', "m.x", "a boolean is wanted for bool, not a string (byte 15)"),
+        (b'{"m":{"k":{"x":"y"}}}', "m.x", "expected a boolean for bool, not a string (byte 15)"),
         (b'{"m":{"k" 1}}', "m", "a colon must follow the name of a field (byte 10)"),
-        (b'{"other":[1,}', "", "no JSON value begins here (byte 12)"),
-        (b'{"id":1}}', "", "something follows the value (byte 8)"),
-        (b'\xef\xbb\xbf{}', "", "an object is wanted, not no JSON value (byte 0)"),
+        (b'{"other":[1,}', "", "no JSON value starts here (byte 12)"),
+        (b'{"id":1}}', "", "bytes follow the value (byte 8)"),
+        (b'\xef\xbb\xbf{}', "", "expected an object, not something else (byte 0)"),
         (b'{"day":"2023-02-29"}', "day", "a date must be YYYY-MM-DD (byte 7)"),
         (b'{"at":"2023-02-28T00:00"}', "at",
-         "the timestamp has no time zone; without one it is a timestamp_ntz (byte 6)"),
+         "the timestamp has no time zone; use type timestamp_ntz (byte 6)"),
         (b'{"local":"2023-02-28T00:00Z"}', "local",
-         "the timestamp has a time zone; with one it is a timestamp (byte 9)"),
+         "the timestamp has a time zone; use type timestamp (byte 9)"),
         (b'{"bin":"abc"}', "bin", "a binary value must be base64 with padding (byte 7)"),
         (b'{"d":1000}', "d", "the number is too large for decimal128(5, 2) (byte 5)"),
         (b'{"user":{"name":"\\ud800"}}', "user.name",
-         "a string holds half a surrogate pair (byte 16)"),
+         "a string has half a surrogate pair (byte 16)"),
         (b'{"user":{"name":"\xff"}}', "user.name", "a string is not UTF-8 (byte 16)"),
         (b'{"user":{"name":"\n"}}', "user.name",
-         "a string holds a control character that is not escaped (byte 16)"),
+         "a string has a control character that is not escaped (byte 16)"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named(text: bytes, path: str, reason: str) -> None:
@@ -122,7 +122,7 @@ def test_fields_that_may_not_be_null() -> None:
         (pa.dictionary(pa.int32(), pa.string()), "dictionary"),
         (pa.decimal256(50, 2), "decimal256"),
         (pa.decimal128(5, -2), "decimal128(5, -2)"),
-        (pa.struct([("a", pa.int32()), ("a", pa.int32())]), "one name"),
+        (pa.struct([("a", pa.int32()), ("a", pa.int32())]), "same name"),
     ],
 )
 def test_other_types_are_refused_by_name(kind: pa.DataType, name: str) -> None:
@@ -141,8 +141,8 @@ def test_types_may_not_be_too_deep() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        (["nothing"], "there is no field 'nothing'; there are id, user"),
-        (["user.x"], "there is no field 'user.x'; there are name, age"),
+        (["nothing"], "there is no field 'nothing'; the fields are id, user"),
+        (["user.x"], "there is no field 'user.x'; the fields are name, age"),
         (["id.x"], "field 'id' is a int64, so it has no field 'x'"),
         (["tags.x"], "field 'tags' is a list"),
     ],
@@ -259,7 +259,7 @@ def test_items_beyond_the_memory_of_a_batch_cost_their_row(monkeypatch: pytest.M
     found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
     found.array.validate(full=True)
     assert [(one.row, one.reason) for one in found.bad] == [
-        (1, "its arrays and objects take more memory than one batch may (byte 0)")
+        (1, "its arrays and objects exceed the memory limit of a batch (byte 0)")
     ]
     assert len(found.array[2]) == 2
 

@@ -43,11 +43,11 @@ def test_the_type_of_a_sample(samples: list[bytes | None], ddl: str) -> None:
         ([b'{"a":{}}', b'{"a":1.5}'], "a is an object in some samples and a number in others"),
         ([], "there is no sample"),
         ([None], "there is no sample"),
-        ([b"{", b"x"], "no sample is JSON"),
+        ([b"{", b"x"], "no sample is valid JSON"),
         ([b"{}", b"null"], "all samples are null or empty"),
         ([b"[" * 150 + b"]" * 150], "more than 100 levels"),
         ([b"{" + b",".join(b'"%d":1' % i for i in range(5001)) + b"}"], "more than 5000 fields"),
-        ([b"[" * 100_000], "no sample is JSON"),
+        ([b"[" * 100_000], "no sample is valid JSON"),
     ],
 )
 def test_samples_that_tell_no_type(samples: list[bytes | None], reason: str) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from segment_format.values.json import contract as c
-from segment_format.values.json.contract import LEAST, MOST, powers
+from segment_format.values.json.contract import MAX_POWER, MIN_POWER, powers
 from segment_format.values.json.decoder import JsonDecoder
 from tests.segment_format.values.json import oracle
 
@@ -240,8 +240,8 @@ def test_a_number_ends_with_its_row() -> None:
 
 def test_powers_are_within_one_of_the_truth() -> None:
     fives = powers()[43:].tolist()
-    for q in range(LEAST, MOST + 1):
-        high, low = fives[2 * (q - LEAST)], fives[2 * (q - LEAST) + 1]
+    for q in range(MIN_POWER, MAX_POWER + 1):
+        high, low = fives[2 * (q - MIN_POWER)], fives[2 * (q - MIN_POWER) + 1]
         value = high << 64 | low
         exact = Fraction(5) ** q
         shift = value.bit_length() - 128 + 127 - math.floor(math.log2(5) * q)

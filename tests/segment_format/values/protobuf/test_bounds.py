@@ -8,7 +8,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from segment_format.values.protobuf import arrays as memory
+from segment_format.values.protobuf import decoder as decoder_module
 from tests.segment_format.values.protobuf.oracle import (
     Oracle,
     rows_of,
@@ -24,8 +24,8 @@ from tests.segment_format.values.protobuf.sample import (
 def test_memory_is_bounded_and_the_row_that_takes_too_much_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "_MOST_BYTES", 100_000)
-    monkeypatch.setattr(memory, "_BYTES_PER_BYTE", 2)
+    monkeypatch.setattr(decoder_module, "MAX_BUFFER_BYTES", 100_000)
+    monkeypatch.setattr(decoder_module, "BYTES_PER_INPUT_BYTE", 2)
     values = binary(b"\x2a\x00", b"\x2a\x00" * 50_000, b"\x0a\x01a", b"\x2a\x00\x2a\x00")
     decoded = decoder_of("proto3").decode(values)
     decoded.array.validate(full=True)

@@ -39,7 +39,7 @@ def readable(value: bytes) -> tuple[bytes, str]:
     if value[0] == 1 and len(value) >= 17:
         schema_id, start = str(uuid.UUID(bytes=value[1:17])), 17
     elif value[0]:
-        return b"", "no zero byte"
+        return b"", "neither byte 0"
     if not schema_id:
         return b"", "schema id 0"
     try:
@@ -77,7 +77,7 @@ def test_values_are_those_behind_their_heads(
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confluent, "_MOST_HEADS", most)
+        patch.setattr(confluent, "_MAX_HEADS", most)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))

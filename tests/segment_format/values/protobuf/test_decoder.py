@@ -154,20 +154,20 @@ def test_bad_rows_do_not_touch_others_and_are_named() -> None:
     before = rows_of(decoder_of("proto3").decode(binary(*values)).array)
     wrong = {
         b"\x0a\x01\xff": ("id", "not valid UTF-8"),
-        b"\x0a\x05a": ("id", "a length that goes beyond the end, or is none"),
+        b"\x0a\x05a": ("id", "a length is invalid or exceeds the value"),
         b"\x2a\x07\x0a\x02aa\x12\x01\x80": (
             "items.prices",
-            "packed numbers that do not end with their length",
+            "packed numbers do not end with their length",
         ),
         b"\x32\x05\x12\x03\x0a\x01\xff": ("tags.value.sku", "not valid UTF-8"),
-        b"\x00": ("", "no valid tag: a field number of 0, an unknown wire type, or too long"),
-        b"\x1a\x00\x18\x80": ("count", "a number that does not end in time"),
-        b"\x3a\x0b\x08" + b"\xff" * 8 + b"\x7f\x10": ("at", "a number that does not end in time"),
+        b"\x00": ("", "an invalid tag: field number 0, an unknown wire type, or too long"),
+        b"\x1a\x00\x18\x80": ("count", "a number is truncated or too long"),
+        b"\x3a\x0b\x08" + b"\xff" * 8 + b"\x7f\x10": ("at", "a number is truncated or too long"),
         b"\x3a\x0a\x08" + b"\xff" * 8 + b"\x7f": (
             "at",
             "a time beyond what 64 bits of microseconds hold",
         ),
-        b"\x0c": ("", "a group without its begin or end"),
+        b"\x0c": ("", "a group has no start or no end"),
     }
     rows = sorted(random.sample(range(300), 40))
     chosen = {row: random.choice(list(wrong)) for row in rows}

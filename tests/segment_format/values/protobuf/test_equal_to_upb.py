@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segment_format.values.protobuf import arrays as memory
 from segment_format.values.protobuf import decoder as decoder_module
 from segment_format.values.protobuf.contract import REASONS, TOO_LARGE
 from segment_format.values.protobuf.decoder import ProtobufDecoder
@@ -62,9 +61,9 @@ def run(seed: int) -> None:
     values.append(None)
     random.shuffle(values)
     with (
-        patch.object(decoder_module, "_LEAST_ROOM", random.choice((0, 1, 64))),
-        patch.object(memory, "_MOST_BYTES", random.choice((200, 1 << 20, 1 << 20))),
-        patch.object(memory, "_BYTES_PER_BYTE", random.choice((0, 1, 8))),
+        patch.object(decoder_module, "_MIN_ROOM", random.choice((0, 1, 64))),
+        patch.object(decoder_module, "MAX_BUFFER_BYTES", random.choice((200, 1 << 20, 1 << 20))),
+        patch.object(decoder_module, "BYTES_PER_INPUT_BYTE", random.choice((0, 1, 8))),
     ):
         check(decoder, oracle, values)
         check(decoder, oracle, values * 9)  # by the room that the first have taken

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from segment_format.values.protobuf import arrays as memory
+from segment_format.kernels import arrow_buffers
 from segment_format.values.protobuf import decoder as decoder_module
 from segment_format.values.protobuf.confluent import ConfluentProtobufDecoder
 from segment_format.values.protobuf.decoder import ProtobufDecoder
@@ -25,6 +25,8 @@ from tests.segment_format.values.protobuf.oracle import descriptor_set
 from tests.segment_format.values.protobuf.sample import sample_file, sample_value
 
 HEAD = b"\0\0\0\0\7\2\2"
+
+MARKED = 64
 
 
 def run() -> int:
@@ -68,18 +70,24 @@ def test_nothing_beyond_the_values_is_read() -> None:
 
 
 def test_nothing_beyond_the_memory_is_written() -> None:
-    taken: list[tuple[dict[int, pa.Buffer], int, int]] = []
-    resized = memory._resized
+    taken: list[tuple[pa.Buffer, int]] = []
+    resized = arrow_buffers.resized
 
-    def marked(buffers: dict[int, pa.Buffer], key: int, size: int, *, zero: bool = False) -> int:
-        if key in buffers:
-            np.frombuffer(buffers[key], np.uint8)[-64:] = 0
-        address = resized(buffers, key, size + 64, zero=zero)
-        np.frombuffer(buffers[key], np.uint8)[size:] = MARK
-        taken.append((buffers, key, size))
-        return address
+    def marked(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
+        if buffer is not None:
+            np.frombuffer(buffer, np.uint8)[-MARKED:] = 0
+        # The kernel may write to the slack: what follows is marked.
+        buffer = resized(buffer, size + MARKED, is_zeroed=is_zeroed)
+        np.frombuffer(buffer, np.uint8)[size:] = MARK
+        taken[:] = [pair for pair in taken if pair[0] is not buffer]
+        taken.append((buffer, size))
+        return buffer
 
-    with patch.object(memory, "_resized", marked), patch.object(decoder_module, "_LEAST_ROOM", 1):
+    with (
+        patch.object(arrow_buffers, "resized", marked),
+        patch.object(arrow_buffers, "SLACK", 16),
+        patch.object(decoder_module, "_MIN_ROOM", 1),
+    ):
         for seed in range(60):
             file = random_file(Random(seed))
             decoder = ProtobufDecoder(descriptor_set(file), "t.Top")
@@ -87,7 +95,5 @@ def test_nothing_beyond_the_memory_is_written() -> None:
             values = pa.array([writer.value() for _ in range(80)], pa.binary())
             taken.clear()
             decoder.decode(values)
-            sizes = {(id(buffers), key): (buffers[key], size) for buffers, key, size in taken}
-            for buffer, size in sizes.values():
-                if buffer.size == size + 64:  # no larger one that was shrunk
-                    assert (np.frombuffer(buffer, np.uint8)[size:] == MARK).all()
+            for buffer, size in taken:
+                assert (np.frombuffer(buffer, np.uint8)[size:] == MARK).all()

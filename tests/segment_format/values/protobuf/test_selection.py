@@ -96,7 +96,7 @@ def test_a_member_of_a_oneof_that_is_not_wanted_clears_the_wanted() -> None:
     [
         (("nope",), "s.Order has no field nope; it has amount, "),
         (("main.nope",), "s.Order.main has no field nope; it has prices, sku"),
-        (("id.x",), "s.Order.id has no fields to choose"),
+        (("id.x",), "s.Order.id has no fields to select"),
         (("at.seconds",), "s.Order.at is a google.protobuf.Timestamp, which has no fields"),
         (("tags.sku",), "s.Order.tags has no field sku; it has key, value"),
     ],

@@ -123,7 +123,7 @@ def test_messages_and_groups_are_at_most_100_deep(depth: int, is_group: bool, un
     decoded = decoder.decode(pa.array([value], pa.binary()))
     assert len(decoded.bad) == (depth > 100)
     for each in decoded.bad:
-        assert each.reason == "messages and groups more than 100 deep"
+        assert each.reason == "messages and groups are nested more than 100 deep"
         assert each.path.count("m") == 101 - unknown
 
 

@@ -1,4 +1,4 @@
-"""Confluent's header: what has one, and why others have none."""
+"""Headers of Confluent's serializers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from segment_format.values.confluent_header import (
+from segment_format.values.registry_framing import (
     ID_0,
     NO_MAGIC,
     TOO_SHORT,
-    read_header,
-    read_headers,
+    leading_bytes,
+    read_confluent_header,
+    read_confluent_headers,
     without_headers,
 )
 
@@ -34,20 +35,22 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
         (b"\0\0\0\0", TOO_SHORT),
     ],
 )
-def test_a_header(value: bytes, found: tuple[int | str, int] | str) -> None:
-    assert one_by_one(value) == found
+def test_header_is_read_or_refused_with_reason(
+    value: bytes, found: tuple[int | str, int] | str
+) -> None:
+    assert header_or_reason(value) == found
 
 
-def one_by_one(value: bytes) -> tuple[int | str, int] | str:
-    """A header, or why there is none."""
+def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
+    """Returns a header, or why there is none."""
     try:
-        return read_header(value)
+        return read_confluent_header(value)
     except ValueError as error:
         return str(error)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_batch_is_told_as_each_value_is(seed: int) -> None:
+def test_batch_headers_equal_single_headers(seed: int) -> None:
     chance = random.Random(seed)
     most = chance.choice([1, 2, 255])
     values = [
@@ -60,12 +63,12 @@ def test_a_batch_is_told_as_each_value_is(seed: int) -> None:
     values[::7] = [b"\0\0\0\0" + bytes([chance.randrange(3)]) for _ in values[::7]]
     first = chance.randrange(len(values))
     array = pa.array([*values, b"\0\0\0\0\1"], pa.binary()).slice(first, len(values) - first)
-    found = read_headers(array)
-    expected = [one_by_one(value) for value in values[first:]]
+    found = read_confluent_headers(array)
+    expected = [header_or_reason(value) for value in values[first:]]
     sizes = [0 if isinstance(one, str) else one[1] for one in expected]
     assert found.sizes.tolist() == sizes
-    for number, one in zip(found.number_of.tolist(), expected, strict=True):
-        assert found.headless.get(number) == (one if isinstance(one, str) else None)
+    for number, one in zip(found.schema_of.tolist(), expected, strict=True):
+        assert found.invalid.get(number) == (one if isinstance(one, str) else None)
         assert isinstance(one, str) or found.schemas[number] == one[0]
     assert len(set(found.schemas)) == len(found.schemas)
     kept = np.array([size > 0 and chance.random() < 0.9 for size in sizes])
@@ -77,7 +80,22 @@ def test_a_batch_is_told_as_each_value_is(seed: int) -> None:
     ]
 
 
-def test_nothing_has_no_headers() -> None:
-    assert read_headers(pa.array([], pa.binary())).sizes.tolist() == []
-    found = read_headers(pa.array([None, b""], pa.binary()))
-    assert [found.headless[number] for number in found.number_of] == [TOO_SHORT] * 2
+def test_empty_values_have_no_headers() -> None:
+    assert read_confluent_headers(pa.array([], pa.binary())).sizes.tolist() == []
+    found = read_confluent_headers(pa.array([None, b""], pa.binary()))
+    assert [found.invalid[number] for number in found.schema_of] == [TOO_SHORT] * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_leading_bytes_are_zero_for_short_values(seed: int) -> None:
+    chance = random.Random(seed)
+    values = [
+        None if chance.random() < 0.1 else chance.randbytes(chance.randrange(6))
+        for _ in range(chance.randrange(30))
+    ]
+    size, start = chance.randrange(1, 6), chance.randrange(3)
+    found = leading_bytes(pa.array(values, pa.binary()).slice(start), size)
+    assert [one.tobytes() for one in found] == [
+        one[:size] if one is not None and len(one) >= size else bytes(size)
+        for one in values[start:]
+    ]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from segment_format.values.avro import glue
-from segment_format.values.avro.glue import GlueAvroDecoder
+from segment_format.values import registry_framing
+from segment_format.values.avro.decoder import FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
+from segment_format.values.registry_framing import AWS_GLUE
 
 if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
@@ -32,7 +33,7 @@ def writer_of(name: str) -> Schema:
 
 
 def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
-    decoder = GlueAvroDecoder(parse_avro('["null", "long"]'), writer_of)
+    decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), writer_of, AWS_GLUE)
     assert decoder.type == pa.int64()
     # A slice: offsets do not begin at 0.
     array = pa.array([b"before", *values], pa.binary()).slice(1)
@@ -42,7 +43,7 @@ def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_each_value_is_read_by_its_writer(*, packed: bool) -> None:
+def test_values_are_decoded_by_writer(*, packed: bool) -> None:
     one, other, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
     if packed:
         one, other = zlib.compress(one), zlib.compress(other)
@@ -61,28 +62,28 @@ def test_each_value_is_read_by_its_writer(*, packed: bool) -> None:
     assert rows == [7, None, 9, *[None] * 5, 8]
     assert bad[3] == f"schema {unknown}: there is none"
     assert sorted(bad) == [3, 4, 5, 6, 7]
-    assert all("no byte 3" in bad[row] for row in (4, 5, 6, 7))
+    assert all("start with byte 3" in bad[row] for row in (4, 5, 6, 7))
 
 
-def test_no_values_and_nulls_alone() -> None:
+def test_empty_and_null_values_are_decoded() -> None:
     assert decoded([]) == ([], {})
     assert decoded([None, None]) == ([None, None], {})
     with pytest.raises(TypeError, match="not binary"):
-        GlueAvroDecoder(SCHEMAS[str(INT)], writer_of).decode(pa.array(["x"]))
+        FramedAvroDecoder(SCHEMAS[str(INT)], writer_of, AWS_GLUE).decode(pa.array(["x"]))
 
 
-def test_broken_and_endless_compression_costs_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glue, "MOST_OF_ONE", 1000)
-    monkeypatch.setattr(glue, "MOST_INFLATED", 1001)
+def test_invalid_compression_makes_its_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_framing, "MAX_INFLATED_VALUE", 1000)
+    monkeypatch.setattr(registry_framing, "MAX_INFLATED_BATCH", 1001)
     good, bomb = zlib.compress(b"\x0e"), zlib.compress(bytes(1 << 20))
     values = [good, bomb, good[:-1], good + b"x", b"no zlib", b"", good]
     rows, bad = decoded([framed(INT, one, packed=True) for one in values])
     assert rows == [7, *[None] * 5, 7]
     assert sorted(bad) == [1, 2, 3, 4, 5]
-    assert "pass 1,000 bytes" in bad[1]
+    assert "exceeds 1,000 bytes" in bad[1]
     many = [framed(INT, zlib.compress(bytes(990)), packed=True)] + [
         framed(INT, good, packed=True)
     ] * 20
     rows, bad = decoded([*many])
     assert [rows[0], *rows[11:13]] == [None, 7, None]  # bytes of the first one are left over
-    assert "pass 0 bytes" in bad[20]
+    assert "exceeds 0 bytes" in bad[20]

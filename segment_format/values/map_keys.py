@@ -1,0 +1,106 @@
+"""Builds map arrays in which the last of equal keys wins."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from segment_format.kernels import contract as c
+from segment_format.kernels import object_code
+from segment_format.kernels.arrow_buffers import (
+    allocate,
+    copied,
+    make_array,
+    make_entries,
+    pack_bits,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+
+class KeyMemory(NamedTuple):
+    """Where the keys of map entries are stored.
+
+    Attributes:
+        address: Of int32 ends after a leading one if the keys are texts, else of numbers.
+        width: Bytes of a number; 0 for texts.
+        data: Address of the texts' bytes.
+    """
+
+    address: int
+    width: int
+    data: int
+
+
+def make_map(
+    kind: pa.DataType,
+    rows: int,
+    present: NDArray[np.uint8] | None,
+    ends: pa.Buffer,
+    entries: list[pa.Array],
+    keys: KeyMemory,
+) -> pa.Array:
+    """Returns an array of maps, each key once, with its last value.
+
+    Args:
+        kind: Type of the maps.
+        rows: Number of maps.
+        present: A byte for each map, 0 for null; `None` if none is null.
+        ends: int32: ends of the maps' entries, after a leading 0.
+        entries: Keys, without nulls, and values.
+        keys: Memory of the keys.
+    """
+    kept = _kept_entries(np.frombuffer(ends, np.int32), len(entries[0]), keys)
+    if kept is not None:
+        mask = pa.Array.from_buffers(pa.bool_(), len(kept), [None, pack_bits(kept)])
+        entries = [array.filter(mask) for array in entries]
+        kept_before = np.concatenate([[0], np.cumsum(kept)])
+        ends = copied(kept_before[np.frombuffer(ends, np.int32)].astype(np.int32))
+    return make_array(kind, rows, present, [ends], [make_entries(kind, *entries)])
+
+
+def _kept_entries(
+    ends: NDArray[np.int32], entries: int, keys: KeyMemory
+) -> NDArray[np.bool_] | None:
+    """Returns a mask of the entries to keep; `None` to keep all."""
+    sizes = np.diff(ends)
+    largest = int(sizes.max()) if len(sizes) else 0
+    if largest < 2:
+        return None
+    kept = np.ones(entries, np.uint8)
+    table = np.empty(_table_size(largest) if largest > c.FEW_KEYS else 1, np.int64)
+    frame = np.zeros(c.KEY_FRAME_SIZE, np.int64)
+    frame[c.KEY_SLOT_ENDS], frame[c.KEY_SLOT_MAPS] = ends.ctypes.data, len(sizes)
+    frame[c.KEY_SLOT_KEYS], frame[c.KEY_SLOT_WIDTH] = keys.address, keys.width
+    frame[c.KEY_SLOT_DATA] = keys.address if keys.width else keys.data
+    frame[c.KEY_SLOT_KEPT], frame[c.KEY_SLOT_TABLE] = kept.ctypes.data, table.ctypes.data
+    frame[c.KEY_SLOT_SEED] = _seed()
+    return kept.view(np.bool_) if _kernel()(frame) else None
+
+
+def _table_size(entries: int) -> int:
+    size = 16
+    while size < 2 * entries:
+        size *= 2
+    return size
+
+
+@lru_cache(1)
+def _kernel() -> Callable[[NDArray[np.int64]], int]:
+    linked = object_code.load_of_frame("mark_repeated")
+    if linked is not None:
+        return linked
+    from segment_format.values.map_key_kernel import mark_repeated  # imports numba
+
+    return mark_repeated
+
+
+def _seed() -> int:
+    """Returns a number that cannot be predicted from outside: the address of new memory."""
+    return int(allocate(64).address)
