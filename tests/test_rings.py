@@ -65,7 +65,6 @@ RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
         {"os", "pathlib"},
         "writes tiers into folders, for tests; os.urandom: nonces and data keys",
     ),
-    "segment_format.testing.strategies": ({"hypothesis"}, "for users' tests, who install it"),
 }
 # Imported inside a function, by those who have it; no dependency of ours.
 OPTIONAL: dict[str, tuple[set[str], str]] = {

@@ -19,7 +19,6 @@ from kts_source.secret import Secret
 from segment_format.errors import DecryptionError, UnknownKeyError
 from segment_format.manifest import encryption
 from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 from tests.golden_data import (
     KEY_PREFIX,
     KEYS,
@@ -29,6 +28,7 @@ from tests.golden_data import (
     tier_options,
 )
 from tests.kts_source.planning.scanning import scan
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
 from segment_format.record.batch_header import CRC_START, crc32c
 from segment_format.record.records import iter_batches, iter_record_times
-from segment_format.testing import strategies
 from segment_format.testing.batches import SimpleRecord, write_batch
+from tests import log_strategies as strategies
 from tests.golden_data import TIER
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from segment_format.testing import (
     SimpleRecord,
     write_batch,
 )
-from segment_format.testing.foreign import foreign_compressors
-from segment_format.testing.strategies import (
+from tests.foreign_compressors import foreign_compressors
+from tests.log_strategies import (
     BatchCase,
     batches,
     logs,

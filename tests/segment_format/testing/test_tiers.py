@@ -21,10 +21,10 @@ from segment_format.testing import (
     SegmentFiles,
     SimpleRecord,
 )
-from segment_format.testing.strategies import (
+from tests.golden_data import KEYS
+from tests.log_strategies import (
     segments,
 )
-from tests.golden_data import KEYS
 from tests.segment_format.testing.restored import restore
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.testing import CODEC_NUMBERS, LogBuilder, SimpleRecord
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 
 def values_of(data: bytes, sizes: list[int], key_size: int | None, value_size: int) -> list[bytes]:
