@@ -12,7 +12,6 @@ import numpy as np
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
-from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels import object_code
 from segment_format.kernels import scan_contract as c
 from segment_format.record.batch_header import (
@@ -21,6 +20,7 @@ from segment_format.record.batch_header import (
     TRANSACTIONAL_BIT,
     RecordBatchHeader,
 )
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import read_prefix
 from segment_format.record.records import iter_batches
 

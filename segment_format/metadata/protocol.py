@@ -1,4 +1,4 @@
-"""The wire types of Kafka's "flexible" messages that metadata records and custom metadata use.
+"""Reads the wire types of Kafka's flexible messages (KIP-482), as in metadata records.
 
     uvarint           7 bits a byte, least significant first, top bit: more follow; at most 5 bytes
     varlong           the same on up to 10 bytes, then zig-zag
@@ -8,8 +8,7 @@
     uuid              16 bytes, big-endian
     tagged fields     uvarint count; per field: uvarint tag (ascending), uvarint byte length, bytes
 
-Source: `org.apache.kafka.common.protocol.ByteBufferAccessor`, `ByteUtils`, `types.TaggedFields`,
-KIP-482.
+Source: `org.apache.kafka.common.protocol.ByteBufferAccessor`, `ByteUtils`, `types.TaggedFields`.
 """
 
 from __future__ import annotations
@@ -30,25 +29,14 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class TaggedField:
-    """A tagged field this code does not know, kept so that it can be written back.
-
-    Attributes:
-        tag: Number of the field, 0 … 2^31−1.
-        data: Its bytes, without the length.
-    """
+    """A tagged field: its number, 0 … 2^31−1, and its bytes without the length."""
 
     tag: int
     data: bytes
 
 
 class MessageReader(Cursor):
-    """A cursor over a message.
-
-    Args:
-        data: The message.
-        error: Class to raise for bytes that are not a message.
-        origin: Position of the message in the buffer that errors speak of.
-    """
+    """Reads a message field by field; see `Cursor` for the arguments."""
 
     __slots__ = ()
 
@@ -56,33 +44,33 @@ class MessageReader(Cursor):
         super().__init__(memoryview(data), error=error, origin=origin)
 
     def uuid(self, what: str) -> uuid.UUID:
-        """16 bytes as an id."""
+        """Reads 16 bytes as an id."""
         return uuid.UUID(bytes=bytes(self.take(16, what)))
 
     def uvarint(self, what: str) -> int:
-        """An unsigned number of at most 31 bits; larger ones stand for no length, count or tag."""
+        """Reads an unsigned number of at most 31 bits: a length, a count or a tag."""
         value = self._unsigned(what, 5)
         if value > MAX_INT32:
             raise self.fail(f"{what}: {value} is larger than 2^31−1")
         return value
 
     def compact_bytes(self, what: str) -> bytes | None:
-        """Length-prefixed bytes, or None for null."""
+        """Reads length-prefixed bytes; returns `None` for null."""
         length = self.uvarint(f"{what} length")
         return bytes(self.take(length - 1, what)) if length else None
 
     def compact_string(self, what: str) -> str:
-        """Length-prefixed UTF-8 text; null is an error."""
+        """Reads length-prefixed UTF-8 text; null is an error."""
         data = self.compact_bytes(what)
         if data is None:
-            raise self.fail(f"{what}: null where a text is required")
+            raise self.fail(f"{what}: null where text is required")
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.fail(f"{what}: text that is not UTF-8") from error
+            raise self.fail(f"{what}: invalid UTF-8") from error
 
     def compact_array_length(self, what: str, *, min_item_bytes: int) -> int:
-        """Number of items of an array, refused when the bytes left cannot hold that many."""
+        """Reads the length of an array and checks that the bytes left can hold it."""
         count = self.uvarint(f"number of {what}") - 1
         if count < 0:
             raise self.fail(f"{what}: null where an array is required")
@@ -91,11 +79,11 @@ class MessageReader(Cursor):
         return count
 
     def tagged_fields(self) -> tuple[TaggedField, ...]:
-        """A tagged-field section, in ascending order of tags."""
+        """Reads a section of tagged fields, which ascend by tag."""
         return tuple(field for _, field in self.located_tagged_fields())
 
     def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
-        """The same, each with the position of its data in the buffer."""
+        """Yields tagged fields, each with the position of its data in the buffer."""
         count = self.uvarint("number of tagged fields")
         if 2 * count > self.remaining:
             raise self.fail(f"{count} tagged fields in {self.remaining} bytes")
@@ -109,13 +97,13 @@ class MessageReader(Cursor):
             previous = tag
 
     def expect_end(self) -> None:
-        """Refuses bytes after the message."""
+        """Checks that no bytes follow the message."""
         if self.remaining:
             raise self.fail(f"{self.remaining} bytes after the end of the message")
 
 
 def write_uvarint(value: int) -> bytes:
-    """An unsigned number in the least number of bytes."""
+    """Returns the shortest varint of an unsigned number."""
     out = bytearray()
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)
@@ -125,23 +113,5 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_varlong(value: int) -> bytes:
-    """A signed number of at most 64 bits, zig-zag."""
+    """Returns the zig-zag varint of a signed 64-bit number."""
     return write_uvarint(((value << 1) ^ (value >> 63)) & 0xFFFF_FFFF_FFFF_FFFF)
-
-
-def write_compact_bytes(value: bytes | None) -> bytes:
-    """Length-prefixed bytes; None is null."""
-    return b"\0" if value is None else write_uvarint(len(value) + 1) + value
-
-
-def write_compact_string(value: str) -> bytes:
-    """Length-prefixed UTF-8 text."""
-    return write_compact_bytes(value.encode("utf-8"))
-
-
-def write_tagged_fields(fields: tuple[TaggedField, ...]) -> bytes:
-    """A tagged-field section, sorted by tag."""
-    out = bytearray(write_uvarint(len(fields)))
-    for field in sorted(fields, key=lambda field: field.tag):
-        out += write_uvarint(field.tag) + write_uvarint(len(field.data)) + field.data
-    return bytes(out)

@@ -21,8 +21,6 @@ value is a tombstone, not a record.
 Source: `org.apache.kafka.server.log.remote.metadata.storage.serialization.RemoteLogMetadataSerde`,
 message definitions under `storage/src/main/resources/message`.
 
-Writes records of `__remote_log_metadata`; `remote_log_segment_metadata` has the byte layout.
-
 Which partition of `__remote_log_metadata` holds the events of a partition.
 
     hc(x) = low 32 bits of (x xor (x >>> 32))                              Java's Long.hashCode
@@ -36,7 +34,6 @@ Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataTo
 from __future__ import annotations
 
 import itertools
-import struct
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -59,10 +56,6 @@ from segment_format.metadata.model import (
 from segment_format.metadata.protocol import (
     MessageReader,
     TaggedField,
-    write_compact_bytes,
-    write_compact_string,
-    write_tagged_fields,
-    write_uvarint,
 )
 
 if TYPE_CHECKING:
@@ -82,10 +75,11 @@ __all__ = [
     "TopicIdPartition",
     "check_offsets_and_epochs",
     "parse_metadata_record",
-    "write_metadata_record",
 ]
 
+FRAME_VERSION = 1
 RECORD_VERSIONS = (0, 1)
+TXN_INDEX_EMPTY_TAG = 0
 _MIN_EPOCH_BYTES = 4 + 8 + 1
 
 _Tags: TypeAlias = tuple[TaggedField, ...]
@@ -272,99 +266,6 @@ _PARSERS: dict[int, Callable[[MessageReader, int], MetadataRecord]] = {
     2: _parse_partition_delete,
     3: _parse_snapshot,
 }
-
-
-FRAME_VERSION = 1
-TXN_INDEX_EMPTY_TAG = 0
-
-
-def write_metadata_record(record: MetadataRecord) -> bytes:
-    """The record value that Kafka's own class writes for `record`.
-
-    A parsed record gives back the bytes it was parsed from: unknown tagged fields and the order of
-    the epochs are in `wire`.
-
-    Raises:
-        InvalidMetadataError: A number does not fit its field.
-    """
-    try:
-        if isinstance(record, RemoteLogSegmentMetadata):
-            head, body = 0, _write_segment_id(record.segment_id, record.wire) + _write_body(record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            head, body = 1, _write_update(record)
-        elif isinstance(record, RemotePartitionDelete):
-            head, body = 2, _write_partition_delete(record)
-        else:
-            head, body = 3, record.id.bytes + _write_body(record)
-    except struct.error as error:
-        raise InvalidMetadataError(f"cannot be written: {error}") from error
-    return (
-        write_uvarint(FRAME_VERSION)
-        + write_uvarint(head)
-        + write_uvarint(record.wire.version)
-        + body
-    )
-
-
-def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...]) -> bytes:
-    return (
-        write_compact_string(partition.topic)
-        + partition.topic_id.bytes
-        + struct.pack(">i", partition.partition)
-        + write_tagged_fields(tags)
-    )
-
-
-def _write_segment_id(segment: RemoteLogSegmentId, wire: WireDetails) -> bytes:
-    return (
-        _write_partition(segment.topic_id_partition, wire.topic_id_partition_tags)
-        + segment.id.bytes
-        + write_tagged_fields(wire.segment_id_tags)
-    )
-
-
-def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot) -> bytes:
-    starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
-    order = record.wire.epochs
-    if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
-        order = tuple((epoch, ()) for epoch in starts)
-    tags = record.wire.record_tags
-    if record.txn_index_empty is not None:
-        value = b"\1" if record.txn_index_empty else b"\0"
-        tags = (TaggedField(TXN_INDEX_EMPTY_TAG, value), *tags)
-    return b"".join(
-        (
-            struct.pack(">qqi", record.start_offset, record.end_offset, record.broker_id),
-            struct.pack(">qq", record.max_timestamp_ms, record.event_timestamp_ms),
-            write_uvarint(len(order) + 1),
-            *(
-                struct.pack(">iq", epoch, starts[epoch]) + write_tagged_fields(epoch_tags)
-                for epoch, epoch_tags in order
-            ),
-            struct.pack(">i", record.segment_size_in_bytes),
-            write_compact_bytes(record.custom_metadata),
-            struct.pack(">b", record.state),
-            write_tagged_fields(tags),
-        )
-    )
-
-
-def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
-    return (
-        _write_segment_id(record.segment_id, record.wire)
-        + struct.pack(">iq", record.broker_id, record.event_timestamp_ms)
-        + write_compact_bytes(record.custom_metadata)
-        + struct.pack(">b", record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )
-
-
-def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
-    return (
-        _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
-        + struct.pack(">iqb", record.broker_id, record.event_timestamp_ms, record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )
 
 
 _MASK = 0xFFFF_FFFF

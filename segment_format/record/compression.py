@@ -410,14 +410,16 @@ _ZSTD_ONE_SHOT_RATIO = 32
 _ZSTD_READ = 1 << 20
 
 
-class _ZstdContext(threading.local):
-    """One decompressor per thread: making one costs more than decompressing a small batch."""
-
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor()
+_thread = threading.local()
 
 
-_zstd = _ZstdContext()
+def zstd_decompressor() -> zstandard.ZstdDecompressor:
+    """Returns the calling thread's decompressor; a new one costs as much as a small batch."""
+    try:
+        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
+    except AttributeError:
+        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
 
 
 def decompress(
@@ -470,7 +472,7 @@ def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> B
     # supplies both and finds truncation and garbage.
     view = byte_view(payload)
     one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
-    decompressor = _zstd.decompressor
+    decompressor = zstd_decompressor()
     try:
         if 0 < bound <= one_shot:
             return decompressor.decompress(view, max_output_size=bound)

@@ -32,9 +32,9 @@ from segment_format.errors import (
     TruncatedBatchError,
     UnsupportedMagicError,
 )
-from segment_format.index.transaction_replay import marker_of
 from segment_format.record.batch_header import CRC_START, HEADER_SIZE, MAGIC_2, RecordBatchHeader
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, Entry, read_prefix
 from segment_format.record.records import decode_legacy_entry, iter_batches, require_crc
 

@@ -20,13 +20,7 @@ from hypothesis import strategies as st
 
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
-from segment_format.isolation import (
-    NO_ABORTED,
-    AbortedIntervals,
-    OpenTransaction,
-    last_stable_offset,
-    open_transactions,
-)
+from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.record.control_record import ControlRecordType, batch_control_type
 from segment_format.record.records import iter_batches
 from tests.golden_data import VECTORS
@@ -81,6 +75,12 @@ def read_log(log: dict[str, Any]) -> Log:
 every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(log.seed))
 
 
+def open_since(segment: Segment, *, below: int) -> list[int]:
+    """First offsets below `below` of the transactions open at the end of a segment."""
+    firsts = [entry.current_txn_first_offset for entry in segment.state_at_end]
+    return [first for first in firsts if 0 <= first < below]
+
+
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
     """The offsets of `[start, stop)` that are delivered, and where delivery ends.
 
@@ -88,11 +88,11 @@ def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[li
     """
     needed = [segment for segment in tier if segment.next_offset > start]
     last = next(index for index, segment in enumerate(needed) if segment.next_offset >= stop)
-    undecided = open_transactions(needed[last].state_at_end, below=stop)
+    undecided = open_since(needed[last], below=stop)
     while undecided and last + 1 < len(needed):
         last += 1
-        undecided = open_transactions(needed[last].state_at_end, below=stop)
-    end = last_stable_offset(undecided, end_offset=stop)
+        undecided = open_since(needed[last], below=stop)
+    end = min(undecided, default=stop)
     aborted = AbortedIntervals.from_txns(
         (txn for segment in needed[: last + 1] for txn in segment.aborted),
         start_offset=start,
@@ -259,19 +259,3 @@ def test_lookups_agree_with_asking_every_entry(
                     and entry.first_offset <= offset < entry.last_offset
                     for entry in txns
                 )
-
-
-def state(producer_id: int, first: int) -> ProducerStateEntry:
-    return ProducerStateEntry(producer_id, 0, 0, 0, 0, 0, 0, first)
-
-
-def test_open_transactions_that_began_below_an_offset() -> None:
-    entries = [state(1, -1), state(2, 30), state(3, 10), state(4, 10), state(5, 0)]
-
-    assert open_transactions(entries, below=30) == (
-        OpenTransaction(5, 0),
-        OpenTransaction(3, 10),
-        OpenTransaction(4, 10),
-    )
-    assert last_stable_offset(open_transactions(entries[:4], below=30), end_offset=30) == 10
-    assert last_stable_offset((), end_offset=30) == 30

@@ -14,11 +14,10 @@ from segment_format.errors import InvalidManifestError
 from segment_format.manifest.chunk_index import (
     MAX_PAYLOAD_BYTES,
     decode_chunk_sizes,
-    encode_chunk_sizes,
-    pack_chunk_sizes,
     unpack_chunk_sizes,
 )
 from tests.golden_data import VECTORS
+from tests.segment_format.manifest.writers import encode_chunk_sizes, pack_chunk_sizes
 from tests.segment_format.outcomes import value_or_error
 
 AIVEN = VECTORS / "aiven_vectors"

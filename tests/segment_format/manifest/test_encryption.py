@@ -18,14 +18,12 @@ from segment_format.manifest.encryption import (
     PrivateKey,
     WrappedDataKey,
     decrypt,
-    encrypt,
     load_private_key,
-    load_public_key,
     unwrap_data_key,
-    wrap_data_key,
 )
 from tests.golden_data import KEYS, VECTORS
 from tests.needs import needs
+from tests.segment_format.manifest.writers import encrypt, load_public_key, wrap_data_key
 from tests.segment_format.outcomes import value_or_error
 
 AIVEN = VECTORS / "aiven_vectors"
@@ -368,8 +366,6 @@ def test_a_known_message() -> None:
 def test_messages_have_fresh_ivs() -> None:
     ivs = {encrypt(b"x", data_key=DATA_KEY, aad=b"")[:12] for _ in range(50)}
     assert len(ivs) == 50
-    with pytest.raises(ValueError, match="12 bytes"):
-        encrypt(b"x", data_key=DATA_KEY, aad=b"", iv=b"short")
 
 
 def test_every_changed_byte_is_noticed() -> None:
@@ -387,10 +383,10 @@ def test_messages_too_short_for_iv_and_tag_are_refused(size: int) -> None:
         decrypt(bytes(size), data_key=DATA_KEY, aad=b"")
 
 
-def test_wrong_keys_and_aads_are_noticed_and_the_key_id_named() -> None:
+def test_wrong_key_or_aad_fails() -> None:
     message = encrypt(b"some bytes", data_key=DATA_KEY, aad=b"aad")
-    with pytest.raises(DecryptionError, match=r"changed bytes.*'key9'"):
-        decrypt(message, data_key=DATA_KEY[::-1], aad=b"aad", key_id="key9")
+    with pytest.raises(DecryptionError, match="changed bytes"):
+        decrypt(message, data_key=DATA_KEY[::-1], aad=b"aad")
     with pytest.raises(DecryptionError, match="changed bytes"):
         decrypt(message, data_key=DATA_KEY, aad=b"other")
     with pytest.raises(DecryptionError, match="16 bytes"):

@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.encryption import decrypt, encrypt
+from segment_format.manifest.encryption import decrypt
 from segment_format.manifest.segment_manifest import IndexRange
-from segment_format.manifest.transform import (
-    restore_chunk,
-    restore_index,
-    transform_chunk,
-    transform_index,
-)
+from segment_format.manifest.transform import restore_chunk, restore_index
+from tests.segment_format.manifest.writers import encrypt, transform_chunk, transform_index
 from tests.segment_format.outcomes import value_or_error
 
 KEY = bytes(range(32))

@@ -11,7 +11,6 @@ import pytest
 
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.metadata.live_segments import known_segments, live_segments
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -24,6 +23,7 @@ from segment_format.metadata.model import (
 )
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import EXPECTED, GOLDEN, LOCAL_TIER
+from tests.segment_format.metadata.readable_segments import known_segments, live_segments
 
 if TYPE_CHECKING:
     from pathlib import Path

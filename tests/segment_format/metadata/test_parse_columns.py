@@ -19,13 +19,11 @@ from segment_format.metadata.columns import metadata_records
 from segment_format.metadata.model import WireDetails
 from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.protocol import TaggedField, write_uvarint
-from segment_format.metadata.remote_log_segment_metadata import (
-    parse_metadata_record,
-    write_metadata_record,
-)
+from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
 from tests.segment_format.metadata.any_records import records
 from tests.segment_format.metadata.test_records import COPY_STARTED, EXPECTED, RECORDS, VALUES
+from tests.segment_format.metadata.writers import write_metadata_record
 
 if TYPE_CHECKING:
     from segment_format.metadata.model import MetadataRecord

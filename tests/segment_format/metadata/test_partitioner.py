@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from segment_format.kafka_uuid import uuid_from_text
+from segment_format.metadata.model import RemoteLogSegmentMetadata
 from segment_format.metadata.remote_log_segment_metadata import (
     DEFAULT_METADATA_PARTITIONS,
-    RemoteLogSegmentMetadata,
     metadata_partition,
     murmur2,
     parse_metadata_record,

@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 from segment_format.errors import InvalidMetadataError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.metadata.model import NO_WIRE_DETAILS, WireDetails
-from segment_format.metadata.protocol import (
-    MessageReader,
-    TaggedField,
-    write_uvarint,
-    write_varlong,
-)
-from segment_format.metadata.remote_log_segment_metadata import (
+from segment_format.metadata.model import (
+    NO_WIRE_DETAILS,
     MetadataRecord,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -31,11 +25,18 @@ from segment_format.metadata.remote_log_segment_metadata import (
     RemotePartitionDelete,
     RemotePartitionDeleteState,
     TopicIdPartition,
-    parse_metadata_record,
-    write_metadata_record,
+    WireDetails,
 )
+from segment_format.metadata.protocol import (
+    MessageReader,
+    TaggedField,
+    write_uvarint,
+    write_varlong,
+)
+from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN, LOCAL_TIER, VECTORS
 from tests.segment_format.metadata.any_records import int64s, records
+from tests.segment_format.metadata.writers import write_metadata_record
 from tests.segment_format.outcomes import assert_value_or_positioned_error
 
 KAFKA: dict[str, Any] = json.loads((VECTORS / "kafka-vectors.json").read_text())
@@ -214,9 +215,9 @@ REFUSED = {
     "record version 2": (patched(TYPE0, 2, "02"), "version 2 of record type 0; supported: 0, 1"),
     "bytes behind": (TYPE0 + b"\0", "1 bytes after the end"),
     "cut": (TYPE0[:-1], "tagged fields: the varint runs past the end"),
-    "null topic": (patched(TYPE0, 3, "00"), "null where a text"),
+    "null topic": (patched(TYPE0, 3, "00"), "null where text"),
     "topic longer than the record": (patched(TYPE0, 3, "ff7f"), "topic: 16382 bytes wanted"),
-    "topic not UTF-8": (patched(TYPE0, 4, "ff"), "not UTF-8"),
+    "topic not UTF-8": (patched(TYPE0, 4, "ff"), "invalid UTF-8"),
     "negative partition": (patched(TYPE0, 23, "ffffffff"), "partition -1"),
     "negative start": (patched(TYPE0, SEGMENT_END, "ff" * 8), "from offset -1"),
     "end before start": (patched(TYPE0, SEGMENT_END, "00" * 7 + "64"), "from offset 100 to 99"),

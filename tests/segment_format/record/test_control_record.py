@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from segment_format.errors import CorruptRecordError
 from segment_format.record.control_record import (
     ControlRecordType,
-    EndTransactionMarker,
     batch_control_type,
+    marker_of,
     parse_control_record_type,
-    parse_end_transaction_marker,
 )
 from segment_format.record.records import iter_batches
 from segment_format.testing import CONTROL_TYPES
@@ -31,7 +30,7 @@ def test_markers_written_by_kafka(name: str, kind: ControlRecordType) -> None:
 
     assert batch.is_control_batch
     assert batch_control_type(batch) is kind
-    assert parse_end_transaction_marker(record.key, record.value) == EndTransactionMarker(kind, 5)
+    assert marker_of(batch) is kind
 
 
 def test_data_and_emptied_control_batches_say_nothing() -> None:
@@ -58,35 +57,19 @@ def test_other_types_are_unknown_not_errors(number: int) -> None:
     assert parse_control_record_type(struct.pack(">hh", 0, number)) is ControlRecordType.UNKNOWN
 
 
-def test_later_versions_and_longer_fields_are_read_as_version_0() -> None:
+def test_later_versions_and_longer_keys_are_read_as_version_0() -> None:
     key = struct.pack(">hh", 3, 1) + b"more"
-    value = struct.pack(">hi", 9, 77) + b"more"
 
-    assert parse_end_transaction_marker(key, value) == EndTransactionMarker(
-        ControlRecordType.COMMIT, 77
-    )
+    assert parse_control_record_type(key) is ControlRecordType.COMMIT
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (b"", struct.pack(">hi", 0, 5)),
-        (b"\0\0\0", struct.pack(">hi", 0, 5)),
-        (struct.pack(">hh", -1, 0), struct.pack(">hi", 0, 5)),
-        (struct.pack(">hh", 0, 2), struct.pack(">hi", 0, 5)),
-        (struct.pack(">hh", 0, 9), struct.pack(">hi", 0, 5)),
-        (struct.pack(">hh", 0, 0), struct.pack(">hi", -1, 5)),
-        (struct.pack(">hh", 0, 0), b"\0\0\0\0\0"),
-    ],
-)
-def test_malformed_markers_are_refused(key: bytes, value: bytes) -> None:
+@pytest.mark.parametrize("key", [b"", b"\0\0\0", struct.pack(">hh", -1, 0)])
+def test_malformed_keys_are_refused(key: bytes) -> None:
     with pytest.raises(CorruptRecordError) as caught:
-        parse_end_transaction_marker(key, value)
+        parse_control_record_type(key)
     assert caught.value.position is not None
 
 
-@given(st.binary(max_size=12), st.binary(max_size=12))
-def test_any_bytes_give_a_marker_or_an_error(key: bytes, value: bytes) -> None:
-    assert_value_or_positioned_error(
-        lambda: parse_end_transaction_marker(key, value), size=max(len(key), len(value))
-    )
+@given(st.binary(max_size=12))
+def test_any_bytes_give_a_type_or_an_error(key: bytes) -> None:
+    assert_value_or_positioned_error(lambda: parse_control_record_type(key), size=len(key))
