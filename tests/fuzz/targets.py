@@ -20,7 +20,7 @@ from segment_format.index.transaction_index import (
     parse_transaction_index,
     write_transaction_index,
 )
-from segment_format.isolation import AbortedIntervals, open_transactions
+from segment_format.isolation import AbortedIntervals
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
 from segment_format.manifest import chunk_index as chunk_sizes
 from segment_format.manifest import object_names
@@ -38,6 +38,7 @@ from segment_format.record.records import iter_batches
 from tests.fuzz.repair import repaired_batches, repaired_snapshot
 from tests.segment_format.metadata.readable_segments import known_segments
 from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
+from tests.segment_format.undecided import open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,6 +24,7 @@ from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.record.control_record import ControlRecordType, batch_control_type
 from segment_format.record.records import iter_batches
 from tests.golden_data import VECTORS
+from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
     from segment_format.record.records import DecodedBatch
@@ -75,12 +76,6 @@ def read_log(log: dict[str, Any]) -> Log:
 every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(log.seed))
 
 
-def open_since(segment: Segment, *, below: int) -> list[int]:
-    """First offsets below `below` of the transactions open at the end of a segment."""
-    firsts = [entry.current_txn_first_offset for entry in segment.state_at_end]
-    return [first for first in firsts if 0 <= first < below]
-
-
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
     """The offsets of `[start, stop)` that are delivered, and where delivery ends.
 
@@ -88,11 +83,11 @@ def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[li
     """
     needed = [segment for segment in tier if segment.next_offset > start]
     last = next(index for index, segment in enumerate(needed) if segment.next_offset >= stop)
-    undecided = open_since(needed[last], below=stop)
+    undecided = open_transactions(needed[last].state_at_end, below=stop)
     while undecided and last + 1 < len(needed):
         last += 1
-        undecided = open_since(needed[last], below=stop)
-    end = min(undecided, default=stop)
+        undecided = open_transactions(needed[last].state_at_end, below=stop)
+    end = last_stable_offset(undecided, end_offset=stop)
     aborted = AbortedIntervals.from_txns(
         (txn for segment in needed[: last + 1] for txn in segment.aborted),
         start_offset=start,

@@ -16,14 +16,13 @@ from segment_format.arrow import iter_arrow
 from segment_format.errors import InvalidMetadataError
 from segment_format.metadata import parse_columns
 from segment_format.metadata.columns import metadata_records
-from segment_format.metadata.model import WireDetails
 from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.protocol import TaggedField, write_uvarint
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
-from tests.segment_format.metadata.any_records import records
+from tests.segment_format.metadata.any_records import Written, written_records, written_values
 from tests.segment_format.metadata.test_records import COPY_STARTED, EXPECTED, RECORDS, VALUES
-from tests.segment_format.metadata.writers import write_metadata_record
+from tests.segment_format.metadata.writers import WireDetails, write_metadata_record
 
 if TYPE_CHECKING:
     from segment_format.metadata.model import MetadataRecord
@@ -64,11 +63,16 @@ def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(records, max_size=12), st.sampled_from([pa.binary(), pa.large_binary()]), st.data())
+@given(
+    st.lists(written_records, max_size=12),
+    st.sampled_from([pa.binary(), pa.large_binary()]),
+    st.data(),
+)
 def test_any_records_mean_what_the_readable_parser_reads(
-    wanted: list[MetadataRecord], kind: pa.DataType, data: st.DataObject
+    written: list[Written], kind: pa.DataType, data: st.DataObject
 ) -> None:
-    values = pa.array([write_metadata_record(record) for record in wanted], kind)
+    wanted = [record for record, _ in written]
+    values = pa.array([value for _, value in written], kind)
     start = data.draw(st.integers(0, len(wanted)))
     found = list(metadata_records(parse_metadata_columns(values.slice(start))))
     assert found == wanted[start:]
@@ -92,7 +96,11 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.lists(records.map(write_metadata_record) | st.sampled_from(REAL), min_size=1, max_size=4),
+    st.lists(
+        written_values | st.sampled_from(REAL),
+        min_size=1,
+        max_size=4,
+    ),
     st.data(),
 )
 def test_damaged_records_mean_the_same_or_raise_the_same(
@@ -139,24 +147,21 @@ def test_numbers_may_be_written_longer_than_they_need() -> None:
 
 def test_what_is_unusual_is_read_among_what_is_usual() -> None:
     many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
-    unusual = [
-        replace(COPY_STARTED, wire=WireDetails(record_tags=many)),
-        replace(COPY_STARTED, wire=WireDetails(segment_id_tags=many[:1])),
-        replace(COPY_STARTED, wire=WireDetails(epochs=((2, many[:1]), (0, ())))),
-        replace(COPY_STARTED, wire=WireDetails(1, many[:3], epochs=((2, ()), (0, ())))),
-        replace(
-            COPY_STARTED,
-            segment_id=replace(
-                COPY_STARTED.segment_id,
-                topic_id_partition=replace(
-                    COPY_STARTED.segment_id.topic_id_partition, topic="ü" * 100
-                ),
-            ),
-            custom_metadata=bytes(20_000),
-        ),
+    unusual: list[tuple[MetadataRecord, bytes]] = [
+        (COPY_STARTED, write_metadata_record(COPY_STARTED, wire))
+        for wire in (
+            WireDetails(record_tags=many),
+            WireDetails(segment_id_tags=many[:1]),
+            WireDetails(epochs=((2, many[:1]), (0, ()))),
+            WireDetails(1, many[:3], epochs=((2, ()), (0, ()))),
+        )
     ]
-    wanted = [*EXPECTED.values(), *unusual, *EXPECTED.values()] * 3
-    assert read([write_metadata_record(record) for record in wanted]) == wanted
+    partition = replace(COPY_STARTED.segment_id.topic_id_partition, topic="ü" * 100)
+    segment_id = replace(COPY_STARTED.segment_id, topic_id_partition=partition)
+    long = replace(COPY_STARTED, segment_id=segment_id, custom_metadata=bytes(20_000))
+    usual = [(record, write_metadata_record(record)) for record in (*EXPECTED.values(), long)]
+    written = [*usual, *unusual, *usual] * 3
+    assert read([value for _, value in written]) == [record for record, _ in written]
 
 
 def test_order_is_kept_over_many_records() -> None:

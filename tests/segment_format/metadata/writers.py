@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from segment_format.errors import InvalidMetadataError
 from segment_format.metadata.model import (
     MetadataRecord,
     RemoteLogSegmentId,
@@ -17,13 +17,31 @@ from segment_format.metadata.model import (
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDelete,
     TopicIdPartition,
-    WireDetails,
 )
 from segment_format.metadata.protocol import TaggedField, write_uvarint, write_varlong
 from segment_format.metadata.remote_log_segment_metadata import FRAME_VERSION, TXN_INDEX_EMPTY_TAG
 
 if TYPE_CHECKING:
     from segment_format.manifest.custom_metadata import CustomMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class WireDetails:
+    """What a written record has beyond its meaning.
+
+    Attributes:
+        version: Version of the record, 0 or 1.
+        record_tags: Unknown tagged fields of the record.
+        segment_id_tags: Those of the segment id.
+        topic_id_partition_tags: Those of the partition.
+        epochs: Order of the leader epochs, each with its tagged fields; empty for ascending ones.
+    """
+
+    version: int = 0
+    record_tags: tuple[TaggedField, ...] = ()
+    segment_id_tags: tuple[TaggedField, ...] = ()
+    topic_id_partition_tags: tuple[TaggedField, ...] = ()
+    epochs: tuple[tuple[int, tuple[TaggedField, ...]], ...] = ()
 
 
 def write_compact_bytes(value: bytes | None) -> bytes:
@@ -44,32 +62,17 @@ def write_tagged_fields(fields: tuple[TaggedField, ...]) -> bytes:
     return bytes(out)
 
 
-def write_metadata_record(record: MetadataRecord) -> bytes:
-    """The record value that Kafka's own class writes for `record`.
-
-    A parsed record gives back the bytes it was parsed from: unknown tagged fields and the order of
-    the epochs are in `wire`.
-
-    Raises:
-        InvalidMetadataError: A number does not fit its field.
-    """
-    try:
-        if isinstance(record, RemoteLogSegmentMetadata):
-            head, body = 0, _write_segment_id(record.segment_id, record.wire) + _write_body(record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            head, body = 1, _write_update(record)
-        elif isinstance(record, RemotePartitionDelete):
-            head, body = 2, _write_partition_delete(record)
-        else:
-            head, body = 3, record.id.bytes + _write_body(record)
-    except struct.error as error:
-        raise InvalidMetadataError(f"cannot be written: {error}") from error
-    return (
-        write_uvarint(FRAME_VERSION)
-        + write_uvarint(head)
-        + write_uvarint(record.wire.version)
-        + body
-    )
+def write_metadata_record(record: MetadataRecord, wire: WireDetails = WireDetails()) -> bytes:
+    """Returns the record value that Kafka's own class writes for `record`."""
+    if isinstance(record, RemoteLogSegmentMetadata):
+        head, body = 0, _write_segment_id(record.segment_id, wire) + _write_body(record, wire)
+    elif isinstance(record, RemoteLogSegmentMetadataUpdate):
+        head, body = 1, _write_update(record, wire)
+    elif isinstance(record, RemotePartitionDelete):
+        head, body = 2, _write_partition_delete(record, wire)
+    else:
+        head, body = 3, record.id.bytes + _write_body(record, wire)
+    return write_uvarint(FRAME_VERSION) + write_uvarint(head) + write_uvarint(wire.version) + body
 
 
 def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...]) -> bytes:
@@ -89,12 +92,14 @@ def _write_segment_id(segment: RemoteLogSegmentId, wire: WireDetails) -> bytes:
     )
 
 
-def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot) -> bytes:
+def _write_body(
+    record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot, wire: WireDetails
+) -> bytes:
     starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
-    order = record.wire.epochs
+    order = wire.epochs
     if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
         order = tuple((epoch, ()) for epoch in starts)
-    tags = record.wire.record_tags
+    tags = wire.record_tags
     if record.txn_index_empty is not None:
         value = b"\1" if record.txn_index_empty else b"\0"
         tags = (TaggedField(TXN_INDEX_EMPTY_TAG, value), *tags)
@@ -115,21 +120,21 @@ def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnaps
     )
 
 
-def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
+def _write_update(record: RemoteLogSegmentMetadataUpdate, wire: WireDetails) -> bytes:
     return (
-        _write_segment_id(record.segment_id, record.wire)
+        _write_segment_id(record.segment_id, wire)
         + struct.pack(">iq", record.broker_id, record.event_timestamp_ms)
         + write_compact_bytes(record.custom_metadata)
         + struct.pack(">b", record.state)
-        + write_tagged_fields(record.wire.record_tags)
+        + write_tagged_fields(wire.record_tags)
     )
 
 
-def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
+def _write_partition_delete(record: RemotePartitionDelete, wire: WireDetails) -> bytes:
     return (
-        _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
+        _write_partition(record.topic_id_partition, wire.topic_id_partition_tags)
         + struct.pack(">iqb", record.broker_id, record.event_timestamp_ms, record.state)
-        + write_tagged_fields(record.wire.record_tags)
+        + write_tagged_fields(wire.record_tags)
     )
 
 

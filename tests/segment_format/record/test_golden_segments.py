@@ -14,10 +14,11 @@ from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import parse_transaction_index
-from segment_format.isolation import AbortedIntervals, last_stable_offset, open_transactions
+from segment_format.isolation import AbortedIntervals
 from segment_format.record.control_record import ControlRecordType, batch_control_type
 from segment_format.record.records import DecodedBatch, iter_batches
 from tests.golden_data import LOCAL_TIER, TIER, expected_records, summary
+from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import parse_transaction_index
-from segment_format.isolation import AbortedIntervals, last_stable_offset, open_transactions
+from segment_format.isolation import AbortedIntervals
 from segment_format.record.records import iter_batches
 from segment_format.testing import (
     READ_COMMITTED,
@@ -31,6 +31,7 @@ from tests.log_strategies import (
     mutations,
     records,
 )
+from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
