@@ -1,9 +1,7 @@
-"""Many records of `__remote_log_metadata` as columns, one row a record.
+"""Columns of many records of `__remote_log_metadata`, one row per record.
 
-The fields are those of `segment_format.metadata.model`. What a record type does not have is −1 in
-a column of numbers, zero in an id, null in an Arrow column and no entry among the leader epochs.
-
-Between columns of metadata records and the values of the model, record by record.
+The fields are those of `segment_format.metadata.model`. Fields that a record type does not have are
+−1 in columns of numbers, zero in ids, null in Arrow columns, and have no leader epochs.
 """
 
 from __future__ import annotations
@@ -47,26 +45,26 @@ SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """Columns of records, all of one length but for those of the leader epochs.
+    """Columns of records, all of one length except those of the leader epochs.
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
         topic: Names, an Arrow `large_string` array.
-        topic_id: Two unsigned halves a row, the most significant first, as in Kafka's `Uuid`.
+        topic_id: Two unsigned halves per row, the most significant first, as in Kafka's `Uuid`.
         partition: Number of the partition.
-        segment_id: As `topic_id`.
+        segment_id: Like `topic_id`.
         start_offset: Base offset of the segment.
         end_offset: Last offset, inclusive.
         max_timestamp_ms: Largest timestamp, ms since 1970.
-        broker_id: Broker that reports.
+        broker_id: Broker that wrote the record.
         event_timestamp_ms: Time of the event, ms since 1970.
         segment_size_in_bytes: Size of the `.log` file.
         state: Number of the segment's state; of the partition's for partition deletes.
-        txn_index_empty: 1 or 0; −1 where the record says nothing.
+        txn_index_empty: 1 or 0; −1 if the record does not state it.
         custom_metadata: Bytes of the storage plugin or null, an Arrow `large_binary` array.
-        epoch_count: How many leader epochs the row has.
+        epoch_count: Number of leader epochs of the row.
         epoch: Leader epochs of all rows, row after row, ascending within a row.
-        epoch_start_offset: First offset of each, within its segment.
+        epoch_start_offset: First offset of each epoch within its segment.
     """
 
     record_type: Integers
@@ -90,24 +88,24 @@ class MetadataColumns:
     def __len__(self) -> int:
         return len(self.record_type)
 
-    def rows(self, places: Integers) -> MetadataColumns:
-        """The rows at these places, in this order, in memory of their own."""
+    def rows(self, numbers: Integers) -> MetadataColumns:
+        """Copies the rows with these numbers, in this order."""
         first_entry = np.cumsum(self.epoch_count) - self.epoch_count
-        count = self.epoch_count[places]
-        entries = ragged_places(first_entry[places], count)
+        count = self.epoch_count[numbers]
+        entries = ragged_ranges(first_entry[numbers], count)
         chosen: dict[str, object] = {"epoch": self.epoch[entries]}
         chosen["epoch_start_offset"] = self.epoch_start_offset[entries]
-        indices = int64_array(places)
+        indices = int64_array(numbers)
         for field in fields(self):
             column = getattr(self, field.name)
             if field.name not in chosen:
                 arrow = isinstance(column, pa.Array)
-                chosen[field.name] = column.take(indices) if arrow else column[places]
+                chosen[field.name] = column.take(indices) if arrow else column[numbers]
         return MetadataColumns(**chosen)  # type: ignore[arg-type]
 
 
 def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
-    """The rows of all parts, at least one, one part after the other."""
+    """Concatenates the rows of one or more parts."""
     joined: dict[str, object] = {}
     for field in fields(MetadataColumns):
         columns = [getattr(part, field.name) for part in parts]
@@ -117,7 +115,7 @@ def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
 
 
 def no_rows() -> MetadataColumns:
-    """Columns of length 0."""
+    """Returns columns of length 0."""
     empty: dict[str, object] = {
         field.name: np.empty(0, np.int64) for field in fields(MetadataColumns)
     }
@@ -127,15 +125,15 @@ def no_rows() -> MetadataColumns:
     return MetadataColumns(**empty)  # type: ignore[arg-type]
 
 
-def ragged_places(starts: Integers, counts: Integers, step: int = 1) -> Integers:
-    """`starts[0]`, and on by `step`, `counts[0]` times; then the same for the next row."""
+def ragged_ranges(starts: Integers, counts: Integers, step: int = 1) -> Integers:
+    """Concatenates the ranges of `counts[i]` numbers from `starts[i]` by `step`."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - step * (ends - counts), counts) + step * np.arange(total)
 
 
 def int64_array(values: Integers, present: NDArray[np.bool_] | None = None) -> pa.Int64Array:
-    """An Arrow view of numbers; `pa.array` would bring in pandas."""
+    """Returns an Arrow view of numbers; `pa.array` would import pandas."""
     valid = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
     data = pa.py_buffer(np.ascontiguousarray(values, np.int64))
     return pa.Array.from_buffers(pa.int64(), len(values), [valid, data])
@@ -154,15 +152,15 @@ _BODY = (
 
 
 def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
-    """The rows as values, one at a time; what only `wire` held is gone.
+    """Yields the rows as values.
 
     Args:
-        columns: From `parse_metadata_columns` or `LiveSegments.segments`.
+        columns: Result of `parse_metadata_columns` or `LiveSegments.segments`.
     """
     numbers = {name: getattr(columns, name).tolist() for name in (*_BODY, "state", "partition")}
     topic_ids, segment_ids = _uuids(columns.topic_id), _uuids(columns.segment_id)
     topics, customs = columns.topic.to_pylist(), columns.custom_metadata.to_pylist()
-    counts, remarks = columns.epoch_count.tolist(), columns.txn_index_empty.tolist()
+    counts, flags = columns.epoch_count.tolist(), columns.txn_index_empty.tolist()
     entries = map(EpochEntry, columns.epoch.tolist(), columns.epoch_start_offset.tolist())
     for row, record_type in enumerate(columns.record_type.tolist()):
         epochs = tuple(itertools.islice(entries, counts[row]))
@@ -189,7 +187,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
                 numbers["segment_size_in_bytes"][row],
                 customs[row],
                 RemoteLogSegmentState(state),
-                None if remarks[row] < 0 else bool(remarks[row]),
+                None if flags[row] < 0 else bool(flags[row]),
             )
             if record_type == SEGMENT:
                 segment_id = RemoteLogSegmentId(partition, segment_ids[row])
@@ -199,7 +197,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
 
 
 def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
-    """Values as columns."""
+    """Returns the columns of values."""
     types = [
         RemoteLogSegmentMetadata,
         RemoteLogSegmentMetadataUpdate,
@@ -208,7 +206,7 @@ def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
     ]
     ids = [_ids_of(record) for record in records]
     epochs = [getattr(record, "segment_leader_epochs", ()) for record in records]
-    remarks = [getattr(record, "txn_index_empty", None) for record in records]
+    flags = [getattr(record, "txn_index_empty", None) for record in records]
     entries = [entry for row in epochs for entry in row]
     body = {
         name: _numbers([getattr(record, name, -1) for record in records])
@@ -220,7 +218,7 @@ def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
         topic_id=_halves([topic_id for _, topic_id, *_ in ids]),
         partition=_numbers([partition for *_, partition, _ in ids]),
         segment_id=_halves([segment_id for *_, segment_id in ids]),
-        txn_index_empty=_numbers([-1 if remark is None else int(remark) for remark in remarks]),
+        txn_index_empty=_numbers([-1 if flag is None else int(flag) for flag in flags]),
         custom_metadata=pa.array(
             [getattr(record, "custom_metadata", None) for record in records], pa.large_binary()
         ),
@@ -247,7 +245,9 @@ def _numbers(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]
 
 def _halves(ids: Sequence[uuid.UUID]) -> Ids:
     low = (1 << _HALF) - 1
-    return np.array([(one.int >> _HALF, one.int & low) for one in ids], np.uint64).reshape(-1, 2)
+    return np.array([(value.int >> _HALF, value.int & low) for value in ids], np.uint64).reshape(
+        -1, 2
+    )
 
 
 def _uuids(ids: Ids) -> list[uuid.UUID]:

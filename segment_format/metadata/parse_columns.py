@@ -1,13 +1,11 @@
-"""Many records of `__remote_log_metadata` at once: each field is read in all of them by one step.
+"""Parses many records of `__remote_log_metadata` at once, field by field.
 
-A step reads from a position per record and moves it. A record whose bytes run out, that holds what
-no broker writes, or that is unusual (tagged fields within ids and epochs, more than four at its
-end) is given up: the readable parser, `parse_metadata_record`, decides about it, so a record has
-the same meaning or the same error here as there. `remote_log_segment_metadata` has the layout.
+Each step reads one field of all records, from a position per record. A record is given up if its
+bytes run out, if no broker writes its values, or if it is unusual (tagged fields within ids and
+epochs, more than four at its end). The readable parser, `parse_metadata_record`, then parses it, so
+both parsers return the same values and errors. `remote_log_segment_metadata` has the layout.
 
-Positions in many messages at once; `segment_format.metadata.protocol` has the wire types.
-
-Numbers are read through overlapping views, one element a byte of the data, so that a field is one
+Numbers are read through overlapping views with one element per byte of the data, so a field is one
 indexed read whatever its alignment.
 """
 
@@ -30,7 +28,7 @@ from segment_format.metadata.columns import (
     concatenated,
     int64_array,
     no_rows,
-    ragged_places,
+    ragged_ranges,
 )
 from segment_format.metadata.model import RemoteLogSegmentState, RemotePartitionDeleteState
 from segment_format.metadata.protocol import MAX_INT32
@@ -56,16 +54,15 @@ _UVARINT_BYTES = 5
 
 
 class Positions:
-    """Where the next field of each message begins.
+    """The position of the next field in each message.
 
-    A message that has been given up reads as zeros or as any other bytes of the data from then on,
-    never as bytes beyond it.
+    A message that was given up reads as arbitrary bytes of the data, never as bytes after it.
 
     Args:
-        data: All messages, followed by eight bytes more.
-        at: First byte of what is left of each message.
+        data: All messages, followed by eight more bytes.
+        at: First unread byte of each message.
         stop: End of each message, exclusive, within `data` without its last eight bytes.
-        good: Which messages have not been given up.
+        good: Which messages were not given up.
     """
 
     __slots__ = ("at", "data", "good", "stop")
@@ -78,7 +75,7 @@ class Positions:
 
     @classmethod
     def within(cls, held: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
-        """The beginnings of messages in `held`, which is copied."""
+        """Returns the starts of messages in `held`, which is copied."""
         data = np.zeros(len(held) + _PADDING, np.uint8)
         data[: len(held)] = held
         return cls(data, starts, stops, np.ones(len(starts), np.bool_))
@@ -86,21 +83,21 @@ class Positions:
     def __len__(self) -> int:
         return len(self.at)
 
-    def only(self, places: Integers) -> Positions:
-        """Some of the messages, to read on in them alone."""
-        return Positions(self.data, self.at[places], self.stop[places], self.good[places])
+    def only(self, rows: Integers) -> Positions:
+        """Returns the positions of some messages, to be read separately."""
+        return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
 
-    def put(self, places: Integers, moved: Positions) -> None:
-        """Takes over how far `only(places)` has been read since."""
-        self.at[places] = moved.at
-        self.good[places] = moved.good
+    def put(self, rows: Integers, moved: Positions) -> None:
+        """Copies back the positions of `only(rows)`."""
+        self.at[rows] = moved.at
+        self.good[rows] = moved.good
 
     def require(self, true: Flags) -> None:
-        """Gives up the messages for which this is not true."""
+        """Gives up the messages for which this is false."""
         self.good &= true
 
     def take(self, size: Integers | int) -> Integers:
-        """Where the next `size` bytes begin, none negative; 0 in a message that has fewer left."""
+        """Skips `size` bytes, not negative, and returns their start; 0 if fewer are left."""
         self.good &= size <= self.stop - self.at
         start: Integers = np.where(self.good, self.at, 0)
         self.at = start + size
@@ -112,19 +109,19 @@ class Positions:
         return np.ndarray((count,), kind, self.data, strides=(1,))[start]
 
     def byte(self) -> Integers:
-        """An unsigned byte; a negative number of the format is one above 127 here."""
+        """Reads an unsigned byte; negative numbers of the format are above 127 here."""
         return self.data[self.take(1)].astype(np.int64)
 
     def i32(self) -> Integers:
-        """A big-endian signed 32-bit integer."""
+        """Reads a big-endian signed 32-bit integer."""
         return self._numbers(">i4", self.take(4)).astype(np.int64)
 
     def i64(self) -> Integers:
-        """A big-endian signed 64-bit integer."""
+        """Reads a big-endian signed 64-bit integer."""
         return self._numbers(">i8", self.take(8)).astype(np.int64)
 
     def uuid(self) -> Ids:
-        """Two unsigned halves a message, the most significant first."""
+        """Reads two unsigned halves per message, the most significant first."""
         start = self.take(16)
         halves = np.empty((len(start), 2), np.uint64)
         halves[:, 0] = self._numbers(">u8", start)
@@ -132,7 +129,7 @@ class Positions:
         return halves
 
     def uvarint(self) -> Integers:
-        """An unsigned number of at most 31 bits."""
+        """Reads an unsigned number of at most 31 bits."""
         value = self.byte()
         longer = np.flatnonzero(self.good & (value > 0x7F))
         if not len(longer):
@@ -153,35 +150,35 @@ class Positions:
         return value
 
     def compact_bytes(self) -> tuple[Integers, Integers]:
-        """Where length-prefixed bytes begin, and how many they are; −1 for null."""
+        """Skips length-prefixed bytes; returns their starts and lengths, −1 for null."""
         length = self.uvarint() - 1
         return self.take(np.maximum(length, 0)), length
 
     def no_tagged_fields(self) -> None:
-        """Gives up the messages that have any here."""
+        """Gives up the messages that have tagged fields here."""
         self.require(self.byte() == 0)
 
     def entries(self, kind: str, starts: Integers) -> Integers:
-        """Numbers anywhere in the data, from positions that `take` gave."""
+        """Reads numbers at positions that `take` returned."""
         return self._numbers(kind, starts).astype(np.int64)
 
     def pieces(self, start: Integers, length: Integers) -> pa.LargeBinaryArray:
-        """Copies of bytes that `compact_bytes` found; null in messages given up, too."""
+        """Copies bytes that `compact_bytes` skipped; null also in messages given up."""
         present = self.good & (length >= 0)
-        # Every second item of an array over all the data; the others are what lies between.
+        # Every second item of an array over all the data; the others are the bytes in between.
         borders = np.zeros(2 * len(start) + 1, np.int64)
         borders[1::2] = np.where(present, start, 0)
         borders[2::2] = np.where(present, start + length, 0)
-        borders = np.maximum.accumulate(borders)  # nothing for those that are not there
+        borders = np.maximum.accumulate(borders)  # empty items for null
         buffers = [None, pa.py_buffer(borders), pa.py_buffer(self.data)]
         items = pa.Array.from_buffers(pa.large_binary(), 2 * len(start), buffers)
         return items.take(int64_array(np.arange(1, 2 * len(start), 2), present))
 
 
 _EPOCH_BYTES = 4 + 8 + 1
-_MOST_TAGGED_FIELDS = 4
+_MAX_TAGGED_FIELDS = 4
 _ROWS_AT_ONCE = 8192
-"""What a step reads and writes then stays in the processor's cache."""
+"""Keeps the data of a step in the processor's cache."""
 _NUMBERS = (
     "partition",
     "start_offset",
@@ -197,19 +194,18 @@ _NUMBERS = (
 def parse_metadata_columns(
     values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
 ) -> MetadataColumns:
-    """What `parse_metadata_record` finds in each value, as columns, in the order of the values.
+    """Parses values like `parse_metadata_record`, to columns in the order of the values.
 
     Args:
-        values: Values of records, without nulls, as `iter_arrow` gives them; null values
-            (tombstones) are the caller's to drop.
-        offsets: Kafka offsets of the records, for errors to name.
+        values: Values of records from `iter_arrow`. The caller drops null values (tombstones).
+        offsets: Kafka offsets of the records, for errors.
 
     Returns:
-        One row a value. Memory is bounded by a small multiple of the bytes and number of values.
+        One row per value. Memory is bounded by a small multiple of the bytes and number of values.
 
     Raises:
-        InvalidMetadataError: As of `parse_metadata_record`, for the first value that it refuses.
-        ValueError: There are nulls among the values.
+        InvalidMetadataError: `parse_metadata_record` refuses a value; raised for the first one.
+        ValueError: Some values are null.
     """
     if values.null_count:
         raise ValueError(f"{values.null_count} null values of {len(values)}; drop them first")
@@ -227,27 +223,27 @@ def _parse_some(
     heads.require(heads.byte() == FRAME_VERSION)
     record_type = heads.byte()
     heads.require(np.isin(heads.byte(), RECORD_VERSIONS))
-    parts, places = [], []
+    parts, rows = [], []
     for wanted in range(RECORD_TYPES):
-        found = np.flatnonzero(heads.good & (record_type == wanted))
-        if len(found):
-            part, kept = _parse_type(wanted, heads.only(found))
+        of_type = np.flatnonzero(heads.good & (record_type == wanted))
+        if len(of_type):
+            part, kept = _parse_type(wanted, heads.only(of_type))
             parts.append(part)
-            places.append(found[kept])
+            rows.append(of_type[kept])
     missing = np.ones(len(values), np.bool_)
-    for read in places:
-        missing[read] = False
+    for parsed in rows:
+        missing[parsed] = False
     if missing.any():
-        places.append(np.flatnonzero(missing))
-        parts.append(_read_one_by_one(values, places[-1], offsets, first))
-    order = np.concatenate(places)
+        rows.append(np.flatnonzero(missing))
+        parts.append(_parse_individually(values, rows[-1], offsets, first))
+    order = np.concatenate(rows)
     return concatenated(parts).rows(np.argsort(order))
 
 
 def _positions(values: pa.BinaryArray | pa.LargeBinaryArray) -> Positions:
     large = pa.types.is_large_binary(values.type)
     if not large and not pa.types.is_binary(values.type):
-        raise TypeError(f"binary values wanted, not {values.type}")
+        raise TypeError(f"expected binary values, not {values.type}")
     _, borders, data = values.buffers()
     every = np.frombuffer(borders, np.int64 if large else np.int32)
     ends: Integers = every[values.offset : values.offset + len(values) + 1].astype(np.int64)
@@ -256,26 +252,26 @@ def _positions(values: pa.BinaryArray | pa.LargeBinaryArray) -> Positions:
     return Positions.within(held, ends[:-1], ends[1:])
 
 
-def _read_one_by_one(
+def _parse_individually(
     values: pa.BinaryArray | pa.LargeBinaryArray,
-    places: Integers,
+    rows: Integers,
     offsets: Integers | None,
     first: int,
 ) -> MetadataColumns:
     records = []
-    for place in places.tolist():
+    for row in rows.tolist():
         try:
-            records.append(parse_metadata_record(values[place].as_py()))
+            records.append(parse_metadata_record(values[row].as_py()))
         except InvalidMetadataError as error:
             if offsets is not None:
-                raise error.at(error.position, int(offsets[place])) from error
-            text = f"value {first + place}: {error.message}"
+                raise error.at(error.position, int(offsets[row])) from error
+            text = f"value {first + row}: {error.message}"
             raise InvalidMetadataError(text, position=error.position) from error
     return columns_of(records)
 
 
 def _parse_type(record_type: int, at: Positions) -> tuple[MetadataColumns, Integers]:
-    """The records of one type that are good, and their places among those at `at`."""
+    """Parses records of one type; returns those not given up, and their numbers."""
     nothing = np.zeros(len(at), np.int64)
     absent = nothing - 1
     no_id = np.zeros((len(at), 2), np.uint64)
@@ -316,7 +312,7 @@ def _parse_type(record_type: int, at: Positions) -> tuple[MetadataColumns, Integ
         RemoteLogSegmentState if record_type != PARTITION_DELETE else RemotePartitionDeleteState
     )
     at.require(found["state"] < len(states))
-    found["txn_index_empty"] = _tagged_fields(at, has_remark=has_body)
+    found["txn_index_empty"] = _tagged_fields(at, has_txn_index_empty=has_body)
     at.require(at.at == at.stop)
 
     found["topic"] = _names(at, *topic)
@@ -327,13 +323,13 @@ def _parse_type(record_type: int, at: Positions) -> tuple[MetadataColumns, Integ
     return columns if len(good) == len(at) else columns.rows(good), good
 
 
-def _tagged_fields(at: Positions, *, has_remark: bool) -> Integers:
-    """Reads over the fields at the end of the records; gives what TxnIndexEmpty says, or −1."""
-    remark = np.full(len(at), -1, np.int64)
+def _tagged_fields(at: Positions, *, has_txn_index_empty: bool) -> Integers:
+    """Skips the fields at the end of the records; returns TxnIndexEmpty, or −1."""
+    txn_index_empty = np.full(len(at), -1, np.int64)
     count = at.uvarint()
-    at.require(count <= _MOST_TAGGED_FIELDS)
-    previous = remark.copy()
-    for number in range(_MOST_TAGGED_FIELDS):
+    at.require(count <= _MAX_TAGGED_FIELDS)
+    previous = txn_index_empty.copy()
+    for number in range(_MAX_TAGGED_FIELDS):
         here = np.flatnonzero(at.good & (count > number))
         if not len(here):
             break
@@ -342,18 +338,18 @@ def _tagged_fields(at: Positions, *, has_remark: bool) -> Integers:
         some.require(tag > previous[here])
         size = some.uvarint()
         data = some.take(size)
-        if has_remark:
-            is_remark = tag == TXN_INDEX_EMPTY_TAG
+        if has_txn_index_empty:
+            is_txn_index_empty = tag == TXN_INDEX_EMPTY_TAG
             value = some.entries(">u1", data)
-            some.require(~is_remark | ((size == 1) & (value <= 1)))
-            remark[here] = np.where(is_remark, value, remark[here])
+            some.require(~is_txn_index_empty | ((size == 1) & (value <= 1)))
+            txn_index_empty[here] = np.where(is_txn_index_empty, value, txn_index_empty[here])
         previous[here] = tag
         at.put(here, some)
-    return remark
+    return txn_index_empty
 
 
 def _names(at: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
-    """Texts; gives up the records that have other bytes."""
+    """Returns texts; gives up the records with invalid UTF-8."""
     names = at.pieces(start, length)
     try:
         return names.cast(pa.large_string())
@@ -371,12 +367,12 @@ def _is_text(name: bytes | None) -> bool:
 
 
 def _epochs(at: Positions, start: Integers, count: Integers) -> tuple[Integers, Integers, Integers]:
-    """How many leader epochs each record has, the epochs, and the first offset of each.
+    """Returns the number of leader epochs of each record, the epochs, and their first offsets.
 
-    Gives up the records that have tagged fields among them, or epochs no broker writes.
+    Gives up the records with tagged fields among them, or with epochs that no broker writes.
     """
     count = np.where(at.good, count, 0)
-    places = ragged_places(start, count, _EPOCH_BYTES)
+    places = ragged_ranges(start, count, _EPOCH_BYTES)
     owner = np.repeat(np.arange(len(at)), count)
     epoch = at.entries(">i4", places)
     offset = at.entries(">i8", places + 4)

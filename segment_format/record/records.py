@@ -553,7 +553,7 @@ def iter_record_times(
         The entries in order.
 
     Raises:
-        SegmentFormatError: As `iter_batches` does.
+        SegmentFormatError: As `iter_batches` does; `position` is that of the entry.
     """
     view = byte_view(buffer)
     for entry in iter_entries(view):
@@ -564,7 +564,10 @@ def iter_record_times(
             header.require_record_count(entry.position)
             times: tuple[tuple[int, int], ...] = ()
             if not header.is_dated_before(dated_from_ms):
-                times = _read_records(view, entry, header, max_batch_bytes, _read_time)
+                try:
+                    times = _read_records(view, entry, header, max_batch_bytes, _read_time)
+                except SegmentFormatError as error:
+                    raise error.at(entry.position, header.base_offset) from error
             yield EntryTimes(entry.position, header.base_offset, header.last_offset, times)
         else:
             legacy = decode_legacy_entry(

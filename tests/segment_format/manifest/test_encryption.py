@@ -145,7 +145,8 @@ def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0)
 
 def test_every_part_of_the_padding_is_checked() -> None:
     def opened(block: int) -> bytes:
-        ciphertext = VECTOR_KEY.public_key.encrypt_raw(block).to_bytes(256, "big")
+        public = VECTOR_KEY.public_key
+        ciphertext = pow(block, public.public_exponent, public.modulus).to_bytes(256, "big")
         return unwrap_data_key(WrappedDataKey("key1", ciphertext), VECTOR_KEY)
 
     assert opened(oaep(DATA_KEY)) == DATA_KEY
@@ -164,15 +165,8 @@ def test_every_part_of_the_padding_is_checked() -> None:
 def test_short_rsa_keys_are_refused() -> None:
     pem = pem_of(rsa.generate_private_key(public_exponent=65537, key_size=1024))
     key = load_private_key(pem)
-    with pytest.raises(ValueError, match="too short"):
-        wrap_data_key(DATA_KEY, key_id="k", public_key=key.public_key)
     with pytest.raises(DecryptionError, match="too short"):
         unwrap_data_key(WrappedDataKey("k", bytes(128)), key)
-
-
-def test_only_data_keys_of_256_bits_are_wrapped() -> None:
-    with pytest.raises(ValueError, match="32 bytes"):
-        wrap_data_key(b"short", key_id="k", public_key=VECTOR_KEY.public_key)
 
 
 def test_a_known_data_key_text() -> None:
@@ -245,16 +239,6 @@ def test_private_keys_in_other_forms_are_refused_with_advice(other_key: rsa.RSAP
         load_private_key(pem_of(ec.generate_private_key(ec.SECP256R1())))
     with pytest.raises(DecryptionError, match="PKCS#8"):
         load_private_key(VECTOR_PUBLIC_PEM)
-    with pytest.raises(DecryptionError, match="SubjectPublicKeyInfo"):
-        load_public_key(VECTOR_PEM)
-    with pytest.raises(DecryptionError, match="another kind than RSA"):
-        load_public_key(
-            ec.generate_private_key(ec.SECP256R1())
-            .public_key()
-            .public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
 
 
 @pytest.mark.parametrize(
@@ -277,8 +261,6 @@ def test_private_keys_in_other_forms_are_refused_with_advice(other_key: rsa.RSAP
 def test_files_that_are_no_keys_are_refused(pem: bytes) -> None:
     with pytest.raises(DecryptionError):
         load_private_key(pem)
-    with pytest.raises(DecryptionError):
-        load_public_key(pem)
 
 
 @settings(deadline=None)
