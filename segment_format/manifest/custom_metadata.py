@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from segment_format._cursor import MessageReader
 from segment_format.errors import InvalidManifestError
-from segment_format.metadata.protocol import MessageReader
 
 _REMOTE_SIZE, _OBJECT_PREFIX, _OBJECT_KEY = range(3)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from segment_format._cursor import MAX_INT32
 from segment_format.errors import InvalidMetadataError
 from segment_format.metadata.columns import (
     PARTITION_DELETE,
@@ -31,7 +32,6 @@ from segment_format.metadata.columns import (
     ragged_ranges,
 )
 from segment_format.metadata.model import RemoteLogSegmentState, RemotePartitionDeleteState
-from segment_format.metadata.protocol import MAX_INT32
 from segment_format.metadata.remote_log_segment_metadata import (
     FRAME_VERSION,
     RECORD_VERSIONS,

@@ -37,6 +37,7 @@ import itertools
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from segment_format._cursor import MessageReader
 from segment_format.errors import InvalidMetadataError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
@@ -50,7 +51,6 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from segment_format.metadata.protocol import MessageReader
 
 if TYPE_CHECKING:
     import uuid

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from segment_format._cursor import TaggedField
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
@@ -17,7 +18,6 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from segment_format.metadata.protocol import TaggedField
 from tests.segment_format.metadata.writers import WireDetails, write_metadata_record
 
 if TYPE_CHECKING:

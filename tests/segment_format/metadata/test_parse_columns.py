@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segment_format._cursor import TaggedField, write_uvarint
 from segment_format.arrow import iter_arrow
 from segment_format.errors import InvalidMetadataError
 from segment_format.metadata import parse_columns
 from segment_format.metadata.columns import metadata_records
 from segment_format.metadata.parse_columns import parse_metadata_columns
-from segment_format.metadata.protocol import TaggedField, write_uvarint
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
 from tests.segment_format.metadata.any_records import Written, written_records, written_values

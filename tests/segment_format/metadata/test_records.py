@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segment_format._cursor import MessageReader, TaggedField, write_uvarint, write_varlong
 from segment_format.errors import InvalidMetadataError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
@@ -24,12 +25,6 @@ from segment_format.metadata.model import (
     RemotePartitionDelete,
     RemotePartitionDeleteState,
     TopicIdPartition,
-)
-from segment_format.metadata.protocol import (
-    MessageReader,
-    TaggedField,
-    write_uvarint,
-    write_varlong,
 )
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN, LOCAL_TIER, VECTORS

@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from segment_format._cursor import TaggedField, write_uvarint, write_varlong
 from segment_format.metadata.model import (
     MetadataRecord,
     RemoteLogSegmentId,
@@ -18,7 +19,6 @@ from segment_format.metadata.model import (
     RemotePartitionDelete,
     TopicIdPartition,
 )
-from segment_format.metadata.protocol import TaggedField, write_uvarint, write_varlong
 from segment_format.metadata.remote_log_segment_metadata import FRAME_VERSION, TXN_INDEX_EMPTY_TAG
 
 if TYPE_CHECKING:
