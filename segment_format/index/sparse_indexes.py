@@ -100,13 +100,6 @@ class OffsetIndex(ArrayValue):
             return OffsetPosition(self.base_offset, 0)
         return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
 
-    def first_at_or_after_position(self, position: int) -> OffsetPosition | None:
-        """Returns the first entry, a batch border, whose position is at least `position`."""
-        index = int(np.searchsorted(self.positions, position, side="left"))
-        if index == len(self.positions):
-            return None
-        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
-
 
 def _check_increasing(column: NDArray[np.int64], name: str) -> None:
     if not len(column):

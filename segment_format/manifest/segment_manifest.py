@@ -12,8 +12,8 @@
         segmentLeaderEpochs: {"<epoch>": <start offset>, …}
         txnIdxEmpty: only from Kafka 4 on
 
-Unlike the plugin, this parser accepts and reports unknown members. It refuses an unknown version
-or chunk index type.
+Unlike the plugin, this parser accepts unknown members. It refuses an unknown version or chunk index
+type.
 
 Source: `io.aiven.kafka.tieredstorage.manifest.SegmentManifestV1`, `SegmentIndexesV1`.
 """
@@ -23,8 +23,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from segment_format.errors import InvalidManifestError
 from segment_format.index.checkpoints import EpochEntry
@@ -38,11 +38,14 @@ from segment_format.metadata.model import (
 )
 from segment_format.metadata.remote_log_segment_metadata import check_offsets_and_epochs
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 MAX_INT32 = 2**31 - 1
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
-def parse_json_object(data: bytes, what: str) -> dict[str, object]:
+def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
     """Parses one JSON object of UTF-8 bytes without NaN and Infinity.
 
     Raises:
@@ -71,43 +74,32 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-class Members:
-    """Reads the members of one JSON object and reports those that were never read.
+class _Members:
+    """Reads members of a JSON object with their types; errors name the path in the document."""
 
-    Args:
-        members: The parsed object.
-        path: Names that lead to the object in the document.
-    """
-
-    __slots__ = ("_asked", "_children", "_members", "_path")
+    __slots__ = ("_members", "_path")
 
     def __init__(self, members: dict[str, object], path: tuple[str, ...] = ()) -> None:
         self._members = members
         self._path = path
-        self._asked: set[str] = set()
-        self._children: list[Members] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    def path(self, name: str) -> str:
-        """Returns the path of a member in the document."""
-        return ".".join((*self._path, name))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
-        """Returns the error to raise for a member."""
-        return InvalidManifestError(f"{self.path(name)} {problem}")
+        path = ".".join((*self._path, name))
+        return InvalidManifestError(f"{path} {problem}")
 
     def value(self, name: str) -> object:
-        """Returns a required member of any type, null included."""
-        self._asked.add(name)
         if name not in self._members:
             raise self.fail(name, "is missing")
         return self._members[name]
 
     def optional(self, name: str) -> object:
         """Returns a member of any type; `None` if it is null or absent."""
-        self._asked.add(name)
         return self._members.get(name)
 
     def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
@@ -131,7 +123,6 @@ class Members:
         return value
 
     def boolean(self, name: str) -> bool:
-        """Returns a required boolean."""
         value = self.value(name)
         if not isinstance(value, bool):
             raise self.fail(name, "is neither true nor false")
@@ -145,39 +136,22 @@ class Members:
         except ValueError as error:  # binascii.Error is one
             raise self.fail(name, "is not base64") from error
 
-    def members(self, name: str) -> Members:
-        """Returns a required JSON object."""
+    def members(self, name: str) -> _Members:
         value = self.value(name)
         if not isinstance(value, dict):
             raise self.fail(name, "is not a JSON object")
-        child = Members(value, (*self._path, name))
-        self._children.append(child)
-        return child
+        return _Members(value, (*self._path, name))
 
-    def optional_members(self, name: str) -> Members | None:
+    def optional_members(self, name: str) -> _Members | None:
         """Returns a JSON object; `None` if it is null or absent."""
         return None if self.optional(name) is None else self.members(name)
 
-    def items(self) -> dict[str, object]:
-        """Returns all members and counts them as read."""
-        self._asked.update(self._members)
-        return self._members
-
-    def unknown(self) -> tuple[str, ...]:
-        """Returns the paths of members that were not read, here and in objects read."""
-        own: tuple[str, ...] = ()
-        if not self._asked.issuperset(self._members):
-            own = tuple(self.path(name) for name in self._members if name not in self._asked)
-        for child in self._children:
-            own += child.unknown()
-        return own
-
 
 _EPOCH = re.compile(r"0|[1-9][0-9]{0,9}")
-_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
+_MIN_INT32 = -(2**31)
 
 
-def metadata_from_members(members: Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
+def _metadata_from_members(members: _Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
     """Parses the metadata in a manifest.
 
     Args:
@@ -218,11 +192,11 @@ def metadata_from_members(members: Members, *, segment_size: int) -> RemoteLogSe
     )
 
 
-def _epochs(members: Members) -> tuple[EpochEntry, ...]:
+def _epochs(members: _Members) -> tuple[EpochEntry, ...]:
     epochs = members.members("segmentLeaderEpochs")
     entries: list[EpochEntry] = []
-    for name in epochs.items():
-        if not _EPOCH.fullmatch(name) or int(name) > _MAX_INT32:
+    for name in epochs:
+        if not _EPOCH.fullmatch(name) or int(name) > MAX_INT32:
             raise epochs.fail(name[:40], "is not a leader epoch")
         entries.append(EpochEntry(int(name), epochs.integer(name, high=MAX_INT64)))
     return tuple(sorted(entries, key=lambda entry: entry.epoch))
@@ -291,8 +265,6 @@ class SegmentManifest:
         compression: Whether every chunk is a zstd frame.
         encryption: Wrapped data key and AAD, or `None`.
         metadata: The broker's metadata, or `None` in manifests of older plugins.
-        unknown_members: Paths of unknown members. Those in `remoteLogSegmentMetadata` come with
-            newer brokers and need no warning.
     """
 
     chunk_index: FixedChunkIndex | VariableChunkIndex
@@ -300,7 +272,6 @@ class SegmentManifest:
     compression: bool
     encryption: Encryption | None = None
     metadata: RemoteLogSegmentMetadata | None = None
-    unknown_members: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_json(cls, data: bytes) -> SegmentManifest:
@@ -317,7 +288,7 @@ class SegmentManifest:
             raise InvalidManifestError(
                 f"manifest of {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed"
             )
-        members = Members(parse_json_object(data, "manifest"))
+        members = _Members(_parse_json_object(data, "manifest"))
         _check_version(members)
         if "segmentIndexes" not in members and "chunkIndex" in members:
             raise InvalidManifestError(
@@ -338,12 +309,11 @@ class SegmentManifest:
             encryption,
             None
             if metadata is None
-            else metadata_from_members(metadata, segment_size=chunk_index.original_file_size),
-            members.unknown(),
+            else _metadata_from_members(metadata, segment_size=chunk_index.original_file_size),
         )
 
 
-def _check_version(members: Members) -> None:
+def _check_version(members: _Members) -> None:
     version = members.optional("version")
     if version == MANIFEST_VERSION or (type(version) is int and str(version) == MANIFEST_VERSION):
         return
@@ -351,7 +321,7 @@ def _check_version(members: Members) -> None:
     raise InvalidManifestError(f'manifest {what}; supported: "{MANIFEST_VERSION}"')
 
 
-def _parse_chunk_index(members: Members) -> FixedChunkIndex | VariableChunkIndex:
+def _parse_chunk_index(members: _Members) -> FixedChunkIndex | VariableChunkIndex:
     kind = members.text("type")
     if kind not in ("fixed", "variable"):
         raise members.fail("type", f'is {kind[:40]!r}; supported: "fixed", "variable"')
@@ -367,7 +337,7 @@ def _parse_chunk_index(members: Members) -> FixedChunkIndex | VariableChunkIndex
     return VariableChunkIndex(chunk_size, file_size, members.text("transformedChunks"))
 
 
-def _parse_segment_indexes(members: Members) -> SegmentIndexes:
+def _parse_segment_indexes(members: _Members) -> SegmentIndexes:
     transaction = None if members.value("transaction") is None else _range(members, "transaction")
     return SegmentIndexes(
         _range(members, "offset"),
@@ -378,12 +348,12 @@ def _parse_segment_indexes(members: Members) -> SegmentIndexes:
     )
 
 
-def _range(members: Members, name: str) -> IndexRange:
+def _range(members: _Members, name: str) -> IndexRange:
     index_range = members.members(name)
     return IndexRange(index_range.integer("position"), index_range.integer("size", high=MAX_INT32))
 
 
-def _parse_encryption(members: Members | None) -> Encryption | None:
+def _parse_encryption(members: _Members | None) -> Encryption | None:
     if members is None:
         return None
     return Encryption(

@@ -285,10 +285,3 @@ class RecordBatchHeader:
     def has_delete_horizon(self) -> bool:
         """Whether `base_timestamp` is the time from which tombstones and markers may be removed."""
         return bool(self.attributes & DELETE_HORIZON_BIT)
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequence number of the last original record, −1 for none."""
-        if self.base_sequence < 0:
-            return -1
-        return increment_sequence(self.base_sequence, self.last_offset_delta)

@@ -181,7 +181,7 @@ def test_an_error_names_the_value_where_offsets_are_not_known() -> None:
 def test_what_are_no_values_is_refused() -> None:
     with pytest.raises(ValueError, match="1 null values of 2"):
         parse_metadata_columns(pa.array([REAL[0], None], pa.binary()))
-    with pytest.raises(TypeError, match="binary values wanted, not string"):
+    with pytest.raises(TypeError, match="expected binary values, not string"):
         parse_metadata_columns(pa.array(["a"]))
     assert read([]) == []
 

@@ -58,7 +58,6 @@ def test_fields_of_an_empty_transactional_batch() -> None:
     assert header.is_transactional
     assert not header.is_control_batch
     assert not header.has_delete_horizon
-    assert header.last_sequence == 14
     assert header.to_bytes() == EMPTY_TRANSACTIONAL
 
 
@@ -123,9 +122,6 @@ def test_impossible_lengths_offsets_and_counts_are_refused(
 def test_sequences_wrap_from_the_greatest_to_zero() -> None:
     assert increment_sequence(2**31 - 1, 1) == 0
     assert increment_sequence(2**31 - 3, 5) == 2
-    header = RecordBatchHeader.from_bytes(patched(">i", 53, 2**31 - 1))
-    assert header.last_sequence == 3
-    assert RecordBatchHeader.from_bytes(patched(">i", 53, -1)).last_sequence == -1
 
 
 @given(st.binary(max_size=80), st.integers(min_value=-5, max_value=90))

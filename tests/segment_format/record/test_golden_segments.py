@@ -203,8 +203,6 @@ def check_offset_index(batches: list[DecodedBatch], data: bytes, base_offset: in
     for batch in batches:
         for offset in (batch.base_offset, batch.last_offset):
             assert index.lookup(offset).position <= batch.position
-        border = index.first_at_or_after_position(batch.position)
-        assert border is None or (border.position in starts and border.position >= batch.position)
 
 
 def check_time_index(batches: list[DecodedBatch], data: bytes, base_offset: int) -> None:
