@@ -26,10 +26,9 @@ from kts_source.broker.fetch_range import RangeFetcher
 from kts_source.errors import BrokerAccessError, CorruptSegmentError, TopicNotFoundError
 from segment_format.errors import SegmentFormatError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.metadata.columns import metadata_records
+from segment_format.metadata.columns import metadata_records, parse_metadata_columns
 from segment_format.metadata.live_segments import LiveSegments
 from segment_format.metadata.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import metadata_partition
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from segment_format._cursor import TaggedField, write_uvarint
 from segment_format.arrow import iter_arrow
 from segment_format.errors import InvalidMetadataError
-from segment_format.metadata import parse_columns
-from segment_format.metadata.columns import metadata_records
-from segment_format.metadata.parse_columns import parse_metadata_columns
+from segment_format.metadata import columns as columns_module
+from segment_format.metadata.columns import metadata_records, parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
 from tests.segment_format.metadata.any_records import Written, written_records, written_values
@@ -39,7 +38,7 @@ def test_records_of_real_brokers_and_kafkas_vectors_are_read_without_the_readabl
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
-    monkeypatch.setattr(parse_columns, "parse_metadata_record", None)
+    monkeypatch.setattr(columns_module, "parse_metadata_record", None)
     assert read(REAL + [VALUES[name] for name in EXPECTED], kind) == expected
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata import live_segments as fold_columns
-from segment_format.metadata.columns import columns_of, metadata_records
+from segment_format.metadata.columns import columns_of, metadata_records, parse_metadata_columns
 from segment_format.metadata.live_segments import LiveSegments
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
@@ -28,7 +28,6 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN, LOCAL_TIER
 from tests.segment_format.metadata.readable_segments import known_segments, live_segments
