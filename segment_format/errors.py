@@ -56,7 +56,7 @@ class CorruptRecordError(SegmentFormatError):
 
 
 class CrcMismatchError(CorruptRecordError):
-    """The stored checksum of a batch is not that of its bytes."""
+    """A stored checksum that does not match the bytes of the batch."""
 
 
 class TruncatedBatchError(CorruptRecordError):

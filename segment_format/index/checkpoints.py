@@ -147,7 +147,7 @@ def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
 
     Args:
         data: The file.
-        name: What errors call it.
+        name: Name of the file in errors.
     """
     lines = byte_view(data).tobytes().splitlines(keepends=True)
     position = 0

@@ -1,4 +1,4 @@
-"""Parses custom metadata: what the plugin lets the broker keep in `__remote_log_metadata`.
+"""Parses custom metadata, which the broker keeps for the plugin in `__remote_log_metadata`.
 
 One section of Kafka's tagged fields and nothing else:
 

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _PEM = re.compile(rb"-----BEGIN ([^\r\n-]*)-----(.*?)-----END \1-----", re.DOTALL)
 MAX_PEM_BYTES = 64 << 10
 _MAX_KEY_BITS = 16384
-# How the object ids of all RSA algorithms begin. PKCS#8 and SubjectPublicKeyInfo name one; PKCS#1,
-# which `cryptography` reads as well, is bare numbers.
+# Prefix of the object ids of all RSA algorithms. PKCS#8 contains one; PKCS#1, which `cryptography`
+# accepts as well, does not.
 _RSA_ALGORITHM = bytes.fromhex("2a864886f70d0101")
 _HEAD_BYTES = 40
 

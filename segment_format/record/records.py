@@ -21,7 +21,7 @@ leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java
 
 Like Kafka's consumer, this refuses a record whose body is not consumed exactly, a header count
 above the bytes left, and fewer or more records than the batch states. A count of 0 means an empty
-batch, whatever the payload. It also refuses record offsets that do not ascend or are above the
+batch with any payload. It also refuses record offsets that do not ascend or are above the
 batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
 would depend on where a read begins.
 

@@ -5,8 +5,8 @@ states the end of a log, so the checksum of the last batch is verified, and its 
 compared with the batch before it and with the time index.
 
 `WholeBatches` reads a log that may end anywhere: in a torn batch, in zeros that were allocated
-ahead, or in pages that were never flushed. Like Kafka's recovery it keeps batches that are complete
-and whose CRC-32C matches; offsets must also ascend from the segment's base. The log ends before the
+ahead, or in pages that were never flushed. Like Kafka's recovery it keeps complete batches with a
+matching CRC-32C; offsets must also ascend from the segment's base. The log ends before the
 first batch that fails.
 
 Source: `LogSegment.recover`, `LogLoader.recoverLog`, `DefaultRecordBatch.ensureValid` in Kafka.

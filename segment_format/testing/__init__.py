@@ -1,8 +1,8 @@
-"""Writes Kafka's bytes without Kafka: batches, whole logs with their side files, remote tiers.
+"""Writes Kafka's bytes without Kafka: batches, logs with their side files, remote tiers.
 
-For tests, demonstrations and benchmarks of anything that reads tiered segments. It shares no
-layout and no parser with the rest of `segment_format`, so that reader and writer can check each
-other.
+For tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds a
+log with its expected rows, `AivenTierWriter` and `LocalTierWriter` write it to a tier. It shares no
+layout and no parser with the rest of `segment_format`, so each checks the other.
 """
 
 from segment_format.testing.batches import (

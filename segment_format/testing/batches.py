@@ -265,12 +265,10 @@ def write_batch(
         base_timestamp: Header field; `None` takes the first record's time (-1 without records).
         unused_attributes: Bit 7 and the high byte, which readers must ignore.
         compressor: Replaces the Java producer's framing of `codec`.
-        **fields: `leader_epoch`, `producer_id`, `producer_epoch`, `base_sequence`; see
-            `frame_batch`.
+        **fields: `leader_epoch`, `producer_id`, `producer_epoch`, `base_sequence`.
 
     Raises:
-        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is below
-            the last record's.
+        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
         struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)
@@ -326,7 +324,7 @@ def frame_batch(
     Args:
         payload: Bytes after the header, already compressed as `attributes` state.
         base_offset: First offset of the batch as it was produced.
-        record_count: The header's count, whatever the payload contains.
+        record_count: The header's count, which the payload may contradict.
         last_offset_delta: Last offset of the batch minus `base_offset`.
         attributes: All 16 bits.
         leader_epoch: Epoch of the leader that appended it, -1 for none. Not under the checksum.
@@ -418,7 +416,7 @@ def write_empty_batch(
     control: bool = False,
     **fields: int,
 ) -> bytes:
-    """Returns a batch without records: what compaction keeps of a producer's last batch.
+    """Returns a batch without records, as compaction keeps a producer's last batch.
 
     Args:
         base_offset: First offset of the original batch.
