@@ -74,20 +74,20 @@ def table_by_counting(index: Index) -> list[Chunk]:
 
 
 @every_table
-def test_known_tables(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
+def test_chunks_match_table(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
     chunks = [Chunk(*row) for row in table]
     assert list(index.chunks()) == chunks
     assert [index.chunk(number) for number in range(index.chunk_count)] == chunks
     assert index.transformed_size == chunks[-1].transformed_stop
 
 
-def test_chunks_of_a_negative_position_raise() -> None:
+def test_chunks_from_negative_position_raise() -> None:
     for index, _ in TABLES:
         with pytest.raises(ValueError, match="negative"):
             index.chunks(-1)
 
 
-def test_ranges_touch_the_chunks_of_their_bytes() -> None:
+def test_chunks_of_a_range_contain_its_bytes() -> None:
     index = FixedChunkIndex(10, 100, 10, 10)
 
     def ids(start: int, stop: int | None = None) -> list[int]:
@@ -105,7 +105,7 @@ def test_ranges_touch_the_chunks_of_their_bytes() -> None:
     assert ids(20, 10) == []
 
 
-def test_an_empty_file_has_no_chunks() -> None:
+def test_empty_file_has_no_chunks() -> None:
     for index in (
         FixedChunkIndex(100, 0, 100, 0),
         variable_index(100, 0, []),
@@ -120,7 +120,7 @@ def test_an_empty_file_has_no_chunks() -> None:
 
 @settings(deadline=None)
 @given(indexes(), st.data())
-def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObject) -> None:
+def test_chunks_match_counted_table(index: Index, data: st.DataObject) -> None:
     table = table_by_counting(index)
     assert list(index.chunks()) == table
     assert index.transformed_size == sum(chunk.transformed_size for chunk in table)
@@ -137,14 +137,14 @@ def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObj
 
 @settings(deadline=None)
 @given(indexes())
-def test_tables_survive_pickling(index: Index) -> None:
+def test_chunk_index_pickles(index: Index) -> None:
     copy = pickle.loads(pickle.dumps(index))
     assert copy == index
     assert hash(copy) == hash(index)
     assert copy.chunks() == index.chunks()
 
 
-def test_tables_of_different_sizes_differ() -> None:
+def test_indexes_of_different_sizes_are_unequal() -> None:
     assert FixedChunkIndex(100, 250, 110, 30) != FixedChunkIndex(100, 250, 110, 31)
     assert variable_index(100, 250, [1, 2, 3]) != variable_index(100, 250, [1, 3, 2])
     assert variable_index(100, 50, [50]) != FixedChunkIndex(100, 50, 100, 50)
@@ -155,7 +155,7 @@ def test_tables_of_different_sizes_differ() -> None:
     [(0, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
     + [tuple(2**31 if place == big else 1 for place in range(4)) for big in range(4)],
 )
-def test_numbers_that_are_no_sizes_are_refused(numbers: tuple[int, int, int, int]) -> None:
+def test_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidManifestError):
         FixedChunkIndex(*numbers)
 
@@ -163,18 +163,18 @@ def test_numbers_that_are_no_sizes_are_refused(numbers: tuple[int, int, int, int
 @pytest.mark.parametrize(
     "sizes", [[], [1, 2], [1, 2, 3, 4], [1, -1, 1], [1, 2**31, 1], [1, 2**70, 1]]
 )
-def test_a_list_of_another_length_or_with_no_sizes_is_refused(sizes: list[int]) -> None:
+def test_wrong_list_of_sizes_raises(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         variable_index(100, 250, sizes)
 
 
 @pytest.mark.parametrize("sizes", [[1], [0, 0]])
-def test_chunks_of_an_empty_file_are_refused(sizes: list[int]) -> None:
+def test_chunks_of_empty_file_raise(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         variable_index(100, 0, sizes)
 
 
-def test_the_text_of_a_list_is_kept_as_it_was() -> None:
+def test_text_of_chunk_sizes_is_kept() -> None:
     # Two texts of one list: zstd frames differ between versions.
     text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
     assert VariableChunkIndex(100, 250, text).transformed_chunks == text
@@ -182,7 +182,7 @@ def test_the_text_of_a_list_is_kept_as_it_was() -> None:
 
 
 @every_table
-def test_an_object_of_another_length_is_refused(
+def test_object_of_other_size_raises(
     index: Index, table: list[tuple[int, int, int, int, int]]
 ) -> None:
     total = sum(row[4] for row in table)
@@ -192,7 +192,7 @@ def test_an_object_of_another_length_is_refused(
             index.check_object_size(size)
 
 
-def test_a_deferred_table_is_the_table() -> None:
+def test_deferred_index_equals_decoded_one() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     deferred = VariableChunkIndex(10, 35, table.transformed_chunks, 22)
     assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)
@@ -201,7 +201,7 @@ def test_a_deferred_table_is_the_table() -> None:
     assert deferred == table
 
 
-def test_a_deferred_table_that_is_not_what_it_was_is_refused() -> None:
+def test_deferred_index_with_other_size_raises() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     for size, text in ((23, table.transformed_chunks), (22, "no base64")):
         with pytest.raises(InvalidManifestError):

@@ -32,14 +32,14 @@ def of(case: dict[str, Any]) -> CustomMetadata:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["hex"][:12])
-def test_plugin_vectors(case: dict[str, Any]) -> None:
+def test_custom_metadata_matches_plugin_vectors(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["hex"])
     assert parse_custom_metadata(data) == of(case)
     assert write_custom_metadata(of(case)) == data
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\0"])
-def test_nothing_recorded(data: bytes | None) -> None:
+def test_empty_custom_metadata_has_no_fields(data: bytes | None) -> None:
     assert parse_custom_metadata(data) == CustomMetadata()
     assert write_custom_metadata(CustomMetadata()) is None
 
@@ -51,7 +51,7 @@ def test_unknown_fields_are_skipped() -> None:
 
 @settings(deadline=None)
 @given(fields)
-def test_all_fields_survive(metadata: CustomMetadata) -> None:
+def test_custom_metadata_round_trips(metadata: CustomMetadata) -> None:
     assert parse_custom_metadata(write_custom_metadata(metadata)) == metadata
 
 
@@ -72,7 +72,7 @@ def test_all_fields_survive(metadata: CustomMetadata) -> None:
         ("00 00", 1),  # bytes after the end
     ],
 )
-def test_broken_sections_are_refused_with_a_position(data: str, position: int) -> None:
+def test_broken_section_raises_with_position(data: str, position: int) -> None:
     with pytest.raises(InvalidManifestError) as caught:
         parse_custom_metadata(bytes.fromhex(data))
     assert caught.value.position == position
@@ -80,13 +80,13 @@ def test_broken_sections_are_refused_with_a_position(data: str, position: int) -
 
 @settings(deadline=None)
 @given(st.binary(max_size=40))
-def test_any_bytes_are_fields_or_refused(data: bytes) -> None:
+def test_any_bytes_parse_or_raise(data: bytes) -> None:
     assert_value_or_positioned_error(lambda: parse_custom_metadata(data), size=len(data))
 
 
 @settings(deadline=None)
 @given(fields.map(write_custom_metadata).filter(bool), st.data())
-def test_any_changed_section_is_fields_or_refused(section: bytes, data: st.DataObject) -> None:
+def test_changed_section_parses_or_raises(section: bytes, data: st.DataObject) -> None:
     changed = bytearray(section)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     assert_value_or_positioned_error(

@@ -87,7 +87,7 @@ class Stored:
         return self._log
 
 
-def test_the_tier_has_every_kind_of_segment() -> None:
+def test_golden_tier_has_every_kind_of_segment() -> None:
     kinds = {
         (manifest.compression, manifest.encryption is not None)
         for manifest in (Stored(TIER / stem).manifest for stem in STEMS)
@@ -98,7 +98,7 @@ def test_the_tier_has_every_kind_of_segment() -> None:
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_a_segment_of_a_real_broker(stem: str) -> None:
+def test_segment_of_broker_parses(stem: str) -> None:
     stored = Stored(TIER / stem)
     manifest = stored.manifest
     assert manifest_json(manifest) == stored.raw
@@ -127,7 +127,7 @@ def test_a_segment_of_a_real_broker(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_side_files_of_a_real_broker(stem: str) -> None:
+def test_side_files_of_broker_parse(stem: str) -> None:
     stored = Stored(TIER / stem)
     indexes = stored.manifest.segment_indexes
     metadata = stored.manifest.metadata
@@ -145,7 +145,7 @@ def test_side_files_of_a_real_broker(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", SEGMENTS)
-def test_figures_the_broker_reported(stem: str) -> None:
+def test_sizes_match_broker(stem: str) -> None:
     topic, partition, expected = SEGMENTS[stem]
     manifest = SegmentManifest.from_json((TIER / f"{stem}.rsm-manifest").read_bytes())
     metadata = manifest.metadata
@@ -171,7 +171,7 @@ def test_figures_the_broker_reported(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", SEGMENTS)
-def test_custom_metadata_the_broker_kept(stem: str) -> None:
+def test_custom_metadata_of_broker_parses(stem: str) -> None:
     data = base64.b64decode(SEGMENTS[stem][2]["custom_metadata_base64"])
     metadata = parse_custom_metadata(data)
     assert metadata.object_prefix == KEY_PREFIX
@@ -183,7 +183,7 @@ def test_custom_metadata_the_broker_kept(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_chunk_lists_are_written_as_the_plugin_writes_them(stem: str) -> None:
+def test_chunk_sizes_are_written_like_the_plugin(stem: str) -> None:
     index = SegmentManifest.from_json((TIER / f"{stem}.rsm-manifest").read_bytes()).chunk_index
     if isinstance(index, VariableChunkIndex):
         text = json.loads((TIER / f"{stem}.rsm-manifest").read_bytes())["chunkIndex"]
@@ -200,7 +200,7 @@ def vector_segment(case: str) -> Stored:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors_give_their_originals(case: str) -> None:
+def test_vectors_restore_to_originals(case: str) -> None:
     stored = vector_segment(case)
     original = (ORIGINAL / "00000000000000001234.log").read_bytes()
     assert stored.log() == original

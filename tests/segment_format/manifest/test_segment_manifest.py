@@ -83,12 +83,12 @@ def changed(case: str, change: Callable[[Document], object]) -> Document:
     return document
 
 
-def test_every_case_of_the_vectors_is_expected() -> None:
+def test_every_vector_is_tested() -> None:
     assert set(CASES) == set(EXPECTED)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_manifests_of_the_vectors(case: str) -> None:
+def test_manifest_of_vector_parses(case: str) -> None:
     data = manifest_bytes(case)
     sizes, ranges, length = EXPECTED[case]
     manifest = SegmentManifest.from_json(data)
@@ -108,7 +108,7 @@ def test_manifests_of_the_vectors(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_manifests_survive_pickling(case: str) -> None:
+def test_manifest_pickles(case: str) -> None:
     manifest = SegmentManifest.from_json(manifest_bytes(case))
     copied = pickle.loads(pickle.dumps(manifest))
     assert copied == manifest
@@ -116,7 +116,7 @@ def test_manifests_survive_pickling(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_object_length_follows_from_the_manifest(case: str) -> None:
+def test_object_sizes_match_manifest(case: str) -> None:
     manifest = SegmentManifest.from_json(manifest_bytes(case))
     (log,) = (OBJECTS / case).rglob("*.log")
     (indexes,) = (OBJECTS / case).rglob("*.indexes")
@@ -124,7 +124,7 @@ def test_the_object_length_follows_from_the_manifest(case: str) -> None:
     assert manifest.segment_indexes.transformed_size == indexes.stat().st_size
 
 
-def test_a_manifest_made_here_has_the_plugins_length() -> None:
+def test_manifest_has_the_length_of_the_plugins() -> None:
     # The plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
@@ -153,7 +153,7 @@ def test_a_manifest_made_here_has_the_plugins_length() -> None:
     ("sizes", "positions"),
     [((1, 1, 1, 1, 1), [0, 1, 2, 3, 4]), ((0, 1, 0, 1, 0), [0, 0, 1, 1, 2])],
 )
-def test_indexes_are_laid_out_one_after_another(
+def test_index_ranges_are_contiguous(
     sizes: tuple[int, int, int, int, int], positions: list[int]
 ) -> None:
     offset, timestamp, snapshot, epoch, transaction = sizes
@@ -169,7 +169,7 @@ def test_indexes_are_laid_out_one_after_another(
     assert indexes.transformed_size == sum(sizes)
 
 
-def test_what_the_plugin_accepts_is_accepted() -> None:
+def test_manifest_accepted_by_plugin_parses() -> None:
     plain = SegmentManifest.from_json(manifest_bytes("plain"))
     as_number = changed("plain", lambda d: d.update(version=1))
     assert parse(as_number) == plain
@@ -197,7 +197,7 @@ def test_unknown_members_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_the_transaction_index_remark_of_newer_brokers_is_kept(empty: bool) -> None:
+def test_txn_idx_empty_of_newer_brokers_parses(empty: bool) -> None:
     document = changed("plain", lambda d: d["remoteLogSegmentMetadata"].update(txnIdxEmpty=empty))
     manifest = parse(document)
     assert manifest.metadata is not None
@@ -303,7 +303,7 @@ REFUSED: list[tuple[str, Callable[[Document], None], str]] = [
 
 
 @pytest.mark.parametrize(("case", "change", "reason"), REFUSED, ids=range(len(REFUSED)))
-def test_other_manifests_are_refused(
+def test_invalid_manifest_raises(
     case: str, change: Callable[[Document], None], reason: str
 ) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
@@ -330,13 +330,13 @@ def test_other_manifests_are_refused(
     ],
     ids=range(14),
 )
-def test_bytes_that_are_no_manifest_are_refused(data: bytes, reason: str) -> None:
+def test_invalid_bytes_raise(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match=reason) as caught:
         SegmentManifest.from_json(data)
     assert len(str(caught.value)) < 300
 
 
-def test_an_error_in_the_json_gives_its_byte() -> None:
+def test_json_error_has_byte_position() -> None:
     data = manifest_bytes("plain")
     with pytest.raises(InvalidManifestError) as caught:
         SegmentManifest.from_json('{"ä":'.encode() + b"?" + data)
@@ -345,13 +345,13 @@ def test_an_error_in_the_json_gives_its_byte() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_manifest_or_refused(data: bytes) -> None:
+def test_any_bytes_parse_or_raise(data: bytes) -> None:
     assert isinstance(value_or_error(lambda: SegmentManifest.from_json(data)), InvalidManifestError)
 
 
 @settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_any_changed_bytes_are_a_manifest_or_refused(case: str, data: st.DataObject) -> None:
+def test_changed_bytes_parse_or_raise(case: str, data: st.DataObject) -> None:
     mutated = bytearray(manifest_bytes(case))
     for _ in range(data.draw(st.integers(1, 3))):
         mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))
@@ -372,7 +372,7 @@ json_values = st.recursive(
 
 @settings(deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_any_changed_member_makes_a_manifest_or_is_refused(case: str, data: st.DataObject) -> None:
+def test_changed_member_parses_or_raises(case: str, data: st.DataObject) -> None:
     document: Document = document_of(case)
     for _ in range(data.draw(st.integers(1, 3))):
         target = document
@@ -410,7 +410,7 @@ def assert_manifest_or_error(data: bytes) -> None:
     ),
     st.lists(st.integers(0, 1000), min_size=4, max_size=5),
 )
-def test_every_manifest_survives_its_json(
+def test_manifest_round_trips(
     chunk_size: int,
     file_size: int,
     compression: bool,

@@ -99,7 +99,7 @@ def expected_row(row: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-def test_most_of_the_golden_tier_is_plain() -> None:
+def test_golden_tier_is_mostly_uncompressed() -> None:
     assert {topic for topic, _ in PARTITIONS} >= {
         "appendtime",
         "codecs",
@@ -113,7 +113,7 @@ def test_most_of_the_golden_tier_is_plain() -> None:
 
 
 @every_partition
-def test_records_are_those_a_consumer_saw(topic: str, partition: int) -> None:
+def test_records_match_consumer(topic: str, partition: int) -> None:
     rows = expected_rows(topic, partition)
     log_start = PARTS[topic, partition]["log_start_offset"]
     for segment in plain_segments(topic, partition):
@@ -133,7 +133,7 @@ def test_records_are_those_a_consumer_saw(topic: str, partition: int) -> None:
 
 
 @every_partition
-def test_markers_are_those_the_broker_wrote(topic: str, partition: int) -> None:
+def test_markers_match_broker(topic: str, partition: int) -> None:
     part = PARTS[topic, partition]
     for segment in plain_segments(topic, partition):
         found = []
@@ -230,7 +230,7 @@ MANIFEST_NAMES = {
 
 
 @every_partition
-def test_side_files_agree_with_the_log(topic: str, partition: int) -> None:
+def test_side_files_match_log(topic: str, partition: int) -> None:
     for segment in plain_segments(topic, partition):
         check_side_files(
             log_of(segment),
@@ -247,7 +247,7 @@ LOCAL_SEGMENTS = sorted((LOCAL_TIER / "tier").rglob("*.log"))
 @pytest.mark.parametrize(
     "log", LOCAL_SEGMENTS, ids=lambda path: f"{path.parent.name[:6]}/{path.name[:24]}"
 )
-def test_side_files_of_the_local_layout_agree_with_the_log(log: Path) -> None:
+def test_side_files_of_local_layout_match_log(log: Path) -> None:
     def part(suffix: str) -> bytes | None:
         path = log.with_suffix(suffix)
         return path.read_bytes() if path.exists() else None
@@ -268,7 +268,7 @@ def test_side_files_of_the_local_layout_agree_with_the_log(log: Path) -> None:
 
 
 @pytest.mark.parametrize("partition", [0, 1])
-def test_read_committed_over_the_broker_written_transactions(partition: int) -> None:
+def test_read_committed_matches_broker_transactions(partition: int) -> None:
     part = PARTS["txn", partition]
     segments = plain_segments("txn", partition)
     stop = part["tier_end_offset"]
