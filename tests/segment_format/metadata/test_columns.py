@@ -34,7 +34,7 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_records_of_real_brokers_and_kafkas_vectors_are_read_without_the_readable_parser(
+def test_usual_records_need_no_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
@@ -42,7 +42,7 @@ def test_records_of_real_brokers_and_kafkas_vectors_are_read_without_the_readabl
     assert read(REAL + [VALUES[name] for name in EXPECTED], kind) == expected
 
 
-def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
+def test_metadata_topic_of_broker_parses_from_its_log() -> None:
     found = []
     for partition in range(3):
         folder = GOLDEN / "metadata-topic" / f"__remote_log_metadata-{partition}"
@@ -67,7 +67,7 @@ def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
     st.sampled_from([pa.binary(), pa.large_binary()]),
     st.data(),
 )
-def test_any_records_mean_what_the_readable_parser_reads(
+def test_columns_match_readable_parser(
     written: list[Written], kind: pa.DataType, data: st.DataObject
 ) -> None:
     wanted = [record for record, _ in written]
@@ -102,9 +102,7 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
     ),
     st.data(),
 )
-def test_damaged_records_mean_the_same_or_raise_the_same(
-    values: list[bytes], data: st.DataObject
-) -> None:
+def test_damaged_records_match_readable_parser(values: list[bytes], data: st.DataObject) -> None:
     values = [damaged(value, data) for value in values]
     outcomes = [outcome(value) for value in values]
     refused = [place for place, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)]
@@ -119,7 +117,7 @@ def test_damaged_records_mean_the_same_or_raise_the_same(
     assert str(caught.value) == str(wanted.at(wanted.position, 100 + refused[0]))
 
 
-def test_each_byte_of_a_real_record_may_be_another() -> None:
+def test_changed_bytes_match_readable_parser() -> None:
     readable, wanted = [], []
     for position, byte in itertools.product(
         range(len(REAL[0])), (0, 1, 2, 3, 4, 14, 127, 128, 255)
@@ -136,7 +134,7 @@ def test_each_byte_of_a_real_record_may_be_another() -> None:
     assert read(readable) == wanted
 
 
-def test_numbers_may_be_written_longer_than_they_need() -> None:
+def test_overlong_varints_parse() -> None:
     value = write_metadata_record(COPY_STARTED)
     longer = b"\x81\x80\0" + b"\x80\x80\x80\x80\0" + value[2:]
     assert value[3] == len("foo") + 1
@@ -144,7 +142,7 @@ def test_numbers_may_be_written_longer_than_they_need() -> None:
     assert read([longer, value, longest]) == [COPY_STARTED] * 3
 
 
-def test_what_is_unusual_is_read_among_what_is_usual() -> None:
+def test_unusual_records_parse_among_usual_ones() -> None:
     many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
     unusual: list[tuple[MetadataRecord, bytes]] = [
         (COPY_STARTED, write_metadata_record(COPY_STARTED, wire))
@@ -163,7 +161,7 @@ def test_what_is_unusual_is_read_among_what_is_usual() -> None:
     assert read([value for _, value in written]) == [record for record, _ in written]
 
 
-def test_order_is_kept_over_many_records() -> None:
+def test_columns_keep_order_of_many_records() -> None:
     wanted = [
         replace(COPY_STARTED, broker_id=number) if number % 3 else EXPECTED["type2"]
         for number in range(20_000)
@@ -172,12 +170,12 @@ def test_order_is_kept_over_many_records() -> None:
     assert read([values[id(record)] for record in wanted]) == wanted
 
 
-def test_an_error_names_the_value_where_offsets_are_not_known() -> None:
+def test_error_without_offsets_names_the_value() -> None:
     with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
         read([REAL[0]] * 9001 + [REAL[0][:-1]])
 
 
-def test_what_are_no_values_is_refused() -> None:
+def test_invalid_arrays_raise() -> None:
     with pytest.raises(ValueError, match="1 null values of 2"):
         parse_metadata_columns(pa.array([REAL[0], None], pa.binary()))
     with pytest.raises(TypeError, match="expected binary values, not string"):
@@ -200,7 +198,7 @@ HEAD = VALUES["type0"][: VALUES["type0"].index(bytes.fromhex("030000000000000000
     ],
     ids=["topic", "epochs", "custom metadata", "tagged fields", "tagged field"],
 )
-def test_lengths_in_the_data_do_not_decide_what_is_allocated(value: bytes) -> None:
+def test_stated_lengths_allocate_nothing(value: bytes) -> None:
     values = pa.array([REAL[0]] * 999 + [value], pa.binary())
     pool = pa.default_memory_pool().bytes_allocated()
     tracemalloc.start()
@@ -214,7 +212,7 @@ def test_lengths_in_the_data_do_not_decide_what_is_allocated(value: bytes) -> No
     assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
 
 
-def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
+def test_long_epoch_list_takes_proportional_memory() -> None:
     epochs = tuple(
         replace(COPY_STARTED.segment_leader_epochs[0], epoch=number, start_offset=number)
         for number in range(10_000)
@@ -236,13 +234,13 @@ def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
         ("0000000000000050" + "00", "8000000000000050" + "00", "starts before"),
     ],
 )
-def test_epochs_that_no_broker_writes_are_refused(old: str, new: str, reason: str) -> None:
+def test_impossible_epochs_raise(old: str, new: str, reason: str) -> None:
     value = VALUES["type0"].replace(bytes.fromhex(old), bytes.fromhex(new))
     with pytest.raises(InvalidMetadataError, match=reason):
         read([value])
 
 
 @pytest.mark.parametrize("tags", ["0205000400", "0205000500"])
-def test_tags_that_do_not_ascend_are_refused(tags: str) -> None:
+def test_tags_out_of_order_raise(tags: str) -> None:
     with pytest.raises(InvalidMetadataError, match="after tag 5"):
         read([VALUES["type0"][:-1] + bytes.fromhex(tags)])

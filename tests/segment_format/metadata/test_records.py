@@ -84,13 +84,13 @@ EXPECTED: dict[str, MetadataRecord] = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_vectors_of_kafka(name: str) -> None:
+def test_record_matches_kafka_vectors(name: str) -> None:
     record = parse_metadata_record(VALUES[name])
     assert record == EXPECTED[name]
     assert write_metadata_record(EXPECTED[name]) == VALUES[name]
 
 
-def test_every_vector_is_expected() -> None:
+def test_every_vector_is_tested() -> None:
     assert set(EXPECTED) == set(VALUES)
 
 
@@ -123,7 +123,7 @@ def as_kafka_decodes(record: MetadataRecord) -> dict[str, object]:
     return decoded
 
 
-def test_records_of_real_brokers_mean_what_kafka_reads_in_them() -> None:
+def test_records_of_broker_match_kafka_decoder() -> None:
     assert len(RECORDS) > 250
     for line in RECORDS:
         record = parse_metadata_record(base64.b64decode(line["value"]))
@@ -159,7 +159,7 @@ def test_epochs_in_hash_order_are_sorted() -> None:
     assert parsed == COPY_STARTED
 
 
-def test_the_absent_and_the_false_remark_about_the_transaction_index_differ() -> None:
+def test_txn_index_empty_false_differs_from_absent() -> None:
     said_no = VALUES["type0+txnIndexEmpty"][:-1] + b"\0"
     parsed = parse_metadata_record(said_no)
     assert parsed == replace(COPY_STARTED, txn_index_empty=False)
@@ -167,7 +167,7 @@ def test_the_absent_and_the_false_remark_about_the_transaction_index_differ() ->
     assert parse_metadata_record(VALUES["type0"]) == replace(COPY_STARTED, txn_index_empty=None)
 
 
-def test_record_version_1_is_read_when_its_body_parses() -> None:
+def test_record_version_1_parses() -> None:
     for name, value in VALUES.items():
         newer = value[:2] + b"\1" + value[3:]
         assert parse_metadata_record(newer) == EXPECTED[name]
@@ -220,7 +220,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_values_are_refused(name: str) -> None:
+def test_invalid_value_raises(name: str) -> None:
     value, reason = REFUSED[name]
     with pytest.raises(InvalidMetadataError, match=reason) as caught:
         parse_metadata_record(value)
@@ -229,13 +229,13 @@ def test_other_values_are_refused(name: str) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=80))
-def test_any_bytes_are_a_record_or_refused(data: bytes) -> None:
+def test_any_bytes_parse_or_raise(data: bytes) -> None:
     assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
 
 
 @settings(deadline=None)
 @given(st.integers(0, 3), st.integers(0, 1), st.binary(max_size=120))
-def test_any_body_is_a_record_or_refused(kind: int, version: int, body: bytes) -> None:
+def test_any_body_parses_or_raises(kind: int, version: int, body: bytes) -> None:
     data = bytes([1, kind, version]) + body
     assert_value_or_positioned_error(lambda: parse_metadata_record(data), size=len(data))
 
@@ -245,7 +245,7 @@ def test_any_body_is_a_record_or_refused(kind: int, version: int, body: bytes) -
     written_values | st.sampled_from(list(VALUES.values())),
     st.data(),
 )
-def test_any_changed_record_is_a_record_or_refused(value: bytes, data: st.DataObject) -> None:
+def test_changed_record_parses_or_raises(value: bytes, data: st.DataObject) -> None:
     changed = bytearray(value)
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -259,12 +259,12 @@ def test_any_changed_record_is_a_record_or_refused(value: bytes, data: st.DataOb
 
 @settings(deadline=None)
 @given(st.integers(0, 2**31 - 1))
-def test_unsigned_numbers_survive(number: int) -> None:
+def test_uvarint_round_trips(number: int) -> None:
     assert MessageReader(write_uvarint(number), InvalidMetadataError).uvarint("number") == number
 
 
 @pytest.mark.parametrize(("number", "text"), KAFKA["varlong"])
-def test_zigzag_vectors_of_kafka(number: int, text: str) -> None:
+def test_varlong_matches_kafka_vectors(number: int, text: str) -> None:
     data = bytes.fromhex(text)
     assert write_varlong(number) == data
     assert MessageReader(data, InvalidMetadataError).varlong("number") == number
@@ -272,7 +272,7 @@ def test_zigzag_vectors_of_kafka(number: int, text: str) -> None:
 
 @settings(deadline=None)
 @given(int64s)
-def test_zigzag_numbers_survive(number: int) -> None:
+def test_varlong_round_trips(number: int) -> None:
     data = write_varlong(number)
     assert MessageReader(data, InvalidMetadataError).varlong("number") == number
     assert len(data) <= 10

@@ -86,7 +86,7 @@ def meant_facts(rows: Sequence[ExpectedRow]) -> list[tuple[object, ...]]:
 
 @settings(UNHURRIED, max_examples=200)
 @given(batches() | message_sets())
-def test_entries_decode_to_the_rows_meant(case: BatchCase) -> None:
+def test_entries_decode_to_expected_rows(case: BatchCase) -> None:
     decoded = list(iter_batches(case.data))
     assert [fact for batch in decoded for fact in read_facts(batch)] == meant_facts(case.rows)
     assert decoded[0].base_offset == case.base_offset
@@ -127,7 +127,7 @@ def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: in
 
 @settings(UNHURRIED, max_examples=150)
 @given(st.booleans().flatmap(lambda legacy: logs(legacy=legacy, codec=st.just("none"))), st.data())
-def test_isolation_levels_give_the_rows_meant(log: BuiltLog, data: st.DataObject) -> None:
+def test_isolation_levels_return_expected_rows(log: BuiltLog, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(log.segments)))
     first, end = log.segments[0].base_offset, log.end_offset(count)
     start = data.draw(st.integers(first, end))
@@ -164,7 +164,7 @@ def test_side_files_describe_the_log(log: BuiltLog) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 @settings(UNHURRIED, max_examples=30)
 @given(produced=records(max_size=12))
-def test_payloads_of_other_clients_are_read(codec: str, produced: list[SimpleRecord]) -> None:
+def test_payloads_of_other_clients_decode(codec: str, produced: list[SimpleRecord]) -> None:
     for compressor in foreign_compressors(codec).values():
         data = write_batch(produced, base_offset=5, codec=codec, compressor=compressor)
         (batch,) = iter_batches(data)
@@ -175,7 +175,7 @@ def test_payloads_of_other_clients_are_read(codec: str, produced: list[SimpleRec
 
 @settings(UNHURRIED, max_examples=100)
 @given(st.data())
-def test_mutated_batches_are_read_or_refused(data: st.DataObject) -> None:
+def test_mutated_batches_decode_or_raise(data: st.DataObject) -> None:
     case = data.draw(batches())
     changed = data.draw(mutations(case.data))
     try:
