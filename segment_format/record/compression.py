@@ -65,6 +65,23 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
 
+DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
+"""Default bound on the decompressed bytes of one batch, 256 MiB.
+
+Brokers accept batches of 1 MiB by default, so this leaves room for a compression ratio of 256, or
+for topics with a larger `max.message.bytes`.
+"""
+
+# Plain integers: comparing with members of the enumeration costs as much as small batches do.
+_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
+
+_GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_TRAILER_AND_HEADER = 18
+
+_ZSTD_ONE_SHOT_SLACK = 256 << 10
+_ZSTD_ONE_SHOT_RATIO = 32
+_ZSTD_READ = 1 << 20
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _COMMON_HEADER: Final = int.from_bytes(_LZ4_MAGIC + b"\x60\x40\x82", "little")
@@ -78,6 +95,97 @@ _LZ4_MAX_RATIO: Final = 255
 _PIECE: Final = 1 << 20
 
 _u64_le = struct.Struct("<Q").unpack_from
+
+_XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
+_HEADER_SIZE: Final = 16
+_MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
+_u32 = struct.Struct(">I").unpack_from
+_u64 = struct.Struct(">Q").unpack_from
+_SNAPPY_MAX_RATIO: Final = 22  # a copy element makes at most 64 bytes out of 3
+
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE_TAIL: Final = b"\x2a\x4d\x18"
+_MAX_BLOCK: Final = 128 << 10
+_MAX_WINDOW: Final = 1 << 27
+_DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
+_CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
+_RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
+_CHECKSUM_FLAG: Final = 0x04
+
+
+def decompress(
+    codec: int,
+    payload: BytesLike,
+    *,
+    magic: int = 2,
+    max_output_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    zstd_bound: int = -1,
+) -> BytesLike:
+    """Returns the uncompressed bytes of one batch's records.
+
+    Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB for a
+    zstd frame that declares such a window. A stated size is only allocated if the payload is long
+    enough to expand to it.
+
+    Args:
+        codec: Number in the batch's attributes; 0 returns `payload` itself.
+        payload: Stored bytes, without the batch header.
+        magic: Magic of the entry: zstd needs magic 2, and magic 0 has its own LZ4 header checksum.
+        max_output_bytes: Limit for the uncompressed bytes.
+        zstd_bound: Upper bound of the content if the payload is a single zstd frame; −1 if unknown.
+
+    Returns:
+        Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
+
+    Raises:
+        UnsupportedCompressionError: Kafka does not define the codec number, or not for this magic.
+        DecompressionError: The payload is invalid, or expands beyond the limit; `position` counts
+            from the payload's first byte.
+    """
+    if codec == _ZSTD and magic >= 2:
+        return _decompress_zstd(payload, max_output_bytes, zstd_bound)
+    if codec == _LZ4:
+        return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
+    if codec == _SNAPPY:
+        return decompress_snappy(payload, max_output_bytes=max_output_bytes)
+    if codec == _GZIP:
+        return _decompress_gzip(payload, max_output_bytes)
+    if codec == _NONE:
+        return payload
+    raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
+
+
+def _too_large(codec: str, max_output_bytes: int) -> DecompressionError:
+    return DecompressionError(
+        f"{codec}: the payload expands to more than {max_output_bytes} bytes", position=0
+    )
+
+
+def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
+    view = byte_view(payload)
+    pieces: list[bytes] = []
+    total = position = 0
+    while True:
+        member = zlib.decompressobj(_GZIP_WBITS)
+        try:
+            piece = member.decompress(view[position:], max_output_bytes - total + 1)
+        except zlib.error as error:
+            raise DecompressionError(f"gzip: {error}", position=position) from error
+        total += len(piece)
+        if total > max_output_bytes:
+            raise _too_large("gzip", max_output_bytes)
+        pieces.append(piece)
+        if not member.eof:
+            raise DecompressionError("gzip: the member is cut", position=position)
+        rest = member.unused_data
+        if len(rest) <= _GZIP_TRAILER_AND_HEADER or not _begins_gzip_member(rest):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        position = len(view) - len(rest)
+
+
+def _begins_gzip_member(data: bytes) -> bool:
+    # Like Java's GZIPInputStream, which ignores other bytes after a member.
+    return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
 
 
 def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
@@ -159,14 +267,6 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
     return header
 
 
-_XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
-_HEADER_SIZE: Final = 16
-_MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
-_u32 = struct.Struct(">I").unpack_from
-_u64 = struct.Struct(">Q").unpack_from
-_SNAPPY_MAX_RATIO: Final = 22  # a copy element makes at most 64 bytes out of 3
-
-
 def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
     """Returns the content of a xerial stream or of one raw block.
 
@@ -240,14 +340,47 @@ def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
     raise DecompressionError("snappy: no block, or one without a size", position=start)
 
 
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE_TAIL: Final = b"\x2a\x4d\x18"
-_MAX_BLOCK: Final = 128 << 10
-_MAX_WINDOW: Final = 1 << 27
-_DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
-_CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
-_RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
-_CHECKSUM_FLAG: Final = 0x04
+_thread = threading.local()
+
+
+def zstd_decompressor() -> zstandard.ZstdDecompressor:
+    """Returns the calling thread's decompressor; a new one costs as much as a small batch."""
+    try:
+        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
+    except AttributeError:
+        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
+    # The library's one-shot call is fastest, but it reads one frame, ignores the bytes after it,
+    # and needs a size. Scanning the frame headers first supplies sizes and finds truncation.
+    view = byte_view(payload)
+    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
+    decompressor = zstd_decompressor()
+    try:
+        if 0 < bound <= one_shot:
+            return decompressor.decompress(view, max_output_size=bound)
+        frames = scan_frames(view)
+        if sum(frame.max_output for frame in frames) <= one_shot:
+            return b"".join(
+                decompressor.decompress(
+                    view[frame.start : frame.stop], max_output_size=frame.max_output
+                )
+                for frame in frames
+                if frame.max_output
+            )
+        pieces: list[bytes] = []
+        total = 0
+        with decompressor.stream_reader(view, read_across_frames=True) as reader:
+            while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
+                total += len(piece)
+                if total > max_output_bytes:
+                    raise _too_large("zstd", max_output_bytes)
+                pieces.append(piece)
+        return b"".join(pieces)
+    except zstandard.ZstdError as error:
+        raise DecompressionError(f"zstd: {error}", position=0) from error
 
 
 def _block_limit(descriptor: int) -> int:
@@ -360,140 +493,3 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
             )
         max_output = content_size
     return Frame(start, position, max_output, content_size)
-
-
-DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
-"""Default bound on the decompressed bytes of one batch, 256 MiB.
-
-Brokers accept batches of 1 MiB by default, so this leaves room for a compression ratio of 256, or
-for topics with a larger `max.message.bytes`.
-"""
-
-# Plain integers: comparing with members of the enumeration costs as much as small batches do.
-_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
-
-_GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_TRAILER_AND_HEADER = 18
-
-_ZSTD_ONE_SHOT_SLACK = 256 << 10
-_ZSTD_ONE_SHOT_RATIO = 32
-_ZSTD_READ = 1 << 20
-
-
-_thread = threading.local()
-
-
-def zstd_decompressor() -> zstandard.ZstdDecompressor:
-    """Returns the calling thread's decompressor; a new one costs as much as a small batch."""
-    try:
-        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
-    except AttributeError:
-        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
-    return decompressor
-
-
-def decompress(
-    codec: int,
-    payload: BytesLike,
-    *,
-    magic: int = 2,
-    max_output_bytes: int = DEFAULT_MAX_BATCH_BYTES,
-    zstd_bound: int = -1,
-) -> BytesLike:
-    """Returns the uncompressed bytes of one batch's records.
-
-    Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB for a
-    zstd frame that declares such a window. A stated size is only allocated if the payload is long
-    enough to expand to it.
-
-    Args:
-        codec: Number in the batch's attributes; 0 returns `payload` itself.
-        payload: Stored bytes, without the batch header.
-        magic: Magic of the entry: zstd needs magic 2, and magic 0 has its own LZ4 header checksum.
-        max_output_bytes: Limit for the uncompressed bytes.
-        zstd_bound: Upper bound of the content if the payload is a single zstd frame; −1 if unknown.
-
-    Returns:
-        Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
-
-    Raises:
-        UnsupportedCompressionError: Kafka does not define the codec number, or not for this magic.
-        DecompressionError: The payload is invalid, or expands beyond the limit; `position` counts
-            from the payload's first byte.
-    """
-    if codec == _ZSTD and magic >= 2:
-        return _decompress_zstd(payload, max_output_bytes, zstd_bound)
-    if codec == _LZ4:
-        return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
-    if codec == _SNAPPY:
-        return decompress_snappy(payload, max_output_bytes=max_output_bytes)
-    if codec == _GZIP:
-        return _decompress_gzip(payload, max_output_bytes)
-    if codec == _NONE:
-        return payload
-    raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
-
-
-def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
-    # The library's one-shot call is fastest, but it reads one frame, ignores the bytes after it,
-    # and needs a size. Scanning the frame headers first supplies sizes and finds truncation.
-    view = byte_view(payload)
-    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
-    decompressor = zstd_decompressor()
-    try:
-        if 0 < bound <= one_shot:
-            return decompressor.decompress(view, max_output_size=bound)
-        frames = scan_frames(view)
-        if sum(frame.max_output for frame in frames) <= one_shot:
-            return b"".join(
-                decompressor.decompress(
-                    view[frame.start : frame.stop], max_output_size=frame.max_output
-                )
-                for frame in frames
-                if frame.max_output
-            )
-        pieces: list[bytes] = []
-        total = 0
-        with decompressor.stream_reader(view, read_across_frames=True) as reader:
-            while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
-                total += len(piece)
-                if total > max_output_bytes:
-                    raise _too_large("zstd", max_output_bytes)
-                pieces.append(piece)
-        return b"".join(pieces)
-    except zstandard.ZstdError as error:
-        raise DecompressionError(f"zstd: {error}", position=0) from error
-
-
-def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
-    view = byte_view(payload)
-    pieces: list[bytes] = []
-    total = position = 0
-    while True:
-        member = zlib.decompressobj(_GZIP_WBITS)
-        try:
-            piece = member.decompress(view[position:], max_output_bytes - total + 1)
-        except zlib.error as error:
-            raise DecompressionError(f"gzip: {error}", position=position) from error
-        total += len(piece)
-        if total > max_output_bytes:
-            raise _too_large("gzip", max_output_bytes)
-        pieces.append(piece)
-        if not member.eof:
-            raise DecompressionError("gzip: the member is cut", position=position)
-        rest = member.unused_data
-        if len(rest) <= _GZIP_TRAILER_AND_HEADER or not _begins_gzip_member(rest):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        position = len(view) - len(rest)
-
-
-def _begins_gzip_member(data: bytes) -> bool:
-    # Like Java's GZIPInputStream, which ignores other bytes after a member.
-    return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
-
-
-def _too_large(codec: str, max_output_bytes: int) -> DecompressionError:
-    return DecompressionError(
-        f"{codec}: the payload expands to more than {max_output_bytes} bytes", position=0
-    )
