@@ -145,9 +145,9 @@ def decompress(
     if codec == _ZSTD and magic >= 2:
         return _decompress_zstd(payload, max_output_bytes, zstd_bound)
     if codec == _LZ4:
-        return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
+        return _decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
     if codec == _SNAPPY:
-        return decompress_snappy(payload, max_output_bytes=max_output_bytes)
+        return _decompress_snappy(payload, max_output_bytes=max_output_bytes)
     if codec == _GZIP:
         return _decompress_gzip(payload, max_output_bytes)
     if codec == _NONE:
@@ -188,15 +188,10 @@ def _begins_gzip_member(data: bytes) -> bool:
     return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
 
 
-def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
+def _decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
     """Returns the content of the frame at the start of `payload`.
 
-    Memory: the output, which grows as it arrives; the header's content size is not trusted.
-
-    Raises:
-        DecompressionError: The payload is not an LZ4 frame, a checksum of header (unless `magic` is
-            0), block or content is wrong, the end mark is missing, or the content is longer than
-            `max_output_bytes`.
+    The output grows as it arrives; the header's content size is not trusted.
     """
     view = byte_view(payload)
     try:
@@ -267,16 +262,12 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
     return header
 
 
-def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
+def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
     """Returns the content of a xerial stream or of one raw block.
 
     Memory: one array of the sizes that the blocks state. Each size is checked against its
-    compressed bytes, and the sum against the bound, before the allocation. A hostile payload of
+    compressed bytes, and the sum against the limit, before the allocation. A hostile payload of
     empty blocks takes about 25 bytes per byte.
-
-    Raises:
-        DecompressionError: The payload is empty, the stream is cut, a block is empty or invalid, or
-            the content is longer than `max_output_bytes`.
     """
     view = byte_view(payload)
     if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
