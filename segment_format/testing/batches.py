@@ -29,10 +29,11 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Unpack
 
 
 def crc32c(data: bytes) -> int:
@@ -215,6 +216,15 @@ class SimpleRecord:
     offset: int | None = None
 
 
+class HeaderFields(TypedDict, total=False):
+    """Header fields that `write_batch` and others pass to `frame_batch` unchanged."""
+
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
     """Returns the absolute offset of every record: its own, or the one after its predecessor.
 
@@ -246,7 +256,7 @@ def write_batch(
     base_timestamp: int | None = None,
     unused_attributes: int = 0,
     compressor: Callable[[bytes], bytes] | None = None,
-    **fields: int,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
     """Returns one record batch of magic 2, as in a `.log` file.
 
@@ -265,7 +275,7 @@ def write_batch(
         base_timestamp: Header field; `None` takes the first record's time (-1 without records).
         unused_attributes: Bit 7 and the high byte, which readers must ignore.
         compressor: Replaces the Java producer's framing of `codec`.
-        **fields: `leader_epoch`, `producer_id`, `producer_epoch`, `base_sequence`.
+        **fields: See `HeaderFields`.
 
     Raises:
         ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
@@ -377,7 +387,7 @@ def write_control_batch(
     delete_horizon: int | None = None,
     key_suffix: bytes = b"",
     value: bytes | None = None,
-    **fields: int,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
     """Returns a control batch with its one record.
 
@@ -390,8 +400,7 @@ def write_control_batch(
         delete_horizon: Milliseconds; compaction stamps it on a marker to be removed later.
         key_suffix: Further key bytes, which readers must accept.
         value: The record's value; `None` writes what such a record contains in version 0.
-        **fields: `leader_epoch`, `producer_id` and `producer_epoch`, which may be above that of the
-            data; see `frame_batch`.
+        **fields: See `HeaderFields`; the producer epoch may be above that of the data.
     """
     number = CONTROL_TYPES[kind] if isinstance(kind, str) else kind
     if value is None:
@@ -414,7 +423,7 @@ def write_empty_batch(
     max_timestamp: int = NO_TIMESTAMP,
     transactional: bool = False,
     control: bool = False,
-    **fields: int,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
     """Returns a batch without records, as compaction keeps a producer's last batch.
 
@@ -424,7 +433,7 @@ def write_empty_batch(
         max_timestamp: Milliseconds, of the original batch.
         transactional: Attribute bit 4.
         control: Attribute bit 5.
-        **fields: See `write_batch`.
+        **fields: See `HeaderFields`.
     """
     return write_batch(
         [],

@@ -19,6 +19,7 @@ from segment_format.testing.batches import (
     DEFAULT_TIMESTAMP_MS,
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
+    HeaderFields,
     SimpleRecord,
     assign_offsets,
     write_batch,
@@ -505,7 +506,7 @@ class LogBuilder:
         return producer_epoch if producer_epoch >= 0 else self._producers.epoch(producer_id) or 0
 
 
-def _header_fields(facts: ExpectedRow) -> dict[str, int]:
+def _header_fields(facts: ExpectedRow) -> HeaderFields:
     return {
         "leader_epoch": facts.leader_epoch,
         "producer_id": facts.producer_id,
