@@ -17,7 +17,7 @@ from benchmarks.decode import codec_alone
 from benchmarks.report import best_seconds
 from kts_source.columns import DEFAULT_COLUMNS
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
-from segment_format.testing.uniform import UniformBatches, write_uniform_batches
+from tests.uniform_batches import UniformBatches, write_uniform_batches
 
 if TYPE_CHECKING:
     from benchmarks.tiers import TierShape

@@ -26,8 +26,8 @@ from kts_source.read.task_metrics import TaskMeter, TaskPlace
 from kts_source.store.cancel import pause
 from kts_source.store.local_store import LocalStore
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.encryption import encrypt
 from segment_format.manifest.transform import restore_chunk
+from tests.segment_format.manifest.writers import encrypt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,12 +14,12 @@ from benchmarks.tiers import TOPIC, TierShape, make_tier
 from segment_format.arrow import RECORD_COLUMNS, RecordDecoder
 from segment_format.key_set import KeySet
 from segment_format.testing.tiers import AivenTierWriter
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from segment_format.testing.uniform import UniformBatches
+    from tests.uniform_batches import UniformBatches
 
 _VALUE_BYTES: Final = 100
 _BATCH_BYTES: Final = 16 << 10

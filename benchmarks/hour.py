@@ -17,7 +17,7 @@ from segment_format.testing.segment import (
     write_producer_snapshot,
 )
 from segment_format.testing.tiers import DEFAULT_CHUNK_SIZE, AivenTierWriter
-from segment_format.testing.uniform import write_uniform_batches
+from tests.uniform_batches import write_uniform_batches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,12 +9,11 @@ import pyarrow as pa
 from benchmarks.report import Row, at_least, best_seconds
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata import model
-from segment_format.metadata.live_segments import LiveSegments, known_segments
-from segment_format.metadata.parse_columns import parse_metadata_columns
-from segment_format.metadata.remote_log_segment_metadata import (
-    parse_metadata_record,
-    write_metadata_record,
-)
+from segment_format.metadata.columns import parse_metadata_columns
+from segment_format.metadata.live_segments import LiveSegments
+from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
+from tests.segment_format.metadata.readable_segments import known_segments
+from tests.segment_format.metadata.writers import write_metadata_record
 
 _FINISHED = model.RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 _ROWS = 8192

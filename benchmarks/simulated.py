@@ -24,7 +24,6 @@ import numpy as np
 from kts_source.store.counters import StoreCounters
 from kts_source.store.object_store import ObjectInfo, key_order
 from segment_format.kafka_uuid import uuid_from_text
-from segment_format.manifest.chunk_index import encode_chunk_sizes
 from segment_format.testing.batches import SimpleRecord, write_batch
 from segment_format.testing.segment import (
     AbortedTransaction,
@@ -32,6 +31,7 @@ from segment_format.testing.segment import (
     write_producer_snapshot,
     write_transaction_index,
 )
+from tests.segment_format.manifest.writers import encode_chunk_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

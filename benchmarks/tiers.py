@@ -15,7 +15,7 @@ from tempfile import gettempdir
 
 import segment_format.testing
 from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 TOPIC = "bench"
 _SEGMENT_BYTES = 64 << 20

@@ -1,9 +1,8 @@
-"""Kafka's on-disk formats and the storage plugin's objects, read and written without Kafka: bytes
-in, values out.
+"""Reads Kafka's on-disk formats and the storage plugin's objects: bytes in, values out.
 
-`iter_arrow` gives the records of log bytes as Arrow batches, `iter_batches` as readable Python
-objects; both raise `SegmentFormatError` where the bytes are broken. They are loaded at first use:
-importing the package brings in neither numba nor pyarrow.
+`iter_arrow` yields the records of log bytes as Arrow batches, `iter_batches` as Python objects;
+both raise `SegmentFormatError` for invalid bytes. They are imported at first use: importing the
+package imports neither numba nor pyarrow.
 """
 
 from __future__ import annotations

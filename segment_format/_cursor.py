@@ -1,43 +1,59 @@
-"""Reading bytes without trusting them: a byte view of any buffer, a cursor that checks first.
+"""Reads untrusted bytes: byte views of any buffer, and a cursor that checks every read.
 
-Every parser of the format layer takes `bytes`, `bytearray`, `memoryview` or a contiguous numpy
-array; `byte_view` makes one kind of thing of them, without a copy.
+Every parser of `segment_format` takes `bytes`, `bytearray`, `memoryview` or a contiguous numpy
+array, and views it through `byte_view` without a copy. `Cursor` reads the types of records,
+`MessageReader` those of Kafka's flexible messages (KIP-482):
+
+    uvarint           7 bits a byte, least significant first, top bit: more follow; at most 5 bytes
+    varlong           the same on up to 10 bytes, then zig-zag
+    compact string    uvarint(byte length + 1), UTF-8 bytes; 0 = null
+    compact bytes     uvarint(byte length + 1), bytes; 0 = null
+    compact array     uvarint(count + 1), items; 0 = null
+    uuid              16 bytes, big-endian
+    tagged fields     uvarint count; per field: uvarint tag (ascending), uvarint byte length, bytes
+
+Source: `ByteUtils`, `ByteBufferAccessor`, `types.TaggedFields` in `org.apache.kafka.common`.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+import uuid
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from segment_format.errors import CorruptIndexError, CorruptRecordError, SegmentFormatError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 BytesLike: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
-"""What parsers take."""
+"""Types that parsers accept."""
 
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
 
+MAX_INT32 = 2**31 - 1
 _MASK_32 = 0xFFFF_FFFF
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def byte_view(buffer: BytesLike) -> memoryview:
-    """A one-dimensional view of `buffer`'s bytes; nothing is copied.
+    """Returns a one-dimensional view of the bytes of `buffer`, without a copy.
 
     Raises:
-        TypeError: `buffer` has no buffer interface or is not contiguous (a mistake of the caller,
-            not of the data).
+        TypeError: `buffer` has no buffer interface or is not contiguous.
     """
     view = memoryview(buffer)  # type: ignore[arg-type]  # numpy arrays have the buffer interface
     return view if view.format == "B" and view.ndim == 1 and view.contiguous else view.cast("B")
 
 
 def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
-    """The bytes of an index, refused if they end inside an entry."""
+    """Returns the bytes of an index after checking that they do not end inside an entry."""
     view = byte_view(data)
     if rest := len(view) % entry_size:
         raise CorruptIndexError(
@@ -48,20 +64,35 @@ def whole_entries(data: BytesLike, entry_size: int, what: str) -> memoryview:
 
 
 def wrap_i64(value: int) -> int:
-    """`value` reduced to a signed 64-bit integer, as Java's `long` arithmetic does."""
+    """Returns `value` as a signed 64-bit integer that wraps, like Java's `long`."""
     value &= _MASK_64
     return value - (1 << 64) if value >> 63 else value
 
 
+class ArrayValue:
+    """Adds equality to frozen dataclasses with `eq=False` whose fields hold arrays."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # arrays inside
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            np.array_equal(getattr(self, field.name), getattr(other, field.name))
+            for field in fields(self)  # type: ignore[arg-type]  # subclasses are dataclasses
+        )
+
+
 class Cursor:
-    """Walks `[position, stop)` of a byte view; every read checks that its bytes are there.
+    """Reads `[position, stop)` of a byte view and checks that each value is complete.
 
     Args:
         view: One-dimensional byte view, see `byte_view`.
         position: First byte to read.
-        stop: End of the readable bytes, exclusive; the end of `view` when not given.
-        error: Class raised when the bytes run out or a varint is malformed.
-        origin: What to add to a position in `view` to get the position that errors name.
+        stop: End of the readable bytes, exclusive; `None` means the end of `view`.
+        error: Class to raise if the bytes run out or a varint is malformed.
+        origin: Added to positions in `view` to get the position that errors name.
     """
 
     __slots__ = ("error", "origin", "position", "stop", "view")
@@ -83,15 +114,15 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """Bytes not read yet."""
+        """Number of bytes not read yet."""
         return self.stop - self.position
 
     def fail(self, message: str) -> SegmentFormatError:
-        """An error of this cursor's class at the present position, for the caller to raise."""
+        """Returns an error at the current position, for the caller to raise."""
         return self.error(message, position=self.origin + self.position)
 
     def take(self, size: int, what: str) -> memoryview:
-        """The next `size` bytes (a view, not a copy)."""
+        """Returns a view of the next `size` bytes."""
         if size < 0 or size > self.remaining:
             raise self.fail(f"{what}: {size} bytes wanted, {self.remaining} left")
         start = self.position
@@ -107,7 +138,7 @@ class Cursor:
         return value
 
     def i8(self, what: str) -> int:
-        """A signed byte."""
+        """Reads a signed byte."""
         if self.position >= self.stop:
             raise self.fail(f"{what}: 1 byte wanted, 0 left")
         value = self.view[self.position]
@@ -115,15 +146,15 @@ class Cursor:
         return value - 256 if value > 127 else value
 
     def i16(self, what: str) -> int:
-        """A big-endian signed 16-bit integer."""
+        """Reads a big-endian signed 16-bit integer."""
         return self._fixed(_I16, what)
 
     def i32(self, what: str) -> int:
-        """A big-endian signed 32-bit integer."""
+        """Reads a big-endian signed 32-bit integer."""
         return self._fixed(_I32, what)
 
     def i64(self, what: str) -> int:
-        """A big-endian signed 64-bit integer."""
+        """Reads a big-endian signed 64-bit integer."""
         return self._fixed(_I64, what)
 
     def _unsigned(self, what: str, max_bytes: int) -> int:
@@ -140,15 +171,104 @@ class Cursor:
         raise self.fail(f"{what}: varint longer than {max_bytes} bytes")
 
     def varint(self, what: str) -> int:
-        """A zig-zag 32-bit integer of at most 5 bytes.
+        """Reads a zig-zag 32-bit integer of at most 5 bytes (`ByteUtils.readVarint`).
 
-        The fifth byte carries four useful bits; Kafka drops the others, so this does too
-        (`ByteUtils.readVarint`).
+        Like Kafka, this drops the upper bits of the fifth byte.
         """
         raw = self._unsigned(what, 5) & _MASK_32
         return (raw >> 1) ^ -(raw & 1)
 
     def varlong(self, what: str) -> int:
-        """A zig-zag 64-bit integer of at most 10 bytes (`ByteUtils.readVarlong`)."""
+        """Reads a zig-zag 64-bit integer of at most 10 bytes (`ByteUtils.readVarlong`)."""
         raw = self._unsigned(what, 10) & _MASK_64
         return (raw >> 1) ^ -(raw & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedField:
+    """A tagged field: its number, 0 … 2^31−1, and its bytes without the length."""
+
+    tag: int
+    data: bytes
+
+
+class MessageReader(Cursor):
+    """Reads a message field by field; see `Cursor` for the arguments."""
+
+    __slots__ = ()
+
+    def __init__(self, data: bytes, error: type[SegmentFormatError], *, origin: int = 0) -> None:
+        super().__init__(memoryview(data), error=error, origin=origin)
+
+    def uuid(self, what: str) -> uuid.UUID:
+        """Reads 16 bytes as an id."""
+        return uuid.UUID(bytes=bytes(self.take(16, what)))
+
+    def uvarint(self, what: str) -> int:
+        """Reads an unsigned number of at most 31 bits: a length, a count or a tag."""
+        value = self._unsigned(what, 5)
+        if value > MAX_INT32:
+            raise self.fail(f"{what}: {value} is larger than 2^31−1")
+        return value
+
+    def compact_bytes(self, what: str) -> bytes | None:
+        """Reads length-prefixed bytes; returns `None` for null."""
+        length = self.uvarint(f"{what} length")
+        return bytes(self.take(length - 1, what)) if length else None
+
+    def compact_string(self, what: str) -> str:
+        """Reads length-prefixed UTF-8 text; null is an error."""
+        data = self.compact_bytes(what)
+        if data is None:
+            raise self.fail(f"{what}: null where text is required")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what}: invalid UTF-8") from error
+
+    def compact_array_length(self, what: str, *, min_item_bytes: int) -> int:
+        """Reads the length of an array and checks that the bytes left can hold it."""
+        count = self.uvarint(f"number of {what}") - 1
+        if count < 0:
+            raise self.fail(f"{what}: null where an array is required")
+        if count * min_item_bytes > self.remaining:
+            raise self.fail(f"{what}: array of {count} items in {self.remaining} bytes")
+        return count
+
+    def tagged_fields(self) -> tuple[TaggedField, ...]:
+        """Reads a section of tagged fields, which ascend by tag."""
+        return tuple(field for _, field in self.located_tagged_fields())
+
+    def located_tagged_fields(self) -> Iterator[tuple[int, TaggedField]]:
+        """Yields tagged fields, each with the position of its data in the buffer."""
+        count = self.uvarint("number of tagged fields")
+        if 2 * count > self.remaining:
+            raise self.fail(f"{count} tagged fields in {self.remaining} bytes")
+        previous = -1
+        for _ in range(count):
+            tag = self.uvarint("tag")
+            if tag <= previous:
+                raise self.fail(f"tag {tag} after tag {previous}")
+            data = bytes(self.take(self.uvarint("tagged field length"), "tagged field"))
+            yield self.origin + self.position - len(data), TaggedField(tag, data)
+            previous = tag
+
+    def expect_end(self) -> None:
+        """Checks that no bytes follow the message."""
+        if self.remaining:
+            raise self.fail(f"{self.remaining} bytes after the end of the message")
+
+
+def write_uvarint(value: int) -> bytes:
+    """Returns the shortest varint of an unsigned number."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def write_varlong(value: int) -> bytes:
+    """Returns the zig-zag varint of a signed 64-bit number."""
+    return write_uvarint(((value << 1) ^ (value >> 63)) & 0xFFFF_FFFF_FFFF_FFFF)

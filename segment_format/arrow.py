@@ -1,17 +1,17 @@
-"""Bytes of a log to Arrow record batches, in the column types of Spark's Kafka source.
+"""Decodes log bytes to Arrow record batches with the column types of Spark's Kafka source.
 
-`iter_arrow` takes a buffer of whole entries; `RecordDecoder` takes the same bytes cut anywhere,
-with bounded memory. Both run on the compiled kernels; `segment_format.record.records.iter_batches`
-is the readable decoder that they are held to: the same rows, or the same class of error.
+`iter_arrow` takes a buffer of whole entries; `RecordDecoder` takes the same bytes in any pieces,
+with bounded memory. Both use the compiled kernels, which return the same rows or the same class of
+error as the readable decoder `segment_format.record.records.iter_batches`.
 
 | column | type | meaning |
 |---|---|---|
 | key, value | binary | null is Kafka's null; empty is empty |
 | offset | int64 | |
-| timestamp | timestamp[us, UTC] | the record's, or the append time; −1 ms where Kafka has none |
+| timestamp | timestamp[us, UTC] | the record's, or the append time; −1 ms for none |
 | timestampType | int32 | 0 CreateTime, 1 LogAppendTime, −1 none (magic 0) |
-| headers | list of struct (key string, value binary) | in stored order; none: an empty list |
-| leaderEpoch | int32 | of the batch; null where it states none, as in the columns below |
+| headers | list of struct (key string, value binary) | in stored order; empty for none |
+| leaderEpoch | int32 | of the batch; null for none, as in the columns below |
 | producerId, producerEpoch, sequence | int64, int32, int32 | of the idempotent producer |
 | isTransactional | bool | |
 | batchBaseOffset | int64 | first offset of the stored batch |
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 RECORD_COLUMNS: Final = ("key", "value", "offset", "timestamp", "timestampType", "headers")
-"""Columns that a record has by itself; topic and partition are the caller's to add."""
+"""Columns of a record; the caller adds topic and partition."""
 LINEAGE_COLUMNS: Final = (
     "leaderEpoch",
     "producerId",
@@ -63,14 +63,14 @@ LINEAGE_COLUMNS: Final = (
     "batchBaseOffset",
     "codec",
 )
-"""Columns that say where a record came from."""
+"""Columns of the batch and the producer of a record."""
 
 
 def record_schema(columns: Iterable[str] = RECORD_COLUMNS) -> pa.Schema:
-    """The schema of batches with these columns, in this order; all nullable.
+    """Returns the schema of batches with these columns, in this order; all nullable.
 
     Raises:
-        ValueError: A name that is neither in `RECORD_COLUMNS` nor in `LINEAGE_COLUMNS`, or twice.
+        ValueError: A name is unknown or repeated.
     """
     return pa.schema([(name, COLUMNS[name].type) for name in column_names(columns)])
 
@@ -85,29 +85,28 @@ def iter_arrow(
     check_crcs: bool = True,
     max_rows: int = DEFAULT_MAX_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of whole entries as Arrow batches.
+    """Yields the records of whole entries as Arrow batches.
 
-    Memory: a few batches of at most `max_rows` rows and 4 MiB (one record larger than that is a
-    batch of its own), and one decompressed batch of at most `DEFAULT_MAX_BATCH_BYTES`.
+    Memory: a few batches of at most `max_rows` rows and 4 MiB (a larger record is a batch of its
+    own), and one decompressed batch of at most `DEFAULT_MAX_BATCH_BYTES`.
 
     Args:
-        buffer: Entries of magic 0, 1 and 2 as they stand in a `.log`, one after the other.
-        columns: Names of `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; the former by default. What is not
-            asked for is neither copied nor, where it can be stepped over, looked at.
-        start_offset: First offset wanted, None for all.
-        stop_offset: First offset not wanted any more, None for all.
-        aborted: Transactions whose batches are left out (`read_committed`).
-        check_crcs: Whether each entry's checksum is compared with its bytes.
-        max_rows: Most rows of a batch.
+        buffer: Entries of magic 0, 1 and 2 as in a `.log`, one after the other.
+        columns: Names in `RECORD_COLUMNS` and `LINEAGE_COLUMNS`; `RECORD_COLUMNS` by default. Other
+            fields are not copied, and skipped if possible.
+        start_offset: First offset, inclusive; None for all.
+        stop_offset: Last offset, exclusive; None for all.
+        aborted: Transactions whose batches are skipped (`read_committed`).
+        check_crcs: Whether to verify each entry's checksum.
+        max_rows: Maximum number of rows in a batch.
 
     Yields:
-        Batches of `record_schema(columns)`, rows in stored order. They stay valid and unchanged for
-        as long as they are held.
+        Batches of `record_schema(columns)`, rows in stored order. They own their memory.
 
     Raises:
         SegmentFormatError: As `segment_format.iter_batches`; `position` counts from the start of
-            `buffer`. Rows of earlier batches may not have been yielded by then.
-        ValueError: Unknown columns or a bound out of range.
+            `buffer`. Rows before the error may be missing.
+        ValueError: A column is unknown or a bound out of range.
     """
     if not isinstance(aborted, AbortedIntervals):
         aborted = AbortedIntervals.from_txns(

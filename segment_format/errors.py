@@ -1,7 +1,6 @@
-"""What can be wrong with bytes: one root, `SegmentFormatError`, and a class per kind.
+"""Errors for invalid bytes: `SegmentFormatError` and a subclass for each kind.
 
-Ring 0 knows positions, not places: every error carries the byte position in the buffer it was
-given, and the rings above add topic, partition, offset and object.
+Errors carry the byte position in the buffer; `kts_source` adds topic, partition and object.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class SegmentFormatError(Exception):
-    """Bytes that are not what Kafka or the storage plugin writes.
+    """Bytes that Kafka or the storage plugin does not write.
 
     Attributes:
-        position: Byte position in the buffer handed in, where one is known.
-        offset: Kafka offset of the batch concerned, where one is known.
+        message: The text without position and offset.
+        position: Byte position in the buffer, or None.
+        offset: Kafka offset of the batch, or None.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SegmentFormatError(Exception):
         super().__init__(message, position, offset)
 
     def at(self, position: int | None, offset: int) -> Self:
-        """The same error at another place, for a caller that knows more than who raised it."""
+        """Returns the same error with another position and offset."""
         return type(self)(self.message, position=position, offset=offset)
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class CorruptRecordError(SegmentFormatError):
 
 
 class CrcMismatchError(CorruptRecordError):
-    """The stored checksum of a batch is not that of its bytes."""
+    """A stored checksum that does not match the bytes of the batch."""
 
 
 class TruncatedBatchError(CorruptRecordError):
@@ -68,11 +68,11 @@ class UnsupportedMagicError(CorruptRecordError):
 
 
 class UnsupportedCompressionError(CorruptRecordError):
-    """A codec number that Kafka does not define, or not for this magic."""
+    """A codec number that Kafka does not define, or not for the magic of the entry."""
 
 
 class DecompressionError(CorruptRecordError):
-    """A compressed payload that its codec refuses, or that grows past the stated bound."""
+    """A compressed payload that is invalid, or expands beyond the limit."""
 
 
 class CorruptIndexError(SegmentFormatError):
@@ -90,17 +90,12 @@ class InvalidMetadataError(SegmentFormatError, ValueError):
 
 
 class ChunkError(SegmentFormatError):
-    """A chunk of a segment object that cannot be turned back into segment bytes."""
+    """A chunk of a segment object that cannot be restored."""
 
 
 class DecryptionError(ChunkError):
-    """An AES-GCM message or a wrapped data key that does not authenticate: wrong key, or changed
-    bytes.
-    """
+    """An AES-GCM message or wrapped data key with a wrong key or changed bytes."""
 
 
 class UnknownKeyError(DecryptionError):
-    """The key ring holds no private key under the id that the manifest names.
-
-    The message quotes the id, which is not secret.
-    """
+    """The key ring has no private key with the manifest's key id, which the message quotes."""

@@ -1,14 +1,11 @@
-"""What `read_committed` needs to know: which transactions were aborted, which are undecided.
+"""Intervals of aborted transactions, which decide batches for `read_committed`.
 
-A transactional batch of producer `p` with base offset `b` was aborted exactly if some
-transaction-index entry `(p, first, last)` has `first ≤ b < last`: `first` is the base offset of the
-transaction's first batch, `last` the offset of its abort marker. The producer snapshot at a
-segment's end names the transactions that are still open there. What is in neither is committed.
+A transactional batch of producer `p` with base offset `b` was aborted exactly if some entry
+`(p, first, last)` of a transaction index has `first ≤ b < last`: `first` is the base offset of the
+transaction's first batch, `last` the offset of its abort marker. A batch never crosses the edge of
+an interval, so its base offset decides, and batches can be read in any order.
 
-Batches never straddle an interval's edge, so the base offset alone decides, in any order of
-reading, without state.
-
-Source: `CompletedFetch`, `TransactionIndex`, `ProducerStateManager` in Kafka (KIP-98).
+Source: `CompletedFetch`, `TransactionIndex` in Kafka (KIP-98).
 """
 
 from __future__ import annotations
@@ -18,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from segment_format._array_value import ArrayValue
+from segment_format._cursor import ArrayValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from segment_format.index.producer_snapshot import ProducerStateEntry
     from segment_format.index.transaction_index import AbortedTxn
 
 
@@ -33,13 +29,13 @@ if TYPE_CHECKING:
 class AbortedIntervals(ArrayValue):
     """Aborted transactions: three int64 arrays, sorted by (producer id, first offset).
 
-    Intervals of one producer do not overlap: transactions of a producer never do, and what an index
-    says otherwise is joined, so the last interval that begins at or before an offset decides.
+    Intervals of one producer do not overlap, so the last one that begins at or before an offset
+    decides.
 
     Attributes:
-        producer_ids: Whose transaction.
+        producer_ids: Producer of each transaction.
         first_offsets: Base offset of its first batch.
-        last_offsets: Offset of its abort marker; batches below it belong to the transaction.
+        last_offsets: Offset of its abort marker; the batches of the transaction are below it.
     """
 
     producer_ids: NDArray[np.int64]
@@ -50,13 +46,13 @@ class AbortedIntervals(ArrayValue):
     def from_txns(
         cls, txns: Iterable[AbortedTxn], *, start_offset: int, stop_offset: int
     ) -> AbortedIntervals:
-        """The transactions that can matter for offsets `[start_offset, stop_offset)`.
+        """Returns the intervals that can affect offsets `[start_offset, stop_offset)`.
 
         Args:
-            txns: Entries of any number of transaction indexes, any order, repeated ones too
-                (overlapping segments).
-            start_offset: Entries whose marker lies below are left out.
-            stop_offset: Entries that begin here or later are left out.
+            txns: Entries of any number of transaction indexes, in any order. Entries may repeat,
+                and overlapping ones of a producer are merged.
+            start_offset: Entries whose marker is below it are skipped.
+            stop_offset: Entries that begin at it or later are skipped.
         """
         merged: list[list[int]] = []
         kept = sorted(
@@ -83,11 +79,11 @@ class AbortedIntervals(ArrayValue):
         return AbortedIntervals, (self.producer_ids, self.first_offsets, self.last_offsets)
 
     def is_aborted(self, producer_id: int, base_offset: int) -> bool:
-        """Whether a transactional batch of a producer that begins at an offset was aborted."""
+        """Returns whether a producer's transactional batch with this base offset was aborted."""
         return self.end_of(producer_id, base_offset) is not None
 
     def end_of(self, producer_id: int, base_offset: int) -> int | None:
-        """The offset of the abort marker of a producer's batch; `None` if it was not aborted."""
+        """Returns the offset of the abort marker of a producer's batch; `None` if not aborted."""
         low = int(np.searchsorted(self.producer_ids, producer_id, side="left"))
         high = int(np.searchsorted(self.producer_ids, producer_id, side="right"))
         index = low + int(
@@ -100,11 +96,11 @@ class AbortedIntervals(ArrayValue):
     def clip(
         self, start_offset: int, stop_offset: int, *, next_until: int | None = None
     ) -> AbortedIntervals:
-        """The intervals, not cut, that can matter for offsets `[start_offset, stop_offset)`.
+        """Returns the whole intervals that can affect offsets `[start_offset, stop_offset)`.
 
         Args:
-            start_offset: First offset.
-            stop_offset: First offset after the range.
+            start_offset: First offset, inclusive.
+            stop_offset: End of the range, exclusive.
             next_until: Also keep the next interval of each producer if it begins below this offset.
         """
         if not len(self):
@@ -125,7 +121,7 @@ class AbortedIntervals(ArrayValue):
 
 
 NO_ABORTED = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
-"""No aborted transaction: also what `read_uncommitted` uses."""
+"""No aborted transactions; `read_uncommitted` uses it."""
 
 
 def _no_aborted() -> AbortedIntervals:
@@ -134,41 +130,12 @@ def _no_aborted() -> AbortedIntervals:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction whose end cannot be seen yet.
+    """A transaction without a marker so far.
 
     Attributes:
-        producer_id: Whose transaction.
+        producer_id: Its producer.
         first_offset: Base offset of its first batch in the partition.
     """
 
     producer_id: int
     first_offset: int
-
-
-def open_transactions(
-    snapshot_entries: Iterable[ProducerStateEntry], *, below: int
-) -> tuple[OpenTransaction, ...]:
-    """The transactions that a snapshot says are open and that began below an offset, oldest first.
-
-    Args:
-        snapshot_entries: Producer state at the end of a segment.
-        below: Only transactions that began before this offset count.
-    """
-    return tuple(
-        sorted(
-            (
-                OpenTransaction(entry.producer_id, entry.current_txn_first_offset)
-                for entry in snapshot_entries
-                if 0 <= entry.current_txn_first_offset < below
-            ),
-            key=lambda txn: (txn.first_offset, txn.producer_id),
-        )
-    )
-
-
-def last_stable_offset(undecided: Iterable[OpenTransaction], *, end_offset: int) -> int:
-    """Where `read_committed` ends, exclusive: the oldest undecided transaction's first offset.
-
-    Without one it is `end_offset`.
-    """
-    return min((txn.first_offset for txn in undecided), default=end_offset)

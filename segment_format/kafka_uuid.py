@@ -1,4 +1,4 @@
-"""Kafka's `Uuid` as text: URL-safe base64 of 16 big-endian bytes, no padding, 22 characters.
+"""Converts Kafka's `Uuid` text: URL-safe base64 of 16 bytes without padding, 22 characters.
 
 Source: `org.apache.kafka.common.Uuid`.
 """
@@ -16,15 +16,15 @@ UUID_TEXT_PATTERN = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]")
 
 
 def uuid_to_text(value: uuid.UUID) -> str:
-    """The 22-character text of `value`."""
+    """Returns the 22-character text of an id."""
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode("ascii")
 
 
 def uuid_from_text(text: str) -> uuid.UUID:
-    """The id that `text` (22 characters) stands for.
+    """Parses the text of an id.
 
     Raises:
-        InvalidManifestError: `text` is not the text form of 16 bytes.
+        InvalidManifestError: `text` is not an id.
     """
     if not UUID_TEXT_PATTERN.fullmatch(text):
         raise InvalidManifestError(f"not a Kafka id (22 characters of base64url): {text[:40]!r}")

@@ -21,7 +21,7 @@ from segment_format.tuning import is_on
 
 MIN_BYTES: Final = 256 << 10
 """Smaller requests get fresh memory: the allocator is as fast for them."""
-_MAX_MAPPINGS: Final = 24  # what is read ahead plus what the consumer still holds
+_MAX_MAPPINGS: Final = 24  # pieces read ahead plus pieces that the consumer holds
 _MAX_IDLE_BYTES: Final = 160 << 20
 _MAX_RESTING_BYTES: Final = 32 << 20
 _ROUNDED_TO: Final = 1 << 20
@@ -32,8 +32,8 @@ class _Pool:
 
     Attributes:
         idle: Mappings to use again. Only the holder of `lock` changes it.
-        returned: Mappings whose leases have ended. A finalizer can run in any thread, also while
-            that thread holds `lock`, so finalizers only append here and never wait.
+        returned: Mappings without a lease that are not idle yet. A finalizer can run in any thread,
+            also while that thread holds `lock`, so finalizers only append here and never wait.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class _Pool:
         self.returned: deque[mmap.mmap] = deque()
 
     def take(self, size: int) -> mmap.mmap | None:
-        """Remove and return the smallest idle mapping that fits, or None if there is none."""
+        """Remove and return the smallest idle mapping that fits, or None."""
         with self.lock:
             self._collect()
             # A small piece must not keep the memory of a large one, which is needed next.
@@ -59,7 +59,7 @@ class _Pool:
             return None
 
     def give_back(self, mapping: mmap.mmap) -> None:
-        """Return a mapping whose lease has ended. Never waits."""
+        """Take back a mapping after its lease. Never waits."""
         self.returned.append(mapping)
         if self.lock.acquire(blocking=False):
             try:

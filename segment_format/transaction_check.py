@@ -1,4 +1,4 @@
-"""Memory of the check that compares aborted intervals with the markers of the log."""
+"""Checks aborted intervals against the markers of the log; holds the kernel's state."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
     from segment_format.isolation import AbortedIntervals
 
-_FIRST_ROOM: Final = 64
+_MIN_CAPACITY: Final = 64
 
 
 class ContradictedIntervalsError(CorruptRecordError):
-    """The aborted intervals do not fit the markers of the log, so no rows can be decided."""
+    """The aborted intervals contradict the markers of the log."""
 
 
 class TransactionCheck:
-    """Follows the transactions of the batches that one or more decoders walk, in log order.
+    """Follows the transactions of the batches that decoders read, in log order.
 
     Args:
-        aborted: The intervals that the decoders leave out.
-        start_offset: First offset wanted; markers below it are not compared.
-        stop_offset: First offset not wanted any more.
+        aborted: The intervals that the decoders skip.
+        start_offset: First offset, inclusive; markers below it are not compared.
+        stop_offset: Last offset, exclusive.
 
     Attributes:
         state: Slots `TXN_…` of `segment_format.kernels.contract`, for the kernel.
@@ -40,16 +40,16 @@ class TransactionCheck:
         self._table: NDArray[np.int64] = np.zeros(0, np.int64)
         self.state: NDArray[np.int64] = np.zeros(c.TXN_STATE_SIZE, np.int64)
         self.use(aborted)
-        self._make_table(_FIRST_ROOM)
+        self._make_table(_MIN_CAPACITY)
 
     def use(self, aborted: AbortedIntervals) -> None:
-        """Replaces the intervals for the batches that follow; what was open stays known."""
+        """Replaces the intervals for the next batches; open transactions are kept."""
         self._aborted = aborted
         self._met: NDArray[np.int64] = np.zeros(len(aborted) + 1, np.int64)
         self.state[c.TXN_MET] = self._met.ctypes.data
 
     def grow(self) -> None:
-        """Doubles the room for producers."""
+        """Doubles the capacity for producers."""
         before = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         self._make_table(2 * len(before))
         mask = int(self.state[c.TXN_MASK])
@@ -68,15 +68,15 @@ class TransactionCheck:
         self.state[c.TXN_FREE] = room // 2
 
     def next_markers(self, next_offset: int, *, only_doubtful: bool) -> dict[int, int | None]:
-        """Returns which marker must come next, by producer, after the batches walked.
+        """Returns the next marker expected of each producer after the batches read.
 
         The value is the offset of an ABORT marker, or `None` for a COMMIT marker.
 
         Args:
-            next_offset: First offset after the batches walked.
+            next_offset: First offset after the batches read.
             only_doubtful: Return only producers whose records were kept and that have an interval
-                at `next_offset` or later: if its first offset is too high, no marker shows it.
-                Use it if the batches after these are walked by another check.
+                at `next_offset` or later: no marker shows that its first offset is too high. Use
+                it if another check reads the batches after these.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
@@ -89,29 +89,29 @@ class TransactionCheck:
             ends = aborted.last_offsets[
                 (aborted.producer_ids == producer_id) & (aborted.last_offsets >= next_offset)
             ]
-            if len(ends):  # `finish` raises for a marker that is missing before
+            if len(ends):  # `finish` raises for a missing marker
                 expected[producer_id] = int(ends.min())
         return expected
 
     def stray_aborts(self) -> dict[int, int]:
-        """Returns producers and the offset of their first marker, an ABORT in no interval.
+        """Returns producers whose first marker is an ABORT in no interval, and its offset.
 
-        No data of the producer precedes it in the batches walked. Data before them contradicts the
-        intervals.
+        The batches read have no data of the producer before it. Earlier data of the producer
+        contradicts the intervals.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         rows = table[(table[:, 1] != c.TXN_NO_ENTRY) & (table[:, 2] >= 0)]
         return {producer_id: offset for producer_id, _, offset in rows.tolist()}
 
     def finish(self, first_offset: int, next_offset: int) -> None:
-        """Checks that each interval that ends in the batches walked ended at an ABORT marker.
+        """Checks that each interval that ends in the batches read ended at an ABORT marker.
 
         Args:
-            first_offset: No batch before the first one walked has this offset or a larger one.
-            next_offset: The same of the batches after the last one walked.
+            first_offset: No batch before the first one read has this offset or a larger one.
+            next_offset: First offset after the batches read.
 
         Raises:
-            ContradictedIntervalsError: One did not.
+            ContradictedIntervalsError: An interval did not.
         """
         aborted = self._aborted
         start = max(self._start_offset, first_offset)
@@ -178,7 +178,7 @@ def unindexed_abort(producer_id: int, offset: int) -> ContradictedIntervalsError
 
 
 def transaction_message(producer_id: int, contradiction: str) -> str:
-    """Why an index of transactions cannot be used, and what to do."""
+    """Returns why transaction indexes cannot be used, and what to do."""
     return (
         f"the transaction indexes do not fit the log: producer {producer_id}: {contradiction}."
         " Restore the transaction index of the segment or of the segments after it from a copy, or"

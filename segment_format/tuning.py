@@ -1,7 +1,7 @@
-"""Whether shortcuts are taken that lean on what other software promises nobody.
+"""Switch for optimizations that depend on undocumented behavior of other software.
 
-`KTS_TUNING=off` in the environment switches all of them off, in this process and those it starts.
-They are listed in `docs/tuning.md`.
+`KTS_TUNING=off` in the environment disables all of them, in this process and its children.
+`docs/tuning.md` lists them.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import os
 
 
 def is_on() -> bool:
-    """Whether to take them."""
+    """Returns whether the optimizations are enabled."""
     return os.environ.get("KTS_TUNING", "").strip().lower() != "off"

@@ -49,7 +49,7 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
     ("statements", "absent"),
     [
         pytest.param(
-            import_all("segment_format", but=("segment_format.testing.strategies",)),
+            import_all("segment_format"),
             NETWORK | {"kts_source"},
             id="all of ring 0",
         ),

@@ -60,12 +60,10 @@ RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     ),
     "segment_format.reused_memory": ({"os"}, "os.getpid: what a fork inherits is not reused"),
     "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),
-    "segment_format.manifest.encryption": ({"os"}, "os.urandom: nonces and data keys"),
     "segment_format.testing.tiers": (
         {"os", "pathlib"},
         "writes tiers into folders, for tests; os.urandom: nonces and data keys",
     ),
-    "segment_format.testing.strategies": ({"hypothesis"}, "for users' tests, who install it"),
 }
 # Imported inside a function, by those who have it; no dependency of ours.
 OPTIONAL: dict[str, tuple[set[str], str]] = {

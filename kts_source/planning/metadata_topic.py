@@ -45,10 +45,9 @@ from kts_source.planning.partition_plan import CatalogPart
 from kts_source.texts import some
 from segment_format.errors import InvalidManifestError, SegmentFormatError
 from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
-from segment_format.metadata.columns import metadata_records
+from segment_format.metadata.columns import metadata_records, parse_metadata_columns
 from segment_format.metadata.live_segments import LiveSegments
 from segment_format.metadata.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
-from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import metadata_partition
 
 if TYPE_CHECKING:

@@ -22,10 +22,11 @@ from segment_format.errors import (
 )
 from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
+from segment_format.index.rebuild import TransactionReplay
 from segment_format.index.sparse_indexes import TimeIndex
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
-from segment_format.index.transaction_replay import TransactionReplay, marker_of
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import DecodedBatch, EntryTimes, iter_batches, iter_record_times
 

@@ -21,8 +21,8 @@ from kts_source.layout.remote_segment import IndexType
 from kts_source.read.segment_source import SegmentSpan
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 from segment_format.index.producer_snapshot import parse_producer_snapshot
-from segment_format.index.transaction_replay import marker_of
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.transaction_check import (

@@ -1,1 +1,1 @@
-"""The files beside a log segment: three indexes, producer snapshot, leader epoch checkpoint."""
+"""Side files of a log segment: indexes, producer snapshot, leader epoch checkpoint."""

@@ -1,41 +1,26 @@
-"""The file `partition.metadata` of a partition's folder: the topic id. UTF-8 text.
+"""Reads Kafka's text files: leader epoch checkpoints, offset checkpoints, `partition.metadata`.
 
-```
-version: 0
-topic_id: LWgrMmVrT0a__7a4SasuPA
-```
+A checkpoint has a version line, a line with the number of entries, and one entry a line:
 
-Source: `PartitionMetadataFile` in Kafka.
+    0                 version
+    2                 number of entries
+    0 0               leader epoch checkpoint: epoch, start offset
+    2 80
+    orders 0 4711     offset checkpoint: topic, partition, offset
 
-The leader epoch checkpoint: which leader epoch owns which offsets. UTF-8 text, one item a line.
+In a leader epoch checkpoint, epoch `e` owns the offsets from its start to the start of the next
+entry. Both columns increase strictly; epochs without records do not appear. The first start offset
+is the partition's log start at the time of writing if that was above the epoch's real start.
 
-```
-0          version
-2          number of entries
-0 0        epoch, start offset
-2 80
-```
+A log directory has one offset checkpoint for each kind of offset: `replication-offset-checkpoint`
+(high watermarks), `recovery-point-offset-checkpoint` (offsets below it are flushed to disk) and
+`log-start-offset-checkpoint` (only log starts above the first segment).
 
-Epoch `e` owns the offsets from its start to the start of the next entry. Both columns increase
-strictly; epochs without records do not appear. The first start offset is the partition's log start
-at the time of writing whenever that had moved beyond the epoch's real start.
+    version: 0                              partition.metadata
+    topic_id: LWgrMmVrT0a__7a4SasuPA
 
-Source: `LeaderEpochCheckpointFile`, `CheckpointFile`, `LeaderEpochFileCache` in Kafka (KIP-101).
-
-The offset checkpoints of a log directory: one offset for each of its partitions. UTF-8 text.
-
-```
-0                 version
-2                 number of entries
-orders 0 4711     topic, partition, offset
-orders 1 80
-```
-
-One file for each kind of offset: `replication-offset-checkpoint` (high watermarks),
-`recovery-point-offset-checkpoint` (below: flushed to disk), `log-start-offset-checkpoint` (only
-where it lies above the first segment).
-
-Source: `CheckpointFile`, `OffsetCheckpointFile` in Kafka.
+Source: `CheckpointFile`, `LeaderEpochCheckpointFile`, `LeaderEpochFileCache` (KIP-101),
+`OffsetCheckpointFile`, `PartitionMetadataFile` in Kafka.
 """
 
 from __future__ import annotations
@@ -43,7 +28,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptIndexError
@@ -54,11 +39,11 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
 
-
-LEADER_EPOCH_VERSION: Final = 0
 _MAX_EPOCH: Final = 2**31 - 1
 _MAX_OFFSET: Final = 2**63 - 1
 _NUMBER: Final = re.compile(rb"[0-9]{1,19}")
+_OFFSET_ENTRY: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249})\s+([0-9]{1,10})\s+([0-9]{1,19})\s*")
+_TOPIC_ID: Final = re.compile(rb"version: 0\s+topic_id: ([A-Za-z0-9_-]{22})\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,104 +66,106 @@ class LeaderEpochCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: BytesLike) -> LeaderEpochCheckpoint:
-        """The checkpoint in `data`; memory is proportional to the size of `data`.
+        """Parses a checkpoint; memory is proportional to the size of `data`.
 
         Raises:
-            CorruptIndexError: Not the text described above: version, count, numbers or order are
-                wrong.
+            CorruptIndexError: Version, count, numbers or order are wrong.
         """
-        lines = byte_view(data).tobytes().splitlines(keepends=True)
-        position = 0
-
-        def fail(message: str) -> NoReturn:
-            raise CorruptIndexError(f"leader epoch checkpoint: {message}", position=position)
-
-        def numbers(line: bytes, count: int) -> list[int]:
-            words = line.split()
-            if len(words) != count or not all(_NUMBER.fullmatch(word) for word in words):
-                fail(f"{line[:40]!r} is not a line of {count} numbers")
-            return [int(word) for word in words]
-
-        if len(lines) < 2:
-            fail("fewer than two lines")
-        (version,) = numbers(lines[0], 1)
-        if version != LEADER_EPOCH_VERSION:
-            fail(f"unknown version {version}")
-        position += len(lines[0])
-        (count,) = numbers(lines[1], 1)
-        body = lines[2:]
-        if count != len(body):
-            fail(f"{count} entries stated, {len(body)} lines found")
-        position += len(lines[1])
+        body, position = _read_entries(data, "leader epoch checkpoint")
         entries: list[EpochEntry] = []
         for line in body:
-            entry = EpochEntry(*numbers(line, 2))
+            words = line.split()
+            if len(words) != 2 or not all(_NUMBER.fullmatch(word) for word in words):
+                problem = f"{line[:40]!r} is not a line of 2 numbers"
+                raise CorruptIndexError(f"leader epoch checkpoint: {problem}", position=position)
+            entry = EpochEntry(int(words[0]), int(words[1]))
             if entry.epoch > _MAX_EPOCH or entry.start_offset > _MAX_OFFSET:
-                fail(f"{entry} is out of range")
+                problem = f"{entry} is out of range"
+                raise CorruptIndexError(f"leader epoch checkpoint: {problem}", position=position)
             if entries and not (
                 entry.epoch > entries[-1].epoch and entry.start_offset > entries[-1].start_offset
             ):
-                fail(f"{entry} follows {entries[-1]}")
+                problem = f"{entry} follows {entries[-1]}"
+                raise CorruptIndexError(f"leader epoch checkpoint: {problem}", position=position)
             entries.append(entry)
             position += len(line)
         return cls(tuple(entries))
 
     def to_bytes(self) -> bytes:
-        """The file that `from_bytes` reads back as this checkpoint."""
-        lines = [str(LEADER_EPOCH_VERSION), str(len(self.entries))]
+        """Returns the content of the file."""
+        lines = ["0", str(len(self.entries))]
         lines += [f"{entry.epoch} {entry.start_offset}" for entry in self.entries]
         return "".join(f"{line}\n" for line in lines).encode("ascii")
 
     def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch that owns `offset`; None below the first entry."""
+        """Returns the epoch that owns `offset`; `None` below the first entry."""
         index = bisect_right(self.entries, offset, key=lambda entry: entry.start_offset) - 1
         return self.entries[index].epoch if index >= 0 else None
 
 
-OFFSET_VERSION: Final = b"0"
-_ENTRY: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249})\s+([0-9]{1,10})\s+([0-9]{1,19})\s*")
-
-
 def parse_offset_checkpoint(data: BytesLike) -> dict[tuple[str, int], int]:
-    """Topic and partition to offset; memory is proportional to the size of `data`.
+    """Returns offsets by topic and partition; memory is proportional to the size of `data`.
 
     Raises:
-        CorruptIndexError: Not the text described above, or a partition stands there twice.
+        CorruptIndexError: Version, count or an entry is wrong, or a partition appears twice.
     """
-    lines = byte_view(data).tobytes().splitlines(keepends=True)
-    if len(lines) < 2 or lines[0].strip() != OFFSET_VERSION or not lines[1].strip().isdigit():
-        raise CorruptIndexError("offset checkpoint: no version 0 and count in front", position=0)
-    if int(lines[1]) != len(lines) - 2:
-        raise CorruptIndexError(
-            f"offset checkpoint: {int(lines[1])} entries stated, {len(lines) - 2} lines found",
-            position=len(lines[0]),
-        )
-    found: dict[tuple[str, int], int] = {}
-    position = len(lines[0]) + len(lines[1])
-    for line in lines[2:]:
-        match = _ENTRY.fullmatch(line)
-        place = (match[1].decode(), int(match[2])) if match else None
-        if match is None or place is None or place in found or int(match[3]) > _MAX_OFFSET:
+    body, position = _read_entries(data, "offset checkpoint")
+    offsets: dict[tuple[str, int], int] = {}
+    for line in body:
+        match = _OFFSET_ENTRY.fullmatch(line)
+        partition = (match[1].decode(), int(match[2])) if match else None
+        if (
+            match is None
+            or partition is None
+            or partition in offsets
+            or int(match[3]) > _MAX_OFFSET
+        ):
             raise CorruptIndexError(
                 f"offset checkpoint: {line[:80]!r} is not a topic, a partition and its offset, or"
-                " comes twice",
+                " appears twice",
                 position=position,
             )
-        found[place] = int(match[3])
+        offsets[partition] = int(match[3])
         position += len(line)
-    return found
-
-
-_TEXT: Final = re.compile(rb"version: 0\s+topic_id: ([A-Za-z0-9_-]{22})\s*")
+    return offsets
 
 
 def parse_partition_metadata(data: BytesLike) -> uuid.UUID:
-    """The topic id.
+    """Returns the topic id in a `partition.metadata` file.
 
     Raises:
-        CorruptIndexError: Not the text described above.
+        CorruptIndexError: The content is not version 0 with a topic id.
     """
-    match = _TEXT.fullmatch(byte_view(data).tobytes())
+    match = _TOPIC_ID.fullmatch(byte_view(data).tobytes())
     if match is None:
         raise CorruptIndexError("partition.metadata: no version 0 with a topic id", position=0)
     return uuid_from_text(match[1].decode())
+
+
+def _read_entries(data: BytesLike, name: str) -> tuple[list[bytes], int]:
+    """Checks version and count of a checkpoint; returns its entries and the position of the first.
+
+    Args:
+        data: The file.
+        name: Name of the file in errors.
+    """
+    lines = byte_view(data).tobytes().splitlines(keepends=True)
+    position = 0
+
+    def read_number(line: bytes) -> int:
+        words = line.split()
+        if len(words) != 1 or not _NUMBER.fullmatch(words[0]):
+            problem = f"{line[:40]!r} is not a line of 1 number"
+            raise CorruptIndexError(f"{name}: {problem}", position=position)
+        return int(words[0])
+
+    if len(lines) < 2:
+        raise CorruptIndexError(f"{name}: fewer than two lines", position=position)
+    if (version := read_number(lines[0])) != 0:
+        raise CorruptIndexError(f"{name}: unknown version {version}", position=position)
+    position += len(lines[0])
+    if (count := read_number(lines[1])) != len(lines) - 2:
+        raise CorruptIndexError(
+            f"{name}: {count} entries stated, {len(lines) - 2} lines found", position=position
+        )
+    return lines[2:], position + len(lines[1])

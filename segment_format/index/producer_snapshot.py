@@ -1,4 +1,4 @@
-"""The producer snapshot (`.snapshot`): what was known of each producer at a segment's end.
+"""Reads the producer snapshot (`.snapshot`): the state of each producer at a segment's end.
 
 Big-endian:
 
@@ -12,7 +12,7 @@ Big-endian:
 Entry: producerId i64, producerEpoch i16, lastSequence i32, lastOffset i64, offsetDelta i32,
 timestamp i64, coordinatorEpoch i32, currentTxnFirstOffset i64 (−1: no open transaction).
 
-Producers with an open transaction are always in it; idle ones leave after a day.
+Producers with an open transaction are always included; idle ones expire after a day.
 
 Source: `org.apache.kafka.storage.internals.log.ProducerStateManager`.
 """
@@ -40,17 +40,17 @@ _ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 @dataclass(frozen=True, slots=True)
 class ProducerStateEntry:
-    """What was known about one producer.
+    """The state of one producer.
 
     Attributes:
-        producer_id: The producer.
-        producer_epoch: Its epoch.
-        last_sequence: Last sequence number written, −1 when only a marker is known.
-        last_offset: Offset of the last record written, −1 when only a marker is known.
+        producer_id: Id of the producer.
+        producer_epoch: Epoch of the producer.
+        last_sequence: Last sequence number written, −1 if it wrote only markers.
+        last_offset: Offset of the last record written, −1 if it wrote only markers.
         offset_delta: Last offset delta of the last batch.
         timestamp: Milliseconds of the last batch or marker.
-        coordinator_epoch: Epoch of the transaction coordinator of the last marker, −1 before any.
-        current_txn_first_offset: Where its open transaction began, −1 for none.
+        coordinator_epoch: Epoch of the transaction coordinator in the last marker, −1 for none.
+        current_txn_first_offset: First offset of its open transaction, −1 for none.
     """
 
     producer_id: int
@@ -64,16 +64,15 @@ class ProducerStateEntry:
 
 
 def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
-    """The entries of a snapshot in file order, one object for each 46 bytes of `data`.
+    """Returns the entries of a snapshot in file order, one object for each 46 bytes of `data`.
 
     Raises:
-        CorruptIndexError: A cut file, an unknown version, a wrong checksum, or a count that is not
-            that of the entries.
+        CorruptIndexError: The file is cut, its version unknown, its checksum or count wrong.
     """
     view = byte_view(data)
     if len(view) < _HEADER.size:
         raise CorruptIndexError(
-            f"producer snapshot of {len(view)} bytes, {_HEADER.size} are the least",
+            f"producer snapshot of {len(view)} bytes, at least {_HEADER.size} expected",
             position=len(view),
         )
     version, crc, count = _HEADER.unpack_from(view)
@@ -93,7 +92,7 @@ def parse_producer_snapshot(data: BytesLike) -> tuple[ProducerStateEntry, ...]:
 
 
 def write_producer_snapshot(entries: Iterable[ProducerStateEntry]) -> bytes:
-    """The file that `parse_producer_snapshot` reads back as `entries`."""
+    """Returns the content of a `.snapshot` file."""
     packed = [_ENTRY.pack(*astuple(entry)) for entry in entries]
     body = b"".join((struct.pack(">i", len(packed)), *packed))
     return struct.pack(">hI", VERSION, crc32c(body)) + body

@@ -1,10 +1,9 @@
-"""The side files of a segment, worked out from its batch headers, as Kafka's recovery does.
+"""Rebuilds the side files of a segment from its batch headers, as Kafka's recovery does.
 
-An entry of the offset index names a batch's last offset and its position, so it fits what readers
-check of it. Entries are as far apart as `interval`, and further where there would be too many: an
-index in memory is bounded, whatever the size of the log.
+An entry of the offset index names a batch's last offset and its position. Entries are at least
+`index.interval.bytes` apart, and further in large segments, to bound the memory of an index.
 
-Source: `LogSegment.recover`, `ProducerStateManager` in Kafka.
+Source: `LogSegment.recover`, `ProducerStateManager.completeTxn`, `ProducerAppendInfo` in Kafka.
 """
 
 from __future__ import annotations
@@ -16,29 +15,60 @@ import numpy as np
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.index.producer_snapshot import ProducerStateEntry, write_producer_snapshot
 from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
-from segment_format.index.transaction_index import write_transaction_index
-from segment_format.index.transaction_replay import TransactionReplay
+from segment_format.index.transaction_index import AbortedTxn, write_transaction_index
+from segment_format.record.control_record import ControlRecordType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from segment_format.record.batch_header import RecordBatchHeader
+    from segment_format.record.records import DecodedBatch
     from segment_format.record.recovery import WholeBatch
 
 _MAX_ENTRIES: Final = 4096
 _INTERVAL_BYTES: Final = 4096  # `index.interval.bytes`
 
 
-class RebuiltSideFiles:
-    """What the batches of one segment say.
+class TransactionReplay:
+    """Follows the transactions of a log, batch by batch.
 
     Args:
-        base_offset: Of the segment.
-        size: Of its log, in bytes.
-        open_before: Producer id to first offset of the transactions open at its base.
+        open_before: Producer id to first offset of the transactions open at the first batch.
 
     Attributes:
-        max_timestamp: Largest timestamp in ms; −1 where no record has one.
-        epochs: Leader epochs as they begin.
+        open: Producer id to first offset of the transactions open after the last batch.
+        aborted: Transactions whose abort marker was seen.
+    """
+
+    def __init__(self, open_before: Mapping[int, int]) -> None:
+        self.open = dict(open_before)
+        self.aborted: list[AbortedTxn] = []
+
+    def see(
+        self, batch: DecodedBatch | RecordBatchHeader, marker: ControlRecordType | None
+    ) -> None:
+        """Applies the next batch; `marker` is the result of `marker_of` for a control batch."""
+        if batch.is_control_batch:
+            first = self.open.pop(batch.producer_id, None) if marker is not None else None
+            if first is not None and marker is ControlRecordType.ABORT:
+                offset = batch.base_offset
+                stable = min([offset + 1, *self.open.values()])
+                self.aborted.append(AbortedTxn(batch.producer_id, first, offset, stable))
+        elif batch.is_transactional:
+            self.open.setdefault(batch.producer_id, batch.base_offset)
+
+
+class RebuiltSideFiles:
+    """Collects the side files of one segment.
+
+    Args:
+        base_offset: Base offset of the segment.
+        size: Size of its log, in bytes.
+        open_before: Producer id to first offset of the transactions open at the base offset.
+
+    Attributes:
+        max_timestamp: Largest timestamp in ms; −1 if no record has one.
+        epochs: First offset of each leader epoch.
     """
 
     def __init__(self, base_offset: int, size: int, open_before: Mapping[int, int]) -> None:
@@ -53,7 +83,7 @@ class RebuiltSideFiles:
         self.epochs: list[EpochEntry] = []
 
     def add(self, batch: WholeBatch) -> None:
-        """Takes the next batch into account."""
+        """Adds the next batch."""
         header = batch.header
         self._transactions.see(header, batch.marker)
         if header.max_timestamp > self.max_timestamp:
@@ -68,26 +98,26 @@ class RebuiltSideFiles:
 
     @property
     def open_after(self) -> Mapping[int, int]:
-        """Producer id to first offset of the transactions open behind the last batch."""
+        """Producer id to first offset of the transactions open after the last batch."""
         return self._transactions.open
 
     def offset_index(self) -> bytes:
-        """The `.index`."""
+        """Returns the `.index` file."""
         columns = np.array(self._offsets, dtype=np.int64).reshape(-1, 2)
         return OffsetIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
 
     def time_index(self) -> bytes:
-        """The `.timeindex`."""
+        """Returns the `.timeindex` file."""
         self._add_time()
         columns = np.array(self._times, dtype=np.int64).reshape(-1, 2)
         return TimeIndex(self._base_offset, columns[:, 0], columns[:, 1]).to_bytes()
 
     def transaction_index(self) -> bytes:
-        """The `.txnindex`."""
+        """Returns the `.txnindex` file."""
         return write_transaction_index(self._transactions.aborted)
 
     def snapshot(self) -> bytes:
-        """A `.snapshot` that tells of open transactions, and of nothing else."""
+        """Returns a `.snapshot` file with the open transactions only."""
         return write_producer_snapshot(
             ProducerStateEntry(producer, -1, -1, -1, 0, -1, -1, first)
             for producer, first in self.open_after.items()

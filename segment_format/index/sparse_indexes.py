@@ -1,33 +1,21 @@
-"""The time index (`.timeindex`): greatest timestamps so far and where they are.
+"""Reads the sparse indexes of a segment: offset index (`.index`) and time index (`.timeindex`).
 
-12 bytes an entry, big-endian:
+Both are big-endian, without a file header:
 
-| position | size | field |
-|---:|---:|---|
-| 0 | 8 | i64 timestamp, milliseconds |
-| 8 | 4 | i32 offset − base offset of the segment |
+| | size | entry |
+|---|---:|---|
+| `.index` | 8 | i32 offset − base offset, i32 position in the log |
+| `.timeindex` | 12 | i64 timestamp in milliseconds, i32 offset − base offset |
 
-No file header. Entry `(T, o)`: the greatest timestamp up to here is `T`, and it is in the batch
-whose last offset is `o`. Timestamps increase strictly, offsets never decrease. The last entry holds
-the segment's maximum. Empty when no record has a timestamp.
+Columns of the offset index increase strictly. An entry names the **last** offset of an append and
+the position where that append begins: the position is a batch border, but the batch there begins
+with a lower offset. The index of a small segment is empty, and no entry has position 0.
 
-Source: `org.apache.kafka.storage.internals.log.TimeIndex`.
+Entry `(T, o)` of the time index: `T` is the largest timestamp up to here, in the batch whose last
+offset is `o`. Timestamps increase strictly, offsets never decrease. The last entry has the
+segment's maximum; the index is empty if no record has a timestamp.
 
-The offset index (`.index`): a sparse map from offsets to positions, 8 bytes an entry.
-
-Big-endian:
-
-| position | size | field |
-|---:|---:|---|
-| 0 | 4 | i32 offset − base offset of the segment |
-| 4 | 4 | i32 position in the log |
-
-Without a file header. Both columns increase strictly. An entry names the **last** offset of an
-append and the position where that append begins: the position is a batch border, the offset is not
-the first one found there. The index of a small segment is empty, and the first entry never stands
-at position 0.
-
-Source: `org.apache.kafka.storage.internals.log.OffsetIndex`.
+Source: `OffsetIndex`, `TimeIndex` in `org.apache.kafka.storage.internals.log`.
 """
 
 from __future__ import annotations
@@ -37,8 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from segment_format._array_value import ArrayValue
-from segment_format._cursor import whole_entries
+from segment_format._cursor import ArrayValue, whole_entries
 from segment_format.errors import CorruptIndexError
 
 if TYPE_CHECKING:
@@ -46,9 +33,9 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
 
-
 OFFSET_ENTRY_SIZE: Final = 8
-"""Bytes of one entry."""
+"""Bytes of one entry of the offset index."""
+_TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 class OffsetPosition(NamedTuple):
@@ -74,7 +61,7 @@ class OffsetIndex(ArrayValue):
 
     @classmethod
     def from_bytes(cls, data: BytesLike, *, base_offset: int) -> OffsetIndex:
-        """The index in `data`; memory is twice the size of `data`.
+        """Parses an offset index; memory is twice the size of `data`.
 
         Args:
             data: The whole file.
@@ -82,8 +69,7 @@ class OffsetIndex(ArrayValue):
 
         Raises:
             CorruptIndexError: The size is not a multiple of 8, a column is negative or does not
-                increase (zero-filled tails of files still in use show up here), or the offsets pass
-                2^63 − 1.
+                increase (as in a zero-filled tail of a file in use), or offsets pass 2^63 − 1.
         """
         view = whole_entries(data, OFFSET_ENTRY_SIZE, "offset index")
         entries = np.frombuffer(view, dtype=">i4").reshape(-1, 2).astype(np.int64)
@@ -95,7 +81,7 @@ class OffsetIndex(ArrayValue):
         return cls(base_offset, base_offset + relative, positions)
 
     def to_bytes(self) -> bytes:
-        """The file that `from_bytes` reads back as this index."""
+        """Returns the content of the file."""
         entries = np.empty((len(self.offsets), 2), dtype=">i4")
         entries[:, 0] = self.offsets - self.base_offset
         entries[:, 1] = self.positions
@@ -105,20 +91,13 @@ class OffsetIndex(ArrayValue):
         return len(self.offsets)
 
     def lookup(self, offset: int) -> OffsetPosition:
-        """The last entry at or below `offset`, else `(base_offset, 0)`.
+        """Returns the last entry at or below `offset`, else `(base_offset, 0)`.
 
-        Scanning on from the position meets every batch whose last offset is at or above `offset`.
+        A scan from its position meets every batch whose last offset is at or above `offset`.
         """
         index = int(np.searchsorted(self.offsets, offset, side="right")) - 1
         if index < 0:
             return OffsetPosition(self.base_offset, 0)
-        return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
-
-    def first_at_or_after_position(self, position: int) -> OffsetPosition | None:
-        """The first entry whose position is `position` or beyond (a batch border), if any."""
-        index = int(np.searchsorted(self.positions, position, side="left"))
-        if index == len(self.positions):
-            return None
         return OffsetPosition(int(self.offsets[index]), int(self.positions[index]))
 
 
@@ -129,16 +108,11 @@ def _check_increasing(column: NDArray[np.int64], name: str) -> None:
         raise CorruptIndexError(f"negative {name} {int(column[0])} in an index", position=0)
     bad = np.flatnonzero(np.diff(column) <= 0)
     if len(bad):
-        at = int(bad[0]) + 1
+        entry = int(bad[0]) + 1
         raise CorruptIndexError(
-            f"{name} {int(column[at])} follows {int(column[at - 1])} in an index",
-            position=at * OFFSET_ENTRY_SIZE,
+            f"{name} {int(column[entry])} follows {int(column[entry - 1])} in an index",
+            position=entry * OFFSET_ENTRY_SIZE,
         )
-
-
-TIME_ENTRY_SIZE: Final = 12
-"""Bytes of one entry."""
-_ENTRY = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 class TimestampOffset(NamedTuple):
@@ -164,7 +138,7 @@ class TimeIndex(ArrayValue):
 
     @classmethod
     def from_bytes(cls, data: BytesLike, *, base_offset: int) -> TimeIndex:
-        """The index in `data`; memory is less than twice the size of `data`.
+        """Parses a time index; memory is less than twice the size of `data`.
 
         Args:
             data: The whole file.
@@ -174,18 +148,18 @@ class TimeIndex(ArrayValue):
             CorruptIndexError: The size is not a multiple of 12, timestamps do not increase, or
                 offsets are negative, decrease, or pass 2^63 − 1.
         """
-        view = whole_entries(data, TIME_ENTRY_SIZE, "time index")
-        entries = np.frombuffer(view, dtype=_ENTRY)
+        view = whole_entries(data, _TIME_ENTRY.itemsize, "time index")
+        entries = np.frombuffer(view, dtype=_TIME_ENTRY)
         timestamps = entries["timestamp"].astype(np.int64)
         relative = entries["offset"].astype(np.int64)
         # Compared, not subtracted: differences of 64-bit timestamps can overflow.
         bad = np.flatnonzero((timestamps[1:] <= timestamps[:-1]) | (relative[1:] < relative[:-1]))
         if len(bad):
-            at = int(bad[0]) + 1
+            entry = int(bad[0]) + 1
             raise CorruptIndexError(
-                f"time index entry ({int(timestamps[at])}, {int(relative[at])}) follows"
-                f" ({int(timestamps[at - 1])}, {int(relative[at - 1])})",
-                position=at * TIME_ENTRY_SIZE,
+                f"time index entry ({int(timestamps[entry])}, {int(relative[entry])}) follows"
+                f" ({int(timestamps[entry - 1])}, {int(relative[entry - 1])})",
+                position=entry * _TIME_ENTRY.itemsize,
             )
         if len(relative) and not (
             relative[0] >= 0 and 0 <= base_offset <= 2**63 - 1 - int(relative[-1])
@@ -197,8 +171,8 @@ class TimeIndex(ArrayValue):
         return cls(base_offset, timestamps, base_offset + relative)
 
     def to_bytes(self) -> bytes:
-        """The file that `from_bytes` reads back as this index."""
-        entries = np.empty(len(self.offsets), dtype=_ENTRY)
+        """Returns the content of the file."""
+        entries = np.empty(len(self.offsets), dtype=_TIME_ENTRY)
         entries["timestamp"] = self.timestamps
         entries["offset"] = self.offsets - self.base_offset
         return entries.tobytes()
@@ -207,10 +181,10 @@ class TimeIndex(ArrayValue):
         return len(self.offsets)
 
     def lookup(self, timestamp: int) -> TimestampOffset:
-        """The last entry at or below `timestamp`, else `(-1, base_offset)`.
+        """Returns the last entry at or below `timestamp`, else `(-1, base_offset)`.
 
-        Every record with a timestamp above the entry's, and at or above `timestamp`, has an offset
-        at or beyond the entry's batch: start scanning there.
+        Every record with a timestamp above the entry's, and at or above `timestamp`, is in the
+        entry's batch or after it.
         """
         index = int(np.searchsorted(self.timestamps, timestamp, side="right")) - 1
         if index < 0:

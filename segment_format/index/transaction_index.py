@@ -1,6 +1,6 @@
-"""The transaction index (`.txnindex`): the transactions whose abort marker is in the segment.
+"""Reads the transaction index (`.txnindex`): transactions whose abort marker is in the segment.
 
-34 bytes an entry:
+34 bytes per entry:
 
 | position | size | field | notes |
 |---:|---:|---|---|
@@ -10,8 +10,7 @@
 | 18 | 8 | lastOffset i64 | offset of the abort marker; strictly increasing through the file |
 | 26 | 8 | lastStableOffset i64 | start of the oldest other open transaction, or marker + 1 |
 
-Big-endian, no file header. A segment without aborts has no such file; an empty file says the same.
-Committed transactions leave no trace.
+Big-endian, no file header. A segment without abort markers has no such file or an empty one.
 
 Source: `org.apache.kafka.storage.internals.log.TransactionIndex`, `AbortedTxn`.
 """
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 _ENTRY: Final = struct.Struct(">hqqqq")
 ENTRY_SIZE: Final = _ENTRY.size
-"""Bytes of one entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class AbortedTxn:
     """One aborted transaction.
 
     Attributes:
-        producer_id: Whose transaction.
+        producer_id: Its producer.
         first_offset: Base offset of its first batch in the partition.
         last_offset: Offset of its abort marker, inclusive.
         last_stable_offset: Below this offset every transaction was decided when the marker was
@@ -54,14 +52,14 @@ class AbortedTxn:
 
 
 def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
-    """The entries of a transaction index, in file order, one object for each 34 bytes of `data`.
+    """Returns the entries of a transaction index, in file order, one object for each 34 bytes.
 
-    Kafka ignores trailing bytes short of an entry. Here they are an error: a complete file has
-    none, and a lost entry would turn aborted records into committed ones.
+    Kafka ignores an incomplete last entry. Here it is an error: a lost entry would turn aborted
+    records into committed ones.
 
     Raises:
-        CorruptIndexError: A partial entry, a version other than 0, negative fields, a marker before
-            its transaction, or markers that do not increase.
+        CorruptIndexError: An entry is incomplete, has a version other than 0 or negative fields, or
+            the markers do not increase or precede their transaction.
     """
     view = whole_entries(data, ENTRY_SIZE, "transaction index")
     txns: list[AbortedTxn] = []
@@ -89,5 +87,5 @@ def parse_transaction_index(data: BytesLike) -> tuple[AbortedTxn, ...]:
 
 
 def write_transaction_index(txns: Iterable[AbortedTxn]) -> bytes:
-    """The file that `parse_transaction_index` reads back as `txns`."""
+    """Returns the content of a `.txnindex` file."""
     return b"".join(_ENTRY.pack(0, *astuple(txn)) for txn in txns)

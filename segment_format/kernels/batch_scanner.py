@@ -10,8 +10,11 @@ import numpy as np
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
+<<<<<<< HEAD
 from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels import contract as c
+=======
+>>>>>>> format
 from segment_format.kernels import object_code
 from segment_format.record.batch_header import (
     CONTROL_BIT,
@@ -19,6 +22,7 @@ from segment_format.record.batch_header import (
     TRANSACTIONAL_BIT,
     RecordBatchHeader,
 )
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import read_prefix
 from segment_format.record.records import iter_batches
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from segment_format._cursor import byte_view
+from segment_format._cursor import byte_view, write_varlong
 from segment_format.errors import (
     CorruptRecordError,
     CrcMismatchError,
@@ -28,7 +28,6 @@ from segment_format.errors import (
 from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.kernels import contract as c
 from segment_format.kernels.columns import COLUMNS, ColumnBuffers, column_names, constants_at
-from segment_format.metadata.protocol import write_varlong
 from segment_format.record.batch_header import (
     HEADER_SIZE,
     MAGIC_2,

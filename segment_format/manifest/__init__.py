@@ -1,1 +1,1 @@
-"""What a storage plugin writes beside the segment bytes: manifest, names, envelope encryption."""
+"""Objects of the storage plugin: manifest, names, chunks, envelope encryption."""

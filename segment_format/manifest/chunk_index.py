@@ -1,38 +1,32 @@
-"""The chunk index of a segment: where in the stored object the bytes of the segment file are.
+"""Maps the bytes of a segment file to the bytes of the stored object: a manifest's `chunkIndex`.
 
 The segment file is cut into chunks of `originalChunkSize` bytes, the last one shorter or equal;
-each is transformed on its own and the results are concatenated. In the manifest's `chunkIndex`:
+each is transformed on its own and the results are concatenated:
 
     type "fixed"     originalChunkSize, originalFileSize, transformedChunkSize,
                      finalTransformedChunkSize
-    type "variable"  originalChunkSize, originalFileSize, transformedChunks (see `chunk_sizes`)
+    type "variable"  originalChunkSize, originalFileSize, transformedChunks
 
-All numbers are Java ints. A file of 0 bytes has no chunks.
-
-Source: `io.aiven.kafka.tieredstorage.manifest.index.FixedSizeChunkIndex`, `VariableSizeChunkIndex`.
-
-The list of transformed chunk sizes in a manifest's `transformedChunks`.
-
-Text → standard base64 with padding → one zstd frame with content size → big-endian payload:
+All numbers are Java ints. A file of 0 bytes has no chunks. `transformedChunks` is standard base64
+with padding of one zstd frame with content size, of a big-endian payload:
 
     count   i32
     count 0: nothing more
     count 1: i32 size
     count ≥ 2:
         base    i32                       smallest of all sizes but the last
-        width   i8, 1 … 4                 bytes a value
+        width   i8, 1 … 4                 bytes of a value
         count−1 unsigned values of `width` bytes, each = size − base
         last    i32                       last size itself
 
-Source: `io.aiven.kafka.tieredstorage.manifest.serde.ChunkSizesBinaryCodec` and the chunk index
-classes beside it.
+Source: `FixedSizeChunkIndex`, `VariableSizeChunkIndex` and `serde.ChunkSizesBinaryCodec` in
+`io.aiven.kafka.tieredstorage.manifest`.
 """
 
 from __future__ import annotations
 
 import base64
 import struct
-import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -42,40 +36,38 @@ import numpy as np
 from segment_format.errors import InvalidManifestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
-    import zstandard
 
     ChunkSizes = npt.NDArray[np.int32]
 
-
-MAX_PAYLOAD_BYTES = 10 << 20  # the plugin's own limit; at width 1 that is 10.5 million chunks
-MAX_INT32 = 2**31 - 1
-_LEVEL = 3
-_MANY = struct.Struct(">iib")
-_COUNT = struct.Struct(">i")
-_SIZE = struct.Struct(">i")
-_LOCAL: Final = threading.local()
+MAX_PAYLOAD_BYTES: Final = 10 << 20
+"""The plugin's own limit; at width 1 that is 10.5 million chunks."""
+MAX_INT32: Final = 2**31 - 1
+_MANY: Final = struct.Struct(">iib")
+_COUNT: Final = struct.Struct(">i")
+_SIZE: Final = struct.Struct(">i")
 # zstd cannot expand a frame below its input by more than a few bytes per 128 KiB block.
-_MAX_TEXT_LENGTH = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
+_MAX_TEXT_LENGTH: Final = (MAX_PAYLOAD_BYTES + (64 << 10)) * 4 // 3
 
 
 def decode_chunk_sizes(text: str) -> ChunkSizes:
-    """The sizes that a manifest's `transformedChunks` stands for.
+    """Returns the sizes that a manifest's `transformedChunks` contains.
 
     Args:
         text: Base64 of a zstd frame.
 
     Returns:
         int32 array, shape (chunks,). At most 10 MiB of payload are decompressed (the frame's stated
-        size is checked first), which make at most 10.5 million chunks and 120 MB while decoding.
+        size is checked first), which hold at most 10.5 million chunks and take 120 MB to decode.
 
     Raises:
-        InvalidManifestError: Not base64, not one zstd frame with content size, a payload beyond 10
-            MiB or one that contradicts its own count, width or the range of sizes (0 … 2^31−1).
+        InvalidManifestError: The text is not base64 of one zstd frame with content size, or the
+            payload is above 10 MiB or contradicts its count, width or the range of sizes
+            (0 … 2^31−1).
     """
     import zstandard  # only compressed segments need it
+
+    from segment_format.record.compression import zstd_decompressor
 
     if len(text) > _MAX_TEXT_LENGTH:
         raise InvalidManifestError(f"transformedChunks of {len(text)} characters")
@@ -94,43 +86,14 @@ def decode_chunk_sizes(text: str) -> ChunkSizes:
             f"transformedChunks of {size} bytes, at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
-        payload = _decompressor().decompress(frame, allow_extra_data=False)
+        payload = zstd_decompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise InvalidManifestError("transformedChunks does not decompress") from error
     return unpack_chunk_sizes(payload)
 
 
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """One a thread: making it takes longer than a list does, and threads cannot share it."""
-    import zstandard
-
-    found: zstandard.ZstdDecompressor | None = getattr(_LOCAL, "decompressor", None)
-    if found is None:
-        found = _LOCAL.decompressor = zstandard.ZstdDecompressor()
-    return found
-
-
-def encode_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> str:
-    """The text for a manifest's `transformedChunks`.
-
-    The payload is the plugin's byte for byte; the zstd frame of a long list can differ between zstd
-    versions.
-
-    Raises:
-        InvalidManifestError: A size is negative or larger than 2^31−1, or the payload exceeds 10
-            MiB.
-    """
-    import zstandard
-
-    payload = pack_chunk_sizes(sizes)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise InvalidManifestError(f"list of {len(sizes)} chunk sizes is too long for a manifest")
-    frame = zstandard.ZstdCompressor(level=_LEVEL).compress(payload)
-    return base64.b64encode(frame).decode("ascii")
-
-
 def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
-    """The sizes in a decompressed payload: int32 array, shape (chunks,).
+    """Returns the sizes in a decompressed payload: int32 array, shape (chunks,).
 
     Raises:
         InvalidManifestError: The payload contradicts itself.
@@ -141,8 +104,11 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
     if count < 0:
         raise InvalidManifestError(f"chunk size list of {count} entries", position=0)
     if count < 2:
-        _expect_length(payload, _COUNT.size + count * _SIZE.size)
-        return checked_sizes(np.frombuffer(payload, dtype=">i4", offset=_COUNT.size))
+        _check_length(payload, _COUNT.size + count * _SIZE.size)
+        sizes = np.frombuffer(payload, dtype=">i4", offset=_COUNT.size).astype(np.int32)
+        if count and sizes[0] < 0:
+            raise InvalidManifestError("chunk size outside 0 … 2^31−1")
+        return sizes
     if len(payload) < _MANY.size:
         raise InvalidManifestError(f"chunk size list of {len(payload)} bytes")
     _, base, width = _MANY.unpack_from(payload)
@@ -150,7 +116,7 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         raise InvalidManifestError(f"chunk size list with base {base}", position=4)
     if not 1 <= width <= 4:
         raise InvalidManifestError(f"chunk size list with values of {width} bytes", position=8)
-    _expect_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
+    _check_length(payload, _MANY.size + (count - 1) * width + _SIZE.size)
     if width == 3:
         wide = np.zeros((count - 1, 4), dtype=np.uint8)
         packed = np.frombuffer(payload, np.uint8, 3 * (count - 1), _MANY.size)
@@ -158,8 +124,9 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
         deltas = wide.view(">u4")[:, 0]
     else:
         deltas = np.frombuffer(payload, f">u{width}", count - 1, _MANY.size)
-    most = MAX_INT32 - base
-    if most >> 8 * width == 0 and int(deltas.max()) > most:  # else values this wide are smaller
+    max_delta = MAX_INT32 - base
+    # Values of fewer bits than the limit need no check.
+    if max_delta >> 8 * width == 0 and int(deltas.max()) > max_delta:
         raise InvalidManifestError("chunk size outside 0 … 2^31−1", position=_MANY.size)
     sizes = np.empty(count, dtype=np.int32)
     sizes[:-1] = deltas
@@ -171,44 +138,11 @@ def unpack_chunk_sizes(payload: bytes) -> ChunkSizes:
     return sizes
 
 
-def pack_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
-    """The payload before zstd.
-
-    Raises:
-        InvalidManifestError: A size is negative or larger than 2^31−1.
-    """
-    try:
-        array = np.asarray(sizes, dtype=np.int64)
-    except OverflowError as error:
-        raise InvalidManifestError("chunk size larger than 2^31−1") from error
-    checked_sizes(array)
-    count = len(array)
-    if count < 2:
-        return _COUNT.pack(count) + array.astype(">i4").tobytes()
-    deltas = array[:-1]
-    base = int(deltas.min())
-    deltas = deltas - base
-    width = max(1, (int(deltas.max()).bit_length() + 7) // 8)
-    packed = deltas.astype(">u4").view(np.uint8).reshape(count - 1, 4)[:, 4 - width :]
-    return _MANY.pack(count, base, width) + packed.tobytes() + _SIZE.pack(int(array[-1]))
-
-
-def _expect_length(payload: bytes, expected: int) -> None:
+def _check_length(payload: bytes, expected: int) -> None:
     if len(payload) != expected:
         raise InvalidManifestError(
             f"chunk size list of {len(payload)} bytes where its count and width ask for {expected}"
         )
-
-
-def checked_sizes(sizes: npt.NDArray[np.integer]) -> ChunkSizes:
-    """The sizes as int32.
-
-    Raises:
-        InvalidManifestError: A size is negative or larger than 2^31−1.
-    """
-    if len(sizes) and (int(sizes.min()) < 0 or int(sizes.max()) > MAX_INT32):
-        raise InvalidManifestError("chunk size outside 0 … 2^31−1")
-    return sizes.astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +175,7 @@ class Chunk:
 
 
 class ChunkIndex(ABC):
-    """What both kinds share: chunk `i` begins at original byte `i * original_chunk_size`."""
+    """Chunks of a segment; chunk `i` begins at original byte `i * original_chunk_size`."""
 
     __slots__ = ()
     original_chunk_size: int
@@ -255,14 +189,18 @@ class ChunkIndex(ABC):
     @property
     @abstractmethod
     def transformed_size(self) -> int:
-        """Bytes of the stored `.log` object that the index describes: the sum of all chunks."""
+        """Sum of all stored chunk sizes, in bytes: the size of the stored `.log` object."""
+
+    @abstractmethod
+    def transformed_stops(self) -> npt.NDArray[np.int64]:
+        """Returns the end of each chunk in the stored object, exclusive: shape (chunks,)."""
 
     @abstractmethod
     def _transformed_range(self, index: int) -> tuple[int, int]:
-        """Position and size of an existing chunk in the stored object."""
+        """Returns position and size of an existing chunk in the stored object."""
 
     def chunk(self, index: int) -> Chunk:
-        """Chunk number `index`, 0 … chunk_count − 1, in constant time.
+        """Returns chunk number `index`, 0 … chunk_count − 1, in constant time.
 
         Raises:
             IndexError: There is no such chunk.
@@ -277,20 +215,8 @@ class ChunkIndex(ABC):
             *self._transformed_range(index),
         )
 
-    def chunk_at(self, position: int) -> Chunk | None:
-        """The chunk that holds byte `position` of the segment file, None at or beyond its end.
-
-        Raises:
-            ValueError: `position` is negative.
-        """
-        if position < 0:
-            raise ValueError(f"negative position {position}")
-        if position >= self.original_file_size:
-            return None
-        return self.chunk(position // self.original_chunk_size)
-
     def chunks(self, start: int = 0, stop: int | None = None) -> tuple[Chunk, ...]:
-        """The chunks that touch bytes [start, stop) of the segment file; `stop` is clipped.
+        """Returns the chunks with bytes of [start, stop) of the segment file; `stop` is clipped.
 
         Raises:
             ValueError: `start` is negative.
@@ -303,28 +229,8 @@ class ChunkIndex(ABC):
         size = self.original_chunk_size
         return tuple(self.chunk(index) for index in range(start // size, -(-stop // size)))
 
-    @abstractmethod
-    def transformed_stops(self) -> npt.NDArray[np.int64]:
-        """End of each chunk in the stored object, exclusive: int64 array, shape (chunks,)."""
-
-    def chunk_at_transformed(self, position: int) -> Chunk | None:
-        """The chunk that holds byte `position` of the stored object, None beyond its end.
-
-        Raises:
-            ValueError: `position` is negative.
-        """
-        if position < 0:
-            raise ValueError(f"negative position {position}")
-        if position >= self.transformed_size:
-            return None
-        return self.chunk(self._index_at_transformed(position))
-
-    @abstractmethod
-    def _index_at_transformed(self, position: int) -> int:
-        """Number of the chunk at an existing position of the stored object."""
-
     def check_object_size(self, size: int) -> None:
-        """Refuses a stored `.log` object whose length is not the sum of its chunks.
+        """Checks that a stored `.log` object is as long as its chunks.
 
         Raises:
             InvalidManifestError: The lengths differ: the object is cut, or belongs to another
@@ -336,8 +242,8 @@ class ChunkIndex(ABC):
             )
 
 
-def _check_size(member: str, size: int, *, least: int = 0) -> None:
-    if not least <= size <= MAX_INT32:
+def _check_size(member: str, size: int, *, minimum: int = 0) -> None:
+    if not minimum <= size <= MAX_INT32:
         raise InvalidManifestError(f"{member} {size}")
 
 
@@ -346,8 +252,9 @@ class FixedChunkIndex(ChunkIndex):
     """The index of an uncompressed segment: all chunks but the last have one size.
 
     Attributes:
-        transformed_chunk_size: Stored size of every chunk but the last; the full-chunk figure,
-            unused, with one chunk.
+        original_chunk_size: Bytes of the segment file in every chunk but the last.
+        original_file_size: Bytes of the segment file.
+        transformed_chunk_size: Stored size of every chunk but the last.
         final_transformed_chunk_size: Stored size of the last chunk.
     """
 
@@ -357,19 +264,18 @@ class FixedChunkIndex(ChunkIndex):
     final_transformed_chunk_size: int
 
     def __post_init__(self) -> None:
-        _check_size("originalChunkSize", self.original_chunk_size, least=1)
+        _check_size("originalChunkSize", self.original_chunk_size, minimum=1)
         _check_size("originalFileSize", self.original_file_size)
         _check_size("transformedChunkSize", self.transformed_chunk_size)
         _check_size("finalTransformedChunkSize", self.final_transformed_chunk_size)
 
     @property
     def transformed_size(self) -> int:
-        """Sum of all stored chunk sizes, in bytes."""
+        """See `ChunkIndex.transformed_size`."""
         if not self.chunk_count:
             return 0
-        return (
-            self.chunk_count - 1
-        ) * self.transformed_chunk_size + self.final_transformed_chunk_size
+        size = (self.chunk_count - 1) * self.transformed_chunk_size
+        return size + self.final_transformed_chunk_size
 
     def transformed_stops(self) -> npt.NDArray[np.int64]:
         """See `ChunkIndex.transformed_stops`."""
@@ -382,61 +288,55 @@ class FixedChunkIndex(ChunkIndex):
         size = self.final_transformed_chunk_size if is_last else self.transformed_chunk_size
         return index * self.transformed_chunk_size, size
 
-    def _index_at_transformed(self, position: int) -> int:
-        if not self.transformed_chunk_size:
-            return self.chunk_count - 1
-        return min(position // self.transformed_chunk_size, self.chunk_count - 1)
-
 
 class VariableChunkIndex(ChunkIndex):
     """The index of a compressed segment: every chunk has a stored size of its own.
 
-    It holds 12 bytes a chunk, at most 126 MB for the longest list that the codec admits.
+    It holds 12 bytes per chunk, at most 126 MB for the longest list.
 
     Args:
         original_chunk_size: Bytes of the segment file in every chunk but the last.
         original_file_size: Bytes of the segment file.
-        transformed_sizes: Stored size of each chunk, or the manifest's text of the list.
-        transformed_size: Sum of all stored sizes, for a text that was decoded before: it is decoded
-            again when a chunk is asked for. A plan of many segments looks at few of their chunks.
+        transformed_chunks: The manifest's text of the list of stored sizes.
+        transformed_size: Sum of all stored sizes, if the text was decoded before. It is then
+            decoded again when a chunk is needed: a plan of many segments needs few chunks.
 
     Raises:
-        InvalidManifestError: The text is not a list, or the list not one of this many chunks; with
-            `transformed_size` at first use.
+        InvalidManifestError: The text is not a list of as many chunks as the file has. With
+            `transformed_size`, this is raised at the first use.
     """
 
     __slots__ = (
         "_sizes",
         "_stops",
-        "_text",
         "_total",
         "original_chunk_size",
         "original_file_size",
+        "transformed_chunks",
     )
 
     def __init__(
         self,
         original_chunk_size: int,
         original_file_size: int,
-        transformed_sizes: Sequence[int] | npt.NDArray[np.integer] | str,
+        transformed_chunks: str,
         transformed_size: int | None = None,
     ) -> None:
-        _check_size("originalChunkSize", original_chunk_size, least=1)
+        _check_size("originalChunkSize", original_chunk_size, minimum=1)
         _check_size("originalFileSize", original_file_size)
         self.original_chunk_size = original_chunk_size
         self.original_file_size = original_file_size
-        self._text = transformed_sizes if isinstance(transformed_sizes, str) else None
-        self._sizes: npt.NDArray[np.int32] | None = None
-        if transformed_size is not None:
-            self._total = transformed_size
-        elif isinstance(transformed_sizes, str):
-            self._hold(decode_chunk_sizes(transformed_sizes))
+        self.transformed_chunks = transformed_chunks
+        self._sizes: ChunkSizes | None = None
+        if transformed_size is None:
+            self._total = self._decode()
         else:
-            self._hold(checked_sizes(np.array(transformed_sizes, ndmin=1)))
+            self._total = transformed_size
 
-    def _hold(self, sizes: npt.NDArray[np.int32]) -> None:
-        """Keeps sizes of 0 … 2^31−1 in an array that nobody else has."""
-        # An empty file is no chunk here, one chunk of no bytes upstream.
+    def _decode(self) -> int:
+        """Decodes the list of sizes and returns their sum."""
+        sizes = decode_chunk_sizes(self.transformed_chunks)
+        # For an empty file the plugin writes one chunk of no bytes; here it has no chunk.
         if len(sizes) != self.chunk_count and (self.chunk_count or len(sizes) > 1 or sizes.any()):
             raise InvalidManifestError(
                 f"{len(sizes)} transformed chunks where {self.original_file_size} bytes in chunks "
@@ -445,36 +345,27 @@ class VariableChunkIndex(ChunkIndex):
         self._stops = sizes.cumsum(dtype=np.int64)
         sizes.setflags(write=False)
         self._stops.setflags(write=False)
-        self._total = int(self._stops[-1]) if len(sizes) else 0
         self._sizes = sizes
+        return int(self._stops[-1]) if len(sizes) else 0
+
+    def _decoded(self) -> tuple[ChunkSizes, npt.NDArray[np.int64]]:
+        """Returns sizes and stops of the chunks."""
+        if self._sizes is None:
+            total = self._decode()
+            if total != self._total:
+                raise InvalidManifestError(f"chunks of {total} bytes, not {self._total} as before")
+        assert self._sizes is not None
+        return self._sizes, self._stops
 
     @property
-    def transformed_sizes(self) -> npt.NDArray[np.int32]:
+    def transformed_sizes(self) -> ChunkSizes:
         """Stored size of each chunk: int32 array, shape (chunks,), read-only."""
         return self._decoded()[0]
 
     @property
-    def transformed_chunks(self) -> str:
-        """Text of the list in the manifest it came from (a long list's zstd frame differs between
-        zstd versions), or as this library writes it.
-        """
-        return encode_chunk_sizes(self.transformed_sizes) if self._text is None else self._text
-
-    @property
     def transformed_size(self) -> int:
-        """Sum of all stored chunk sizes, in bytes."""
+        """See `ChunkIndex.transformed_size`."""
         return self._total
-
-    def _decoded(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Sizes and stops of the chunks."""
-        if self._sizes is None:
-            assert self._text is not None
-            known = self._total
-            self._hold(decode_chunk_sizes(self._text))
-            if self._total != known:
-                raise InvalidManifestError(f"chunks of {self._total} bytes, not {known} as before")
-        assert self._sizes is not None
-        return self._sizes, self._stops
 
     def transformed_stops(self) -> npt.NDArray[np.int64]:
         """See `ChunkIndex.transformed_stops`; read-only."""
@@ -484,9 +375,6 @@ class VariableChunkIndex(ChunkIndex):
         sizes, stops = self._decoded()
         size = int(sizes[index])
         return int(stops[index]) - size, size
-
-    def _index_at_transformed(self, position: int) -> int:
-        return int(np.searchsorted(self._decoded()[1], position, side="right"))
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -501,9 +389,7 @@ class VariableChunkIndex(ChunkIndex):
 
     def __reduce__(self) -> tuple[object, ...]:
         shape = (self.original_chunk_size, self.original_file_size)
-        if self._text is not None:
-            return VariableChunkIndex, (*shape, self._text, self._total)
-        return VariableChunkIndex, (*shape, self.transformed_sizes)
+        return VariableChunkIndex, (*shape, self.transformed_chunks, self._total)
 
     def __repr__(self) -> str:
         return (

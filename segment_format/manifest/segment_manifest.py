@@ -1,4 +1,4 @@
-"""The segment manifest `<stem>.rsm-manifest`: one line of JSON, never compressed or encrypted.
+"""Parses the segment manifest `<stem>.rsm-manifest`: one line of JSON, never encrypted.
 
     version                    "1"
     chunkIndex                 {type, …}, see `chunk_index`
@@ -6,23 +6,16 @@
                                null}, each {position, size} in the stored `.indexes` object
     compression                true when the chunks are zstd frames
     encryption                 {dataKey, aad}, see `encryption`; absent when not encrypted
-    remoteLogSegmentMetadata   see `segment_metadata_json`; may be absent
+    remoteLogSegmentMetadata   the broker's metadata when the copy began; may be absent:
+        remoteLogSegmentId: {topicIdPartition: {topicId, topicPartition: {topic, partition}}, id}
+        startOffset, endOffset (inclusive), maxTimestampMs, brokerId, eventTimestampMs
+        segmentLeaderEpochs: {"<epoch>": <start offset>, …}
+        txnIdxEmpty: only from Kafka 4 on
 
-Members this code does not know are accepted and reported, unlike in the plugin. An unknown version
-or chunk index type is refused.
+Unlike the plugin, this parser accepts unknown members. It refuses an unknown version or chunk index
+type.
 
 Source: `io.aiven.kafka.tieredstorage.manifest.SegmentManifestV1`, `SegmentIndexesV1`.
-
-Reading a JSON object member by member: errors name the path, leftovers are listed.
-
-The copy of the broker's segment metadata in a manifest: member `remoteLogSegmentMetadata`.
-
-    remoteLogSegmentId: {topicIdPartition: {topicId, topicPartition: {topic, partition}}, id}
-    startOffset, endOffset (inclusive), maxTimestampMs, brokerId, eventTimestampMs
-    segmentLeaderEpochs: {"<epoch>": <start offset>, …}
-    txnIdxEmpty: only from Kafka 4 on
-
-It was made when the copy began: no custom metadata, no size, state COPY_SEGMENT_STARTED.
 """
 
 from __future__ import annotations
@@ -30,30 +23,33 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from segment_format.errors import InvalidManifestError
 from segment_format.index.checkpoints import EpochEntry
-from segment_format.kafka_uuid import uuid_from_text, uuid_to_text
+from segment_format.kafka_uuid import uuid_from_text
 from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex, VariableChunkIndex
 from segment_format.manifest.encryption import AES_OVERHEAD, Encryption, WrappedDataKey
-from segment_format.metadata.remote_log_segment_metadata import (
+from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     TopicIdPartition,
-    check_offsets_and_epochs,
 )
+from segment_format.metadata.remote_log_segment_metadata import check_offsets_and_epochs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_INT32 = 2**31 - 1
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 
-def parse_json_object(data: bytes, what: str) -> dict[str, object]:
-    """One JSON object from UTF-8 bytes; NaN and Infinity are refused.
+def _parse_json_object(data: bytes, what: str) -> dict[str, object]:
+    """Parses one JSON object of UTF-8 bytes without NaN and Infinity.
 
     Raises:
-        InvalidManifestError: Not that.
+        InvalidManifestError: The bytes are something else.
     """
     try:
         text = bytes(data).decode("utf-8")
@@ -78,59 +74,48 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-class Members:
-    """The members of one JSON object; those never asked for are reported as unknown.
+class _Members:
+    """Reads members of a JSON object with their types; errors name the path in the document."""
 
-    Args:
-        members: The parsed object.
-        path: Names that lead to the object, from the document on.
-    """
-
-    __slots__ = ("_asked", "_children", "_members", "_path")
+    __slots__ = ("_members", "_path")
 
     def __init__(self, members: dict[str, object], path: tuple[str, ...] = ()) -> None:
         self._members = members
         self._path = path
-        self._asked: set[str] = set()
-        self._children: list[Members] = []
 
     def __contains__(self, name: str) -> bool:
         return name in self._members
 
-    def path(self, name: str) -> str:
-        """Path of a member in the document."""
-        return ".".join((*self._path, name))
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
-        """The error to raise about a member."""
-        return InvalidManifestError(f"{self.path(name)} {problem}")
+        path = ".".join((*self._path, name))
+        return InvalidManifestError(f"{path} {problem}")
 
     def value(self, name: str) -> object:
-        """A required member of any type, null included."""
-        self._asked.add(name)
         if name not in self._members:
             raise self.fail(name, "is missing")
         return self._members[name]
 
     def optional(self, name: str) -> object:
-        """A member of any type; None for null and for absent."""
-        self._asked.add(name)
+        """Returns a member of any type; `None` if it is null or absent."""
         return self._members.get(name)
 
     def integer(self, name: str, *, low: int = 0, high: int = MAX_INT32) -> int:
-        """A required whole number from `low` to `high`, both inclusive."""
+        """Returns a required integer from `low` to `high`, both inclusive."""
         value = self.value(name)
         if type(value) is not int:
-            raise self.fail(name, "is not a whole number")
+            raise self.fail(name, "is not an integer")
         if not low <= value <= high:
-            raise self.fail(name, f"is outside {low} … {high}")
+            raise self.fail(name, f"is outside [{low}, {high}]")
         return value
 
     def text(self, name: str) -> str:
-        """A required text that can be written as UTF-8."""
+        """Returns a required string that can be written as UTF-8."""
         value = self.value(name)
         if not isinstance(value, str):
-            raise self.fail(name, "is not a text")
+            raise self.fail(name, "is not a string")
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -138,62 +123,43 @@ class Members:
         return value
 
     def boolean(self, name: str) -> bool:
-        """A required true or false."""
         value = self.value(name)
         if not isinstance(value, bool):
             raise self.fail(name, "is neither true nor false")
         return value
 
     def base64_bytes(self, name: str) -> bytes:
-        """A required text of standard base64 with padding."""
+        """Returns the bytes of a required string of standard base64 with padding."""
         text = self.text(name)
         try:
             return base64.b64decode(text, validate=True)
         except ValueError as error:  # binascii.Error is one
             raise self.fail(name, "is not base64") from error
 
-    def members(self, name: str) -> Members:
-        """A required JSON object."""
+    def members(self, name: str) -> _Members:
         value = self.value(name)
         if not isinstance(value, dict):
             raise self.fail(name, "is not a JSON object")
-        child = Members(value, (*self._path, name))
-        self._children.append(child)
-        return child
+        return _Members(value, (*self._path, name))
 
-    def optional_members(self, name: str) -> Members | None:
-        """A JSON object; None for null and for absent."""
+    def optional_members(self, name: str) -> _Members | None:
+        """Returns a JSON object; `None` if it is null or absent."""
         return None if self.optional(name) is None else self.members(name)
-
-    def items(self) -> dict[str, object]:
-        """All members; asks for every one."""
-        self._asked.update(self._members)
-        return self._members
-
-    def unknown(self) -> tuple[str, ...]:
-        """Paths of the members that nobody asked for, here and in the objects asked for."""
-        own: tuple[str, ...] = ()
-        if not self._asked.issuperset(self._members):
-            own = tuple(self.path(name) for name in self._members if name not in self._asked)
-        for child in self._children:
-            own += child.unknown()
-        return own
 
 
 _EPOCH = re.compile(r"0|[1-9][0-9]{0,9}")
-_MIN_INT32, _MAX_INT32 = -(2**31), 2**31 - 1
+_MIN_INT32 = -(2**31)
 
 
-def metadata_from_members(members: Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
-    """The metadata in a manifest.
+def _metadata_from_members(members: _Members, *, segment_size: int) -> RemoteLogSegmentMetadata:
+    """Parses the metadata in a manifest.
 
     Args:
         members: Member `remoteLogSegmentMetadata`.
-        segment_size: `originalFileSize` of the chunk index, which stands for the size that this
-            copy lacks.
+        segment_size: `originalFileSize` of the chunk index; the metadata has no size.
 
     Raises:
-        InvalidManifestError: A member is missing or not what a broker writes.
+        InvalidManifestError: A member is missing or has a value that no broker writes.
     """
     segment = members.members("remoteLogSegmentId")
     topic_id_partition = segment.members("topicIdPartition")
@@ -226,53 +192,28 @@ def metadata_from_members(members: Members, *, segment_size: int) -> RemoteLogSe
     )
 
 
-def metadata_to_members(metadata: RemoteLogSegmentMetadata) -> dict[str, object]:
-    """The member's value, in the order the plugin writes."""
-    partition = metadata.segment_id.topic_id_partition
-    members: dict[str, object] = {
-        "remoteLogSegmentId": {
-            "topicIdPartition": {
-                "topicId": uuid_to_text(partition.topic_id),
-                "topicPartition": {"topic": partition.topic, "partition": partition.partition},
-            },
-            "id": uuid_to_text(metadata.segment_id.id),
-        },
-        "startOffset": metadata.start_offset,
-        "endOffset": metadata.end_offset,
-        "maxTimestampMs": metadata.max_timestamp_ms,
-        "brokerId": metadata.broker_id,
-        "eventTimestampMs": metadata.event_timestamp_ms,
-        "segmentLeaderEpochs": {
-            str(entry.epoch): entry.start_offset for entry in metadata.segment_leader_epochs
-        },
-    }
-    if metadata.txn_index_empty is not None:
-        members["txnIdxEmpty"] = metadata.txn_index_empty
-    return members
-
-
-def _epochs(members: Members) -> tuple[EpochEntry, ...]:
+def _epochs(members: _Members) -> tuple[EpochEntry, ...]:
     epochs = members.members("segmentLeaderEpochs")
     entries: list[EpochEntry] = []
-    for name in epochs.items():
-        if not _EPOCH.fullmatch(name) or int(name) > _MAX_INT32:
+    for name in epochs:
+        if not _EPOCH.fullmatch(name) or int(name) > MAX_INT32:
             raise epochs.fail(name[:40], "is not a leader epoch")
         entries.append(EpochEntry(int(name), epochs.integer(name, high=MAX_INT64)))
     return tuple(sorted(entries, key=lambda entry: entry.epoch))
 
 
 MANIFEST_VERSION = "1"
-# The longest chunk list the codec admits, in base64, and room for everything else.
+# The longest chunk list in base64, and room for everything else.
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """Where a side file is in the stored `.indexes` object: bytes [position, position + size).
+    """Bytes [position, position + size) of the stored `.indexes` object: one side file.
 
     Attributes:
         position: First byte.
-        size: Stored bytes (with encryption: of the AES-GCM message); 0 for an empty file.
+        size: Stored bytes, of the AES-GCM message if encrypted; 0 for an empty file.
     """
 
     position: int
@@ -293,8 +234,7 @@ class SegmentIndexes:
         timestamp: Time index (`.timeindex`).
         producer_snapshot: Producer state at the segment's end (`.snapshot`).
         leader_epoch: Leader epoch checkpoint from the log's start to the segment's end.
-        transaction: Transaction index (`.txnindex`), or None: no transaction was aborted in the
-            segment.
+        transaction: Transaction index (`.txnindex`); `None` if the segment has no abort marker.
     """
 
     offset: IndexRange
@@ -303,55 +243,28 @@ class SegmentIndexes:
     leader_epoch: IndexRange
     transaction: IndexRange | None = None
 
-    @classmethod
-    def from_sizes(
-        cls,
-        *,
-        offset: int,
-        timestamp: int,
-        producer_snapshot: int,
-        leader_epoch: int,
-        transaction: int | None = None,
-    ) -> SegmentIndexes:
-        """The ranges of blobs of these stored sizes, in the plugin's order, without gaps."""
-        ranges: list[IndexRange] = []
-        position = 0
-        for size in (offset, timestamp, producer_snapshot, leader_epoch, transaction or 0):
-            ranges.append(IndexRange(position, size))
-            position += size
-        return cls(
-            ranges[0],
-            ranges[1],
-            ranges[2],
-            ranges[3],
-            None if transaction is None else ranges[4],
-        )
-
     @property
     def ranges(self) -> tuple[IndexRange, ...]:
-        """The ranges that exist, in the plugin's order."""
+        """Ranges of the existing side files, in the plugin's order."""
         mandatory = (self.offset, self.timestamp, self.producer_snapshot, self.leader_epoch)
         return mandatory if self.transaction is None else (*mandatory, self.transaction)
 
     @property
     def transformed_size(self) -> int:
-        """Bytes that the stored `.indexes` object must have."""
+        """Expected size of the stored `.indexes` object, in bytes."""
         return max(index_range.stop for index_range in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentManifest:
-    """Everything a reader has to know about a segment but the private key.
+    """A segment's objects: how they are cut, compressed and encrypted.
 
     Attributes:
-        chunk_index: Which stored bytes hold which bytes of the segment file.
-        segment_indexes: Where the side files are.
+        chunk_index: Maps bytes of the segment file to stored bytes.
+        segment_indexes: Ranges of the side files.
         compression: Whether every chunk is a zstd frame.
-        encryption: Wrapped data key and AAD, or None.
-        metadata: The broker's metadata of the segment, or None in manifests from before it was
-            added.
-        unknown_members: Paths of the members that were not understood, and are not written back.
-            Those inside `remoteLogSegmentMetadata` come with newer brokers and need no warning.
+        encryption: Wrapped data key and AAD, or `None`.
+        metadata: The broker's metadata, or `None` in manifests of older plugins.
     """
 
     chunk_index: FixedChunkIndex | VariableChunkIndex
@@ -359,15 +272,14 @@ class SegmentManifest:
     compression: bool
     encryption: Encryption | None = None
     metadata: RemoteLogSegmentMetadata | None = None
-    unknown_members: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def from_json(cls, data: bytes) -> SegmentManifest:
         """Parses a manifest.
 
         Args:
-            data: The whole object, at most 16 MiB. Memory stays below 32 bytes a byte of JSON plus
-                260 MB for the longest chunk list (10.5 million chunks); 12 bytes a chunk remain.
+            data: The whole object, at most 16 MiB. Memory stays below 32 bytes per byte of JSON
+                plus 260 MB for the longest chunk list (10.5 million chunks).
 
         Raises:
             InvalidManifestError: Not a manifest of version 1, or one that contradicts itself.
@@ -376,7 +288,7 @@ class SegmentManifest:
             raise InvalidManifestError(
                 f"manifest of {len(data)} bytes, at most {MAX_MANIFEST_BYTES} are allowed"
             )
-        members = Members(parse_json_object(data, "manifest"))
+        members = _Members(_parse_json_object(data, "manifest"))
         _check_version(members)
         if "segmentIndexes" not in members and "chunkIndex" in members:
             raise InvalidManifestError(
@@ -397,43 +309,11 @@ class SegmentManifest:
             encryption,
             None
             if metadata is None
-            else metadata_from_members(metadata, segment_size=chunk_index.original_file_size),
-            members.unknown(),
+            else _metadata_from_members(metadata, segment_size=chunk_index.original_file_size),
         )
 
-    def to_json(self) -> bytes:
-        """The bytes that the plugin writes for this manifest.
 
-        A parsed manifest without unknown members gives back its own bytes.
-        """
-        members: dict[str, object] = {
-            "version": MANIFEST_VERSION,
-            "chunkIndex": _chunk_index_members(self.chunk_index),
-            "segmentIndexes": {
-                name: None
-                if index_range is None
-                else {"position": index_range.position, "size": index_range.size}
-                for name, index_range in (
-                    ("offset", self.segment_indexes.offset),
-                    ("timestamp", self.segment_indexes.timestamp),
-                    ("producerSnapshot", self.segment_indexes.producer_snapshot),
-                    ("leaderEpoch", self.segment_indexes.leader_epoch),
-                    ("transaction", self.segment_indexes.transaction),
-                )
-            },
-            "compression": self.compression,
-        }
-        if self.encryption is not None:
-            members["encryption"] = {
-                "dataKey": self.encryption.data_key.to_text(),
-                "aad": base64.b64encode(self.encryption.aad).decode("ascii"),
-            }
-        if self.metadata is not None:
-            members["remoteLogSegmentMetadata"] = metadata_to_members(self.metadata)
-        return json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-
-
-def _check_version(members: Members) -> None:
+def _check_version(members: _Members) -> None:
     version = members.optional("version")
     if version == MANIFEST_VERSION or (type(version) is int and str(version) == MANIFEST_VERSION):
         return
@@ -441,7 +321,7 @@ def _check_version(members: Members) -> None:
     raise InvalidManifestError(f'manifest {what}; supported: "{MANIFEST_VERSION}"')
 
 
-def _parse_chunk_index(members: Members) -> FixedChunkIndex | VariableChunkIndex:
+def _parse_chunk_index(members: _Members) -> FixedChunkIndex | VariableChunkIndex:
     kind = members.text("type")
     if kind not in ("fixed", "variable"):
         raise members.fail("type", f'is {kind[:40]!r}; supported: "fixed", "variable"')
@@ -457,26 +337,7 @@ def _parse_chunk_index(members: Members) -> FixedChunkIndex | VariableChunkIndex
     return VariableChunkIndex(chunk_size, file_size, members.text("transformedChunks"))
 
 
-def _chunk_index_members(chunk_index: FixedChunkIndex | VariableChunkIndex) -> dict[str, object]:
-    sizes: dict[str, object] = {
-        "originalChunkSize": chunk_index.original_chunk_size,
-        "originalFileSize": chunk_index.original_file_size,
-    }
-    if isinstance(chunk_index, VariableChunkIndex):
-        return {
-            "type": "variable",
-            **sizes,
-            "transformedChunks": chunk_index.transformed_chunks,
-        }
-    return {
-        "type": "fixed",
-        **sizes,
-        "transformedChunkSize": chunk_index.transformed_chunk_size,
-        "finalTransformedChunkSize": chunk_index.final_transformed_chunk_size,
-    }
-
-
-def _parse_segment_indexes(members: Members) -> SegmentIndexes:
+def _parse_segment_indexes(members: _Members) -> SegmentIndexes:
     transaction = None if members.value("transaction") is None else _range(members, "transaction")
     return SegmentIndexes(
         _range(members, "offset"),
@@ -487,12 +348,12 @@ def _parse_segment_indexes(members: Members) -> SegmentIndexes:
     )
 
 
-def _range(members: Members, name: str) -> IndexRange:
+def _range(members: _Members, name: str) -> IndexRange:
     index_range = members.members(name)
     return IndexRange(index_range.integer("position"), index_range.integer("size", high=MAX_INT32))
 
 
-def _parse_encryption(members: Members | None) -> Encryption | None:
+def _parse_encryption(members: _Members | None) -> Encryption | None:
     if members is None:
         return None
     return Encryption(
@@ -501,7 +362,7 @@ def _parse_encryption(members: Members | None) -> Encryption | None:
 
 
 def _check_uncompressed_sizes(chunk_index: ChunkIndex, overhead: int) -> None:
-    """Without compression every stored size follows from the original one."""
+    """Checks stored sizes, which follow from the original ones without compression."""
     if not chunk_index.chunk_count:
         return
     expected = chunk_index.original_file_size + overhead * chunk_index.chunk_count

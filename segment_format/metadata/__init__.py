@@ -1,1 +1,1 @@
-"""The broker's own record of what is in the tier: values and updates of `__remote_log_metadata`."""
+"""Events about tiered segments in the topic `__remote_log_metadata`."""

@@ -1,9 +1,14 @@
-"""Many records of `__remote_log_metadata` as columns, one row a record.
+"""Parses many records of `__remote_log_metadata` at once to columns, one row per record.
 
-The fields are those of `segment_format.metadata.model`. What a record type does not have is −1 in
-a column of numbers, zero in an id, null in an Arrow column and no entry among the leader epochs.
+The fields are those of `segment_format.metadata.model`. Fields that a record type does not have are
+−1 in columns of numbers, zero in ids, null in Arrow columns, and have no leader epochs.
 
-Between columns of metadata records and the values of the model, record by record.
+Each step of the parser reads one field of all records, from a position per record. A record is
+given up if its bytes run out, if no broker writes its values, or if it is unusual (tagged fields
+within ids and epochs, more than four at its end). The readable parser, `parse_metadata_record`,
+then parses it, so both return the same values and errors. `remote_log_segment_metadata` has the
+layout. Numbers are read through overlapping views with one element per byte of the data, so a field
+is one indexed read whatever its alignment.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ from __future__ import annotations
 import itertools
 import uuid
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from segment_format._cursor import MAX_INT32
+from segment_format.errors import InvalidMetadataError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
@@ -27,46 +34,52 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from segment_format.metadata.remote_log_segment_metadata import (
+    FRAME_VERSION,
+    RECORD_VERSIONS,
+    TXN_INDEX_EMPTY_TAG,
+    parse_metadata_record,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from numpy.typing import NDArray
 
-    Integers: TypeAlias = NDArray[np.int64]
-    Ids: TypeAlias = NDArray[np.uint64]
-    from collections.abc import Iterator
-
     from segment_format.metadata.model import MetadataRecord
 
+    Integers: TypeAlias = NDArray[np.int64]
+    Ids: TypeAlias = NDArray[np.uint64]
+    Flags: TypeAlias = NDArray[np.bool_]
 
-RECORD_TYPES = 4
+RECORD_TYPES: Final = 4
 SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
 """Values of `MetadataColumns.record_type`: Kafka's api keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """Columns of records, all of one length but for those of the leader epochs.
+    """Columns of records, all of one length except those of the leader epochs.
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.
         topic: Names, an Arrow `large_string` array.
-        topic_id: Two unsigned halves a row, the most significant first, as in Kafka's `Uuid`.
+        topic_id: Two unsigned halves per row, the most significant first, as in Kafka's `Uuid`.
         partition: Number of the partition.
-        segment_id: As `topic_id`.
+        segment_id: Like `topic_id`.
         start_offset: Base offset of the segment.
         end_offset: Last offset, inclusive.
         max_timestamp_ms: Largest timestamp, ms since 1970.
-        broker_id: Broker that reports.
+        broker_id: Broker that wrote the record.
         event_timestamp_ms: Time of the event, ms since 1970.
         segment_size_in_bytes: Size of the `.log` file.
         state: Number of the segment's state; of the partition's for partition deletes.
-        txn_index_empty: 1 or 0; −1 where the record says nothing.
+        txn_index_empty: 1 or 0; −1 if the record does not state it.
         custom_metadata: Bytes of the storage plugin or null, an Arrow `large_binary` array.
-        epoch_count: How many leader epochs the row has.
+        epoch_count: Number of leader epochs of the row.
         epoch: Leader epochs of all rows, row after row, ascending within a row.
-        epoch_start_offset: First offset of each, within its segment.
+        epoch_start_offset: First offset of each epoch within its segment.
     """
 
     record_type: Integers
@@ -90,24 +103,24 @@ class MetadataColumns:
     def __len__(self) -> int:
         return len(self.record_type)
 
-    def rows(self, places: Integers) -> MetadataColumns:
-        """The rows at these places, in this order, in memory of their own."""
+    def rows(self, numbers: Integers) -> MetadataColumns:
+        """Copies the rows with these numbers, in this order."""
         first_entry = np.cumsum(self.epoch_count) - self.epoch_count
-        count = self.epoch_count[places]
-        entries = ragged_places(first_entry[places], count)
+        count = self.epoch_count[numbers]
+        entries = ragged_ranges(first_entry[numbers], count)
         chosen: dict[str, object] = {"epoch": self.epoch[entries]}
         chosen["epoch_start_offset"] = self.epoch_start_offset[entries]
-        indices = int64_array(places)
+        indices = int64_array(numbers)
         for field in fields(self):
             column = getattr(self, field.name)
             if field.name not in chosen:
                 arrow = isinstance(column, pa.Array)
-                chosen[field.name] = column.take(indices) if arrow else column[places]
+                chosen[field.name] = column.take(indices) if arrow else column[numbers]
         return MetadataColumns(**chosen)  # type: ignore[arg-type]
 
 
 def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
-    """The rows of all parts, at least one, one part after the other."""
+    """Concatenates the rows of one or more parts."""
     joined: dict[str, object] = {}
     for field in fields(MetadataColumns):
         columns = [getattr(part, field.name) for part in parts]
@@ -117,7 +130,7 @@ def concatenated(parts: Sequence[MetadataColumns]) -> MetadataColumns:
 
 
 def no_rows() -> MetadataColumns:
-    """Columns of length 0."""
+    """Returns columns of length 0."""
     empty: dict[str, object] = {
         field.name: np.empty(0, np.int64) for field in fields(MetadataColumns)
     }
@@ -127,15 +140,15 @@ def no_rows() -> MetadataColumns:
     return MetadataColumns(**empty)  # type: ignore[arg-type]
 
 
-def ragged_places(starts: Integers, counts: Integers, step: int = 1) -> Integers:
-    """`starts[0]`, and on by `step`, `counts[0]` times; then the same for the next row."""
+def ragged_ranges(starts: Integers, counts: Integers, step: int = 1) -> Integers:
+    """Concatenates the ranges of `counts[i]` numbers from `starts[i]` by `step`."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - step * (ends - counts), counts) + step * np.arange(total)
 
 
 def int64_array(values: Integers, present: NDArray[np.bool_] | None = None) -> pa.Int64Array:
-    """An Arrow view of numbers; `pa.array` would bring in pandas."""
+    """Returns an Arrow view of numbers; `pa.array` would import pandas."""
     valid = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
     data = pa.py_buffer(np.ascontiguousarray(values, np.int64))
     return pa.Array.from_buffers(pa.int64(), len(values), [valid, data])
@@ -154,15 +167,15 @@ _BODY = (
 
 
 def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
-    """The rows as values, one at a time; what only `wire` held is gone.
+    """Yields the rows as values.
 
     Args:
-        columns: From `parse_metadata_columns` or `LiveSegments.segments`.
+        columns: Result of `parse_metadata_columns` or `LiveSegments.segments`.
     """
     numbers = {name: getattr(columns, name).tolist() for name in (*_BODY, "state", "partition")}
     topic_ids, segment_ids = _uuids(columns.topic_id), _uuids(columns.segment_id)
     topics, customs = columns.topic.to_pylist(), columns.custom_metadata.to_pylist()
-    counts, remarks = columns.epoch_count.tolist(), columns.txn_index_empty.tolist()
+    counts, flags = columns.epoch_count.tolist(), columns.txn_index_empty.tolist()
     entries = map(EpochEntry, columns.epoch.tolist(), columns.epoch_start_offset.tolist())
     for row, record_type in enumerate(columns.record_type.tolist()):
         epochs = tuple(itertools.islice(entries, counts[row]))
@@ -189,7 +202,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
                 numbers["segment_size_in_bytes"][row],
                 customs[row],
                 RemoteLogSegmentState(state),
-                None if remarks[row] < 0 else bool(remarks[row]),
+                None if flags[row] < 0 else bool(flags[row]),
             )
             if record_type == SEGMENT:
                 segment_id = RemoteLogSegmentId(partition, segment_ids[row])
@@ -199,7 +212,7 @@ def metadata_records(columns: MetadataColumns) -> Iterator[MetadataRecord]:
 
 
 def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
-    """Values as columns."""
+    """Returns the columns of values."""
     types = [
         RemoteLogSegmentMetadata,
         RemoteLogSegmentMetadataUpdate,
@@ -208,7 +221,7 @@ def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
     ]
     ids = [_ids_of(record) for record in records]
     epochs = [getattr(record, "segment_leader_epochs", ()) for record in records]
-    remarks = [getattr(record, "txn_index_empty", None) for record in records]
+    flags = [getattr(record, "txn_index_empty", None) for record in records]
     entries = [entry for row in epochs for entry in row]
     body = {
         name: _numbers([getattr(record, name, -1) for record in records])
@@ -220,7 +233,7 @@ def columns_of(records: Sequence[MetadataRecord]) -> MetadataColumns:
         topic_id=_halves([topic_id for _, topic_id, *_ in ids]),
         partition=_numbers([partition for *_, partition, _ in ids]),
         segment_id=_halves([segment_id for *_, segment_id in ids]),
-        txn_index_empty=_numbers([-1 if remark is None else int(remark) for remark in remarks]),
+        txn_index_empty=_numbers([-1 if flag is None else int(flag) for flag in flags]),
         custom_metadata=pa.array(
             [getattr(record, "custom_metadata", None) for record in records], pa.large_binary()
         ),
@@ -247,8 +260,351 @@ def _numbers(values: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]
 
 def _halves(ids: Sequence[uuid.UUID]) -> Ids:
     low = (1 << _HALF) - 1
-    return np.array([(one.int >> _HALF, one.int & low) for one in ids], np.uint64).reshape(-1, 2)
+    return np.array([(value.int >> _HALF, value.int & low) for value in ids], np.uint64).reshape(
+        -1, 2
+    )
 
 
 def _uuids(ids: Ids) -> list[uuid.UUID]:
     return [uuid.UUID(int=high << _HALF | low) for high, low in ids.tolist()]
+
+
+_PADDING = 8
+_UVARINT_BYTES = 5
+
+
+class Positions:
+    """The position of the next field in each message.
+
+    A message that was given up reads as arbitrary bytes of the data, never as bytes after it.
+
+    Args:
+        data: All messages, followed by eight more bytes.
+        at: First unread byte of each message.
+        stop: End of each message, exclusive, within `data` without its last eight bytes.
+        good: Which messages were not given up.
+    """
+
+    __slots__ = ("at", "data", "good", "stop")
+
+    def __init__(self, data: NDArray[np.uint8], at: Integers, stop: Integers, good: Flags) -> None:
+        self.data = data
+        self.at = at
+        self.stop = stop
+        self.good = good
+
+    @classmethod
+    def within(cls, held: NDArray[np.uint8], starts: Integers, stops: Integers) -> Self:
+        """Returns the starts of messages in `held`, which is copied."""
+        data = np.zeros(len(held) + _PADDING, np.uint8)
+        data[: len(held)] = held
+        return cls(data, starts, stops, np.ones(len(starts), np.bool_))
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def only(self, rows: Integers) -> Positions:
+        """Returns the positions of some messages, to be read separately."""
+        return Positions(self.data, self.at[rows], self.stop[rows], self.good[rows])
+
+    def put(self, rows: Integers, moved: Positions) -> None:
+        """Copies back the positions of `only(rows)`."""
+        self.at[rows] = moved.at
+        self.good[rows] = moved.good
+
+    def require(self, true: Flags) -> None:
+        """Gives up the messages for which this is false."""
+        self.good &= true
+
+    def take(self, size: Integers | int) -> Integers:
+        """Skips `size` bytes, not negative, and returns their start; 0 if fewer are left."""
+        self.good &= size <= self.stop - self.at
+        start: Integers = np.where(self.good, self.at, 0)
+        self.at = start + size
+        return start
+
+    def _numbers(self, kind: str, start: Integers) -> NDArray[Any]:
+        size = np.dtype(kind).itemsize
+        count = len(self.data) - size + 1
+        return np.ndarray((count,), kind, self.data, strides=(1,))[start]
+
+    def byte(self) -> Integers:
+        """Reads an unsigned byte; negative numbers of the format are above 127 here."""
+        return self.data[self.take(1)].astype(np.int64)
+
+    def i32(self) -> Integers:
+        """Reads a big-endian signed 32-bit integer."""
+        return self._numbers(">i4", self.take(4)).astype(np.int64)
+
+    def i64(self) -> Integers:
+        """Reads a big-endian signed 64-bit integer."""
+        return self._numbers(">i8", self.take(8)).astype(np.int64)
+
+    def uuid(self) -> Ids:
+        """Reads two unsigned halves per message, the most significant first."""
+        start = self.take(16)
+        halves = np.empty((len(start), 2), np.uint64)
+        halves[:, 0] = self._numbers(">u8", start)
+        halves[:, 1] = self._numbers(">u8", start + np.where(self.good, 8, 0))
+        return halves
+
+    def uvarint(self) -> Integers:
+        """Reads an unsigned number of at most 31 bits."""
+        value = self.byte()
+        longer = np.flatnonzero(self.good & (value > 0x7F))
+        if not len(longer):
+            return value
+        rest = self.only(longer)
+        long_value = value[longer] & 0x7F
+        more = rest.good.copy()
+        for shift in range(7, 7 * _UVARINT_BYTES, 7):
+            here = np.flatnonzero(more)
+            some = rest.only(here)
+            byte = some.byte()
+            rest.put(here, some)
+            long_value[here] |= (byte & 0x7F) << shift
+            more[here] = some.good & (byte > 0x7F)
+        rest.require(~more & (long_value <= MAX_INT32))
+        self.put(longer, rest)
+        value[longer] = np.where(rest.good, long_value, 0)
+        return value
+
+    def compact_bytes(self) -> tuple[Integers, Integers]:
+        """Skips length-prefixed bytes; returns their starts and lengths, −1 for null."""
+        length = self.uvarint() - 1
+        return self.take(np.maximum(length, 0)), length
+
+    def no_tagged_fields(self) -> None:
+        """Gives up the messages that have tagged fields here."""
+        self.require(self.byte() == 0)
+
+    def entries(self, kind: str, starts: Integers) -> Integers:
+        """Reads numbers at positions that `take` returned."""
+        return self._numbers(kind, starts).astype(np.int64)
+
+    def pieces(self, start: Integers, length: Integers) -> pa.LargeBinaryArray:
+        """Copies bytes that `compact_bytes` skipped; null also in messages given up."""
+        present = self.good & (length >= 0)
+        # Every second item of an array over all the data; the others are the bytes in between.
+        borders = np.zeros(2 * len(start) + 1, np.int64)
+        borders[1::2] = np.where(present, start, 0)
+        borders[2::2] = np.where(present, start + length, 0)
+        borders = np.maximum.accumulate(borders)  # empty items for null
+        buffers = [None, pa.py_buffer(borders), pa.py_buffer(self.data)]
+        items = pa.Array.from_buffers(pa.large_binary(), 2 * len(start), buffers)
+        return items.take(int64_array(np.arange(1, 2 * len(start), 2), present))
+
+
+_EPOCH_BYTES = 4 + 8 + 1
+_MAX_TAGGED_FIELDS = 4
+_ROWS_AT_ONCE = 8192
+"""Keeps the data of a step in the processor's cache."""
+_NUMBERS = (
+    "partition",
+    "start_offset",
+    "end_offset",
+    "max_timestamp_ms",
+    "broker_id",
+    "event_timestamp_ms",
+    "segment_size_in_bytes",
+    "state",
+)
+
+
+def parse_metadata_columns(
+    values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None = None
+) -> MetadataColumns:
+    """Parses values like `parse_metadata_record`, to columns in the order of the values.
+
+    Args:
+        values: Values of records from `iter_arrow`. The caller drops null values (tombstones).
+        offsets: Kafka offsets of the records, for errors.
+
+    Returns:
+        One row per value. Memory is bounded by a small multiple of the bytes and number of values.
+
+    Raises:
+        InvalidMetadataError: `parse_metadata_record` refuses a value; raised for the first one.
+        ValueError: Some values are null.
+    """
+    if values.null_count:
+        raise ValueError(f"{values.null_count} null values of {len(values)}; drop them first")
+    parts = [no_rows()]
+    for first in range(0, len(values), _ROWS_AT_ONCE):
+        kafka_offsets = None if offsets is None else offsets[first : first + _ROWS_AT_ONCE]
+        parts.append(_parse_some(values.slice(first, _ROWS_AT_ONCE), kafka_offsets, first))
+    return concatenated(parts)
+
+
+def _parse_some(
+    values: pa.BinaryArray | pa.LargeBinaryArray, offsets: Integers | None, first: int
+) -> MetadataColumns:
+    heads = _positions(values)
+    heads.require(heads.byte() == FRAME_VERSION)
+    record_type = heads.byte()
+    heads.require(np.isin(heads.byte(), RECORD_VERSIONS))
+    parts, rows = [], []
+    for wanted in range(RECORD_TYPES):
+        of_type = np.flatnonzero(heads.good & (record_type == wanted))
+        if len(of_type):
+            part, kept = _parse_type(wanted, heads.only(of_type))
+            parts.append(part)
+            rows.append(of_type[kept])
+    missing = np.ones(len(values), np.bool_)
+    for parsed in rows:
+        missing[parsed] = False
+    if missing.any():
+        rows.append(np.flatnonzero(missing))
+        parts.append(_parse_individually(values, rows[-1], offsets, first))
+    order = np.concatenate(rows)
+    return concatenated(parts).rows(np.argsort(order))
+
+
+def _positions(values: pa.BinaryArray | pa.LargeBinaryArray) -> Positions:
+    large = pa.types.is_large_binary(values.type)
+    if not large and not pa.types.is_binary(values.type):
+        raise TypeError(f"expected binary values, not {values.type}")
+    _, borders, data = values.buffers()
+    every = np.frombuffer(borders, np.int64 if large else np.int32)
+    ends: Integers = every[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    held = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    ends -= ends[0]
+    return Positions.within(held, ends[:-1], ends[1:])
+
+
+def _parse_individually(
+    values: pa.BinaryArray | pa.LargeBinaryArray,
+    rows: Integers,
+    offsets: Integers | None,
+    first: int,
+) -> MetadataColumns:
+    records = []
+    for row in rows.tolist():
+        try:
+            records.append(parse_metadata_record(values[row].as_py()))
+        except InvalidMetadataError as error:
+            if offsets is not None:
+                raise error.at(error.position, int(offsets[row])) from error
+            text = f"value {first + row}: {error.message}"
+            raise InvalidMetadataError(text, position=error.position) from error
+    return columns_of(records)
+
+
+def _parse_type(record_type: int, at: Positions) -> tuple[MetadataColumns, Integers]:
+    """Parses records of one type; returns those not given up, and their numbers."""
+    nothing = np.zeros(len(at), np.int64)
+    absent = nothing - 1
+    no_id = np.zeros((len(at), 2), np.uint64)
+    found: dict[str, Any] = dict.fromkeys(_NUMBERS, absent)
+    found |= {"record_type": absent + record_type + 1, "topic_id": no_id, "segment_id": no_id}
+    topic = custom_metadata = (nothing, absent)
+    epochs = (nothing, nothing)
+    has_body = record_type in (SEGMENT, SNAPSHOT)
+
+    if record_type != SNAPSHOT:
+        topic = at.compact_bytes()
+        at.require(topic[1] >= 0)
+        found["topic_id"] = at.uuid()
+        found["partition"] = at.i32()
+        at.require(found["partition"] >= 0)
+        at.no_tagged_fields()
+    if record_type != PARTITION_DELETE:
+        found["segment_id"] = at.uuid()
+    if record_type in (SEGMENT, UPDATE):
+        at.no_tagged_fields()
+    if has_body:
+        found["start_offset"], found["end_offset"] = at.i64(), at.i64()
+        at.require((found["start_offset"] >= 0) & (found["start_offset"] <= found["end_offset"]))
+    found["broker_id"] = at.i32()
+    if has_body:
+        found["max_timestamp_ms"] = at.i64()
+    found["event_timestamp_ms"] = at.i64()
+    if has_body:
+        count = at.uvarint() - 1
+        at.require(count >= 1)
+        epochs = at.take(_EPOCH_BYTES * np.maximum(count, 0)), count
+        found["segment_size_in_bytes"] = at.i32()
+        at.require(found["segment_size_in_bytes"] >= 0)
+    if record_type != PARTITION_DELETE:
+        custom_metadata = at.compact_bytes()
+    found["state"] = at.byte()
+    states = (
+        RemoteLogSegmentState if record_type != PARTITION_DELETE else RemotePartitionDeleteState
+    )
+    at.require(found["state"] < len(states))
+    found["txn_index_empty"] = _tagged_fields(at, has_txn_index_empty=has_body)
+    at.require(at.at == at.stop)
+
+    found["topic"] = _names(at, *topic)
+    found["epoch_count"], found["epoch"], found["epoch_start_offset"] = _epochs(at, *epochs)
+    found["custom_metadata"] = at.pieces(*custom_metadata)
+    columns = MetadataColumns(**found)
+    good = np.flatnonzero(at.good)
+    return columns if len(good) == len(at) else columns.rows(good), good
+
+
+def _tagged_fields(at: Positions, *, has_txn_index_empty: bool) -> Integers:
+    """Skips the fields at the end of the records; returns TxnIndexEmpty, or −1."""
+    txn_index_empty = np.full(len(at), -1, np.int64)
+    count = at.uvarint()
+    at.require(count <= _MAX_TAGGED_FIELDS)
+    previous = txn_index_empty.copy()
+    for number in range(_MAX_TAGGED_FIELDS):
+        here = np.flatnonzero(at.good & (count > number))
+        if not len(here):
+            break
+        some = at.only(here)
+        tag = some.uvarint()
+        some.require(tag > previous[here])
+        size = some.uvarint()
+        data = some.take(size)
+        if has_txn_index_empty:
+            is_txn_index_empty = tag == TXN_INDEX_EMPTY_TAG
+            value = some.entries(">u1", data)
+            some.require(~is_txn_index_empty | ((size == 1) & (value <= 1)))
+            txn_index_empty[here] = np.where(is_txn_index_empty, value, txn_index_empty[here])
+        previous[here] = tag
+        at.put(here, some)
+    return txn_index_empty
+
+
+def _names(at: Positions, start: Integers, length: Integers) -> pa.LargeStringArray:
+    """Returns texts; gives up the records with invalid UTF-8."""
+    names = at.pieces(start, length)
+    try:
+        return names.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        at.require(np.array([_is_text(name) for name in names.to_pylist()]))
+    return at.pieces(start, length).cast(pa.large_string())
+
+
+def _is_text(name: bytes | None) -> bool:
+    try:
+        (name or b"").decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _epochs(at: Positions, start: Integers, count: Integers) -> tuple[Integers, Integers, Integers]:
+    """Returns the number of leader epochs of each record, the epochs, and their first offsets.
+
+    Gives up the records with tagged fields among them, or with epochs that no broker writes.
+    """
+    count = np.where(at.good, count, 0)
+    places = ragged_ranges(start, count, _EPOCH_BYTES)
+    owner = np.repeat(np.arange(len(at)), count)
+    epoch = at.entries(">i4", places)
+    offset = at.entries(">i8", places + 4)
+    tags = at.entries(">u1", places + _EPOCH_BYTES - 1)
+    same = owner[1:] == owner[:-1]
+    if (same & (epoch[1:] < epoch[:-1])).any():  # Kafka writes them in hash order
+        order = np.lexsort((epoch, owner))
+        epoch, offset, tags = epoch[order], offset[order], tags[order]
+    wrong = (epoch < 0) | (offset < 0) | (tags != 0)
+    wrong[1:] |= same & ((epoch[1:] == epoch[:-1]) | (offset[1:] < offset[:-1]))
+    if wrong.any():
+        at.good[owner[wrong]] = False
+        kept = at.good[owner]
+        epoch, offset = epoch[kept], offset[kept]
+    return np.where(at.good, count, 0), epoch, offset

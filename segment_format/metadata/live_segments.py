@@ -1,17 +1,14 @@
-"""The live set of segments, rebuilt from the events of `__remote_log_metadata`.
+"""Computes the live set of segments from columns of events, without a loop over events.
 
-Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
-partition deletes `RemotePartitionMetadataStore`. `fold_columns` does the same with columns, fast.
-
-The live set of segments from columns of events, without a loop over events.
-
-The events of a segment are brought together by a stable sort. Each is a function from the state
-before it to the state after it, and such functions compose, so the states after all events come out
-of a running composition in as many steps as the longest history has binary digits. With the state
-before each event it is known which of them Kafka follows; the last ones followed make the segment.
+A stable sort groups the events by segment. Each event is a function from the state before it to the
+state after it. Such functions compose, so the states after all events are a running composition,
+which takes log2 of the longest history steps. The state before an event decides whether Kafka
+applies it; the last applied events make the segment. Kafka drops a segment that does not begin in
+COPY_SEGMENT_STARTED, one announced again after it left that state, an update of an unknown segment,
+a forbidden transition, and snapshots (type 3).
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`; for partition
-deletes `RemotePartitionMetadataStore`. The readable twin is `known_segments`.
+deletes `RemotePartitionMetadataStore`.
 """
 
 from __future__ import annotations
@@ -30,31 +27,24 @@ from segment_format.metadata.columns import (
     no_rows,
 )
 from segment_format.metadata.model import (
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
     RemoteLogSegmentState,
-    RemotePartitionDelete,
     RemotePartitionDeleteState,
 )
 
 if TYPE_CHECKING:
-    import uuid
-    from collections.abc import Iterable
-
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from segment_format.metadata.columns import Integers, MetadataColumns
-    from segment_format.metadata.model import MetadataRecord, RemoteLogSegmentId
 
 
 _STARTED, _FINISHED, _DELETING, _ABSENT = RemoteLogSegmentState
 _STATES = len(RemoteLogSegmentState)
-"""States of a segment here; one in DELETE_SEGMENT_FINISHED is as absent as one never seen."""
+"""Number of states. DELETE_SEGMENT_FINISHED also stands for a segment without events."""
 
 _ANNOUNCED, _BEGUN_OTHERWISE, _KNOWN, _UPDATED = 0, 1, 2, 2 + _STATES
-"""Kinds of events: a segment as Kafka begins it, one in another state, then one a state each: known
-from earlier events, and updated to.
+"""Kinds of events: a segment in COPY_SEGMENT_STARTED, a segment in another state, a segment kept
+from earlier events (one kind per state), an update (one kind per new state).
 """
 _KINDS = _UPDATED + _STATES
 _DROPPED_KEPT = 10
@@ -62,13 +52,13 @@ _DROPPED_KEPT = 10
 
 @dataclass(frozen=True, slots=True)
 class DroppedEvents:
-    """Events that changed nothing, because Kafka does not follow them.
+    """Events that Kafka does not apply.
 
     Attributes:
-        unknown_segment: Updates of segments that no event announced before, or that were deleted.
+        unknown_segment: Number of updates of segments that were not announced, or were deleted.
             Retention on the topic may have removed the announcement.
-        forbidden_transition: Segments and updates whose state cannot follow the one before.
-        first: The first ten of both, as they came.
+        forbidden_transition: Number of segments and updates whose state cannot follow the previous.
+        first: The first ten of both, in their order.
     """
 
     unknown_segment: int
@@ -77,11 +67,11 @@ class DroppedEvents:
 
 
 class LiveSegments:
-    """The segments that events leave behind, in any state before DELETE_SEGMENT_FINISHED.
+    """Collects events and returns the segments in any state before DELETE_SEGMENT_FINISHED.
 
     Events of one metadata partition must be added in their order; those of several metadata
-    partitions may be mixed. Memory follows the segments left behind and the largest batch added,
-    not the events.
+    partitions may be mixed. Memory depends on the number of live segments and the largest batch
+    added, not on the number of events.
     """
 
     def __init__(self) -> None:
@@ -92,11 +82,10 @@ class LiveSegments:
         self._dropped = DroppedEvents(0, 0, no_rows())
 
     def add(self, events: MetadataColumns) -> None:
-        """Takes the next events; snapshots (type 3) change nothing, as in Kafka.
+        """Adds the next events; snapshots (type 3) change nothing, as in Kafka.
 
         Args:
-            events: From `parse_metadata_columns`, or some of its rows: all events of a partition
-                or none.
+            events: Result of `parse_metadata_columns`, or all rows of some of its partitions.
         """
         self._waiting.append(events)
         self._rows_waiting += len(events)
@@ -104,14 +93,12 @@ class LiveSegments:
             self._fold()
 
     def segments(self, *states: RemoteLogSegmentState) -> MetadataColumns:
-        """The segments in one of these states, with their last broker, event time and custom
-        metadata.
+        """Returns the segments in some states, with their last broker, event time and metadata.
 
         Args:
-            states: COPY_SEGMENT_FINISHED for those that may be read (there can be duplicates,
-                overlaps and dead branches among them), COPY_SEGMENT_STARTED for copies in progress
-                or given up, DELETE_SEGMENT_STARTED for deletions in progress; all when none is
-                given.
+            states: COPY_SEGMENT_FINISHED for segments that may be read (with duplicates, overlaps
+                and dead branches), COPY_SEGMENT_STARTED for unfinished copies,
+                DELETE_SEGMENT_STARTED for unfinished deletions; without arguments all.
 
         Returns:
             Rows of type 0 in order of topic, topic id, partition, start offset, event time.
@@ -131,13 +118,13 @@ class LiveSegments:
 
     @property
     def deleted(self) -> int:
-        """How many segments have gone through DELETE_SEGMENT_FINISHED."""
+        """Number of segments that reached DELETE_SEGMENT_FINISHED."""
         self._fold()
         return self._deleted
 
     @property
     def dropped(self) -> DroppedEvents:
-        """What was not followed; many of them tell that events are missing."""
+        """Events that were not applied; a large number shows that events are missing."""
         self._fold()
         return self._dropped
 
@@ -161,23 +148,23 @@ class LiveSegments:
         rank = np.arange(len(order)) - starts
         after = _states_after(kinds, rank)
         state_before = np.where(rank == 0, _ABSENT, np.concatenate(([_ABSENT], after[:-1])))
-        followed = _tables()[0][kinds, state_before]
+        applied = _tables()[0][kinds, state_before]
 
-        self._deleted += int((followed & (after == _ABSENT)).sum())
-        self._note_dropped(events, order[~followed], state_before[~followed])
+        self._deleted += int((applied & (after == _ABSENT)).sum())
+        self._note_dropped(events, order[~applied], state_before[~applied])
         places = np.arange(len(order))
-        base = np.maximum.accumulate(np.where(followed & (kinds < _UPDATED), places, -1))
-        last = np.maximum.accumulate(np.where(followed, places, -1))
+        base = np.maximum.accumulate(np.where(applied & (kinds < _UPDATED), places, -1))
+        last = np.maximum.accumulate(np.where(applied, places, -1))
         ends = np.flatnonzero(np.append(rank[1:] == 0, True)) if len(order) else places
         ends = ends[(after[ends] != _ABSENT) & (generation == last_generation)[order[ends]]]
-        ends = ends[np.argsort(order[base[ends]])]  # what came together is read together, too
-        said_last = order[last[ends]]
+        ends = ends[np.argsort(order[base[ends]])]  # in the order of their events
+        last_event = order[last[ends]]
         self._known = replace(
             events.rows(order[base[ends]]),
             state=after[ends],
-            broker_id=events.broker_id[said_last],
-            event_timestamp_ms=events.event_timestamp_ms[said_last],
-            custom_metadata=events.custom_metadata.take(int64_array(said_last)),
+            broker_id=events.broker_id[last_event],
+            event_timestamp_ms=events.event_timestamp_ms[last_event],
+            custom_metadata=events.custom_metadata.take(int64_array(last_event)),
         )
 
     def _note_dropped(
@@ -204,32 +191,30 @@ def _halves(ids: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uin
 
 
 def _ranks(names: pa.LargeStringArray) -> Integers:
-    """The place of each name among all of them in order."""
+    """Returns the rank of each name among the distinct names."""
     encoded = names.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
-    place = {name: number for number, name in enumerate(sorted(distinct))}
-    places = np.array([place[name] for name in distinct], np.int64)
-    ranks: Integers = places[np.asarray(encoded.indices)]
+    rank = {name: number for number, name in enumerate(sorted(distinct))}
+    ranks_of_distinct = np.array([rank[name] for name in distinct], np.int64)
+    ranks: Integers = ranks_of_distinct[np.asarray(encoded.indices)]
     return ranks
 
 
 def _grouped(keys: list[NDArray[Any]]) -> tuple[Integers, Integers]:
-    """An order that brings rows of equal keys together and keeps them in theirs, and where in it
-    the run begins that each belongs to.
-    """
+    """Returns a stable order that groups rows by keys, and the start of each row's group in it."""
     mixed = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
         mixed = (mixed ^ (mixed >> np.uint64(32)) ^ key.astype(np.uint64)) * _ODD
-    order = np.argsort(mixed, kind="stable")  # a sixth of the time that a sort by all keys takes
+    order = np.argsort(mixed, kind="stable")  # six times as fast as a sort by all keys
     starts = _first_of_group([key[order] for key in keys])
-    if (starts != _first_of_group([mixed[order]])).any():  # different keys, one number
+    if (starts != _first_of_group([mixed[order]])).any():  # a hash collision
         order = np.lexsort(keys)
         starts = _first_of_group([key[order] for key in keys])
     return order, starts
 
 
 def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
-    """Where the run of equal keys begins that each row belongs to."""
+    """Returns the start of the run of equal keys that each row is in."""
     new = np.ones(len(keys[0]), np.bool_)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     first: Integers = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
@@ -237,7 +222,7 @@ def _first_of_group(keys: list[NDArray[np.generic]]) -> Integers:
 
 
 def _generations(events: MetadataColumns) -> tuple[Integers, Integers]:
-    """How often the partition of each event was deleted before it, and how often in all."""
+    """Returns how often each event's partition was deleted before it, and in total."""
     finished = RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     deleted = (events.record_type == PARTITION_DELETE) & (events.state == finished)
     none = np.zeros(len(events), np.int64)
@@ -267,29 +252,29 @@ def _kinds(events: MetadataColumns, known: int) -> Integers:
 
 @cache
 def _tables() -> tuple[NDArray[np.bool_], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Whether Kafka follows an event in a state; the function of each kind of event; compositions.
+    """Returns which events Kafka applies in a state, each kind's function, and compositions.
 
-    A function is a byte: two bits a state, the lowest for state 0.
+    A function is a byte with two bits per state, the lowest for state 0.
     """
-    followed = np.zeros((_KINDS, _STATES), np.bool_)
-    followed[_ANNOUNCED, [_STARTED, _ABSENT]] = True
-    followed[_KNOWN : _KNOWN + _STATES] = True
+    applied = np.zeros((_KINDS, _STATES), np.bool_)
+    applied[_ANNOUNCED, [_STARTED, _ABSENT]] = True
+    applied[_KNOWN : _KNOWN + _STATES] = True
     for state in (_STARTED, _FINISHED, _DELETING):
         for target in RemoteLogSegmentState:
-            followed[_UPDATED + target, state] = state.may_become(target)
+            applied[_UPDATED + target, state] = state.may_become(target)
     targets = np.concatenate(([_STARTED, _STARTED], np.tile(np.arange(_STATES), 2)))
     numbers = np.arange(_STATES)
-    becomes = np.where(followed, targets[:, None], numbers)
+    becomes = np.where(applied, targets[:, None], numbers)
     functions = (becomes << 2 * numbers).sum(axis=1).astype(np.uint8)
     result = np.arange(256)[:, None] >> 2 * numbers & 3  # of each function, for each state
     composed = np.zeros((256, 256), np.int64)  # [later, earlier]
     for number in range(_STATES):
         composed |= result[:, result[:, number]] << 2 * number
-    return followed, functions, composed.astype(np.uint8)
+    return applied, functions, composed.astype(np.uint8)
 
 
 def _states_after(kinds: Integers, rank: Integers) -> Integers:
-    """The state after each event; a `rank` of 0 begins the history of another segment."""
+    """Returns the state after each event; `rank` 0 begins the history of another segment."""
     _, functions, composed = _tables()
     function = functions[kinds]
     longest = int(rank.max(initial=0))
@@ -299,97 +284,3 @@ def _states_after(kinds: Integers, rank: Integers) -> Integers:
         function[later] = composed[function[later], function[later - step]]
         step *= 2
     return (function >> 2 * _ABSENT & 3).astype(np.int64)
-
-
-_Key = tuple["uuid.UUID", int, "uuid.UUID"]
-
-
-def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Every segment that the events leave behind, in any state before DELETE_SEGMENT_FINISHED.
-
-    Events of one metadata partition must come in their order; several metadata partitions may be
-    chained. What a broker drops is dropped here: a segment that does not begin in
-    COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
-    unknown segment, a transition Kafka does not allow, snapshots (type 3). The end of a partition's
-    deletion forgets its segments.
-
-    Args:
-        records: Parsed events; those of other topics may be among them.
-
-    Returns:
-        The segments with their last state, broker, event time and custom metadata, in order of
-        topic, topic id, partition, start offset and event time.
-    """
-    known: dict[_Key, RemoteLogSegmentMetadata] = {}
-    for record in records:
-        if isinstance(record, RemoteLogSegmentMetadata):
-            _add(known, record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            _update(known, record)
-        elif isinstance(record, RemotePartitionDelete):
-            _forget_partition(known, record)
-    return tuple(sorted(known.values(), key=_order))
-
-
-def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """The segments that may be read: those of `known_segments` in state COPY_SEGMENT_FINISHED.
-
-    The set can still hold duplicates, overlaps and segments of dead branches: leader epochs decide
-    between them.
-    """
-    finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    return tuple(segment for segment in known_segments(records) if segment.state is finished)
-
-
-def _key(segment_id: RemoteLogSegmentId) -> _Key:
-    partition = segment_id.topic_id_partition
-    return partition.topic_id, partition.partition, segment_id.id
-
-
-def _order(segment: RemoteLogSegmentMetadata) -> tuple[str, bytes, int, int, int, bytes]:
-    partition = segment.segment_id.topic_id_partition
-    return (
-        partition.topic,
-        partition.topic_id.bytes,
-        partition.partition,
-        segment.start_offset,
-        segment.event_timestamp_ms,
-        segment.segment_id.id.bytes,
-    )
-
-
-def _add(known: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
-    started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
-    key = _key(record.segment_id)
-    previous = known.get(key)
-    if record.state is started and (previous is None or previous.state is started):
-        known[key] = record
-
-
-def _update(
-    known: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
-) -> None:
-    key = _key(update.segment_id)
-    previous = known.get(key)
-    if previous is None or not previous.state.may_become(update.state):
-        return
-    if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-        del known[key]
-        return
-    known[key] = replace(
-        previous,
-        broker_id=update.broker_id,
-        event_timestamp_ms=update.event_timestamp_ms,
-        custom_metadata=update.custom_metadata,  # None clears the old value
-        state=update.state,
-    )
-
-
-def _forget_partition(
-    known: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
-) -> None:
-    if delete.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-        return
-    partition = delete.topic_id_partition
-    for key in [key for key in known if key[:2] == (partition.topic_id, partition.partition)]:
-        del known[key]

@@ -1,4 +1,4 @@
-"""Records of `__remote_log_metadata`, the topic in which brokers write down what is in the tier.
+"""Parses a record of `__remote_log_metadata`, the topic of events about tiered segments.
 
     uvarint 1 (frame version), uvarint record type, uvarint record version (0), body, nothing else
 
@@ -15,15 +15,13 @@
     type 3 snapshot    segment uuid; then as type 0 from startOffset on
 
 Kafka 4 adds the tagged field 0 `TxnIndexEmpty` (one byte) to types 0 and 3. Record version 1 is
-accepted when its body parses as version 0 does. Record keys carry nothing and are ignored; a null
-value is a tombstone, not a record.
+accepted when its body parses as version 0 does. Unknown tagged fields are skipped. Record keys are
+empty; a null value is a tombstone, not a record.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.serialization.RemoteLogMetadataSerde`,
 message definitions under `storage/src/main/resources/message`.
 
-Writes records of `__remote_log_metadata`; `remote_log_segment_metadata` has the byte layout.
-
-Which partition of `__remote_log_metadata` holds the events of a partition.
+The events of a partition are in one partition of the topic:
 
     hc(x) = low 32 bits of (x xor (x >>> 32))                              Java's Long.hashCode
     h     = ((31 + hc(id.lsb)) * 31 + hc(id.msb)) * 31 + partition         32-bit wrap
@@ -36,15 +34,13 @@ Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataTo
 from __future__ import annotations
 
 import itertools
-import struct
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from segment_format._cursor import MessageReader
 from segment_format.errors import InvalidMetadataError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
-    NO_WIRE_DETAILS,
     MetadataRecord,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -54,15 +50,6 @@ from segment_format.metadata.model import (
     RemotePartitionDelete,
     RemotePartitionDeleteState,
     TopicIdPartition,
-    WireDetails,
-)
-from segment_format.metadata.protocol import (
-    MessageReader,
-    TaggedField,
-    write_compact_bytes,
-    write_compact_string,
-    write_tagged_fields,
-    write_uvarint,
 )
 
 if TYPE_CHECKING:
@@ -70,42 +57,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = [
-    "MetadataRecord",
-    "RemoteLogSegmentId",
-    "RemoteLogSegmentMetadata",
-    "RemoteLogSegmentMetadataSnapshot",
-    "RemoteLogSegmentMetadataUpdate",
-    "RemoteLogSegmentState",
-    "RemotePartitionDelete",
-    "RemotePartitionDeleteState",
-    "TopicIdPartition",
-    "check_offsets_and_epochs",
-    "parse_metadata_record",
-    "write_metadata_record",
-]
-
+FRAME_VERSION = 1
 RECORD_VERSIONS = (0, 1)
+TXN_INDEX_EMPTY_TAG = 0
 _MIN_EPOCH_BYTES = 4 + 8 + 1
 
-_Tags: TypeAlias = tuple[TaggedField, ...]
 _State = TypeVar("_State", RemoteLogSegmentState, RemotePartitionDeleteState)
 _Segment = TypeVar("_Segment", RemoteLogSegmentMetadata, RemoteLogSegmentMetadataSnapshot)
 
 
 def parse_metadata_record(value: bytes) -> MetadataRecord:
-    """The event that a record value of `__remote_log_metadata` stands for.
+    """Parses the value of a record of `__remote_log_metadata`.
 
     Args:
-        value: The record's value. A null value (tombstone) is the caller's to skip.
+        value: The record's value. The caller skips null values (tombstones).
 
     Returns:
-        One of the four record classes; what it holds beyond their fields is kept in `wire`. Memory
-        is bounded by a small multiple of `len(value)`.
+        One of the four record classes. Memory is bounded by a small multiple of `len(value)`.
 
     Raises:
-        InvalidMetadataError: The bytes are not a record of a known type and version, or contradict
-            themselves.
+        InvalidMetadataError: The bytes are not a record of a supported type and version, or
+            contradict themselves.
     """
     reader = MessageReader(bytes(value), InvalidMetadataError)
     frame = reader.uvarint("frame version")
@@ -121,7 +93,7 @@ def parse_metadata_record(value: bytes) -> MetadataRecord:
             f"version {version} of record type {record_type}; "
             f"supported: {', '.join(map(str, RECORD_VERSIONS))}"
         )
-    record = parse(reader, version)
+    record = parse(reader)
     reader.expect_end()
     return record
 
@@ -132,13 +104,16 @@ def check_offsets_and_epochs(
     epochs: tuple[EpochEntry, ...],
     error: Callable[[str], SegmentFormatError],
 ) -> None:
-    """Refuses the offsets and epochs of a segment that no broker can have written.
+    """Checks the offsets and epochs of a segment.
 
     Args:
         start_offset: Base offset.
         end_offset: Last offset, inclusive.
         epochs: First offset of each epoch, ascending by epoch.
-        error: Makes the error to raise from its text.
+        error: Makes the error from its text.
+
+    Raises:
+        SegmentFormatError: No broker writes such values.
     """
     if not 0 <= start_offset <= end_offset:
         raise error(f"segment from offset {start_offset} to {end_offset}")
@@ -153,22 +128,20 @@ def check_offsets_and_epochs(
         raise error("negative leader epoch or start offset")
 
 
-def _topic_id_partition(reader: MessageReader) -> tuple[TopicIdPartition, _Tags]:
+def _topic_id_partition(reader: MessageReader) -> TopicIdPartition:
     topic = reader.compact_string("topic")
     topic_id = reader.uuid("topic id")
     partition = reader.i32("partition")
     if partition < 0:
         raise reader.fail(f"partition {partition}")
-    return TopicIdPartition(topic, topic_id, partition), reader.tagged_fields()
+    reader.tagged_fields()
+    return TopicIdPartition(topic, topic_id, partition)
 
 
-def _segment_id(reader: MessageReader, version: int) -> tuple[RemoteLogSegmentId, WireDetails]:
-    partition, partition_tags = _topic_id_partition(reader)
-    segment_id = RemoteLogSegmentId(partition, reader.uuid("segment id"))
-    wire = WireDetails(
-        version, segment_id_tags=reader.tagged_fields(), topic_id_partition_tags=partition_tags
-    )
-    return segment_id, wire
+def _segment_id(reader: MessageReader) -> RemoteLogSegmentId:
+    segment_id = RemoteLogSegmentId(_topic_id_partition(reader), reader.uuid("segment id"))
+    reader.tagged_fields()
+    return segment_id
 
 
 def _state(reader: MessageReader, states: type[_State], what: str = "segment state") -> _State:
@@ -179,28 +152,18 @@ def _state(reader: MessageReader, states: type[_State], what: str = "segment sta
         raise reader.fail(f"{what} {number}") from None
 
 
-def _body(reader: MessageReader, make: Callable[..., _Segment], wire: WireDetails) -> _Segment:
-    """What types 0 and 3 share, handed to `make`."""
+def _body(reader: MessageReader, make: Callable[..., _Segment]) -> _Segment:
+    """Reads the fields that types 0 and 3 share and passes them to `make`."""
     start_offset = reader.i64("start offset")
     end_offset = reader.i64("end offset")
     broker_id = reader.i32("broker id")
     max_timestamp_ms = reader.i64("largest timestamp")
     event_timestamp_ms = reader.i64("event timestamp")
-    written = [
-        (EpochEntry(reader.i32("leader epoch"), reader.i64("epoch start")), reader.tagged_fields())
-        for _ in range(reader.compact_array_length("epochs", min_item_bytes=_MIN_EPOCH_BYTES))
-    ]
-    epochs = tuple(sorted((entry for entry, _ in written), key=lambda entry: entry.epoch))
+    epochs = _epochs(reader)
     check_offsets_and_epochs(start_offset, end_offset, epochs, reader.fail)
-    wire_epochs = tuple((entry.epoch, tags) for entry, tags in written)
-    if wire_epochs == tuple((entry.epoch, ()) for entry in epochs):
-        wire_epochs = ()
     size = reader.i32("segment size")
     if size < 0:
         raise reader.fail(f"segment of {size} bytes")
-    custom_metadata = reader.compact_bytes("custom metadata")
-    state = _state(reader, RemoteLogSegmentState)
-    txn_index_empty, tags = _split_txn_index_empty(reader)
     return make(
         start_offset=start_offset,
         end_offset=end_offset,
@@ -209,163 +172,68 @@ def _body(reader: MessageReader, make: Callable[..., _Segment], wire: WireDetail
         event_timestamp_ms=event_timestamp_ms,
         segment_leader_epochs=epochs,
         segment_size_in_bytes=size,
-        custom_metadata=custom_metadata,
-        state=state,
-        txn_index_empty=txn_index_empty,
-        wire=_shared(replace(wire, record_tags=tags, epochs=wire_epochs)),
+        custom_metadata=reader.compact_bytes("custom metadata"),
+        state=_state(reader, RemoteLogSegmentState),
+        txn_index_empty=_txn_index_empty(reader),
     )
 
 
-def _split_txn_index_empty(reader: MessageReader) -> tuple[bool | None, _Tags]:
+def _epochs(reader: MessageReader) -> tuple[EpochEntry, ...]:
+    """Reads leader epochs, which Kafka writes in hash order, and sorts them."""
+    entries = []
+    for _ in range(reader.compact_array_length("epochs", min_item_bytes=_MIN_EPOCH_BYTES)):
+        entries.append(EpochEntry(reader.i32("leader epoch"), reader.i64("epoch start")))
+        reader.tagged_fields()
+    return tuple(sorted(entries, key=lambda entry: entry.epoch))
+
+
+def _txn_index_empty(reader: MessageReader) -> bool | None:
     tags = reader.tagged_fields()
     if not tags or tags[0].tag != TXN_INDEX_EMPTY_TAG:
-        return None, tags
+        return None
     data = tags[0].data
     if data not in (b"\0", b"\1"):
         raise reader.fail(f"tagged field TxnIndexEmpty of {len(data)} bytes is not a boolean")
-    return data == b"\1", tags[1:]
+    return data == b"\1"
 
 
-def _shared(wire: WireDetails) -> WireDetails:
-    return NO_WIRE_DETAILS if wire == NO_WIRE_DETAILS else wire
+def _parse_segment(reader: MessageReader) -> RemoteLogSegmentMetadata:
+    return _body(reader, partial(RemoteLogSegmentMetadata, _segment_id(reader)))
 
 
-def _parse_segment(reader: MessageReader, version: int) -> RemoteLogSegmentMetadata:
-    segment_id, wire = _segment_id(reader, version)
-    return _body(reader, partial(RemoteLogSegmentMetadata, segment_id), wire)
-
-
-def _parse_update(reader: MessageReader, version: int) -> RemoteLogSegmentMetadataUpdate:
-    segment_id, wire = _segment_id(reader, version)
-    return RemoteLogSegmentMetadataUpdate(
-        segment_id,
+def _parse_update(reader: MessageReader) -> RemoteLogSegmentMetadataUpdate:
+    update = RemoteLogSegmentMetadataUpdate(
+        _segment_id(reader),
         broker_id=reader.i32("broker id"),
         event_timestamp_ms=reader.i64("event timestamp"),
         custom_metadata=reader.compact_bytes("custom metadata"),
         state=_state(reader, RemoteLogSegmentState),
-        wire=_shared(replace(wire, record_tags=reader.tagged_fields())),
     )
+    reader.tagged_fields()
+    return update
 
 
-def _parse_partition_delete(reader: MessageReader, version: int) -> RemotePartitionDelete:
-    partition, partition_tags = _topic_id_partition(reader)
-    wire = WireDetails(version, topic_id_partition_tags=partition_tags)
-    return RemotePartitionDelete(
-        partition,
+def _parse_partition_delete(reader: MessageReader) -> RemotePartitionDelete:
+    delete = RemotePartitionDelete(
+        _topic_id_partition(reader),
         broker_id=reader.i32("broker id"),
         event_timestamp_ms=reader.i64("event timestamp"),
         state=_state(reader, RemotePartitionDeleteState, "partition delete state"),
-        wire=_shared(replace(wire, record_tags=reader.tagged_fields())),
     )
+    reader.tagged_fields()
+    return delete
 
 
-def _parse_snapshot(reader: MessageReader, version: int) -> RemoteLogSegmentMetadataSnapshot:
-    segment_id = reader.uuid("segment id")
-    return _body(
-        reader, partial(RemoteLogSegmentMetadataSnapshot, segment_id), WireDetails(version)
-    )
+def _parse_snapshot(reader: MessageReader) -> RemoteLogSegmentMetadataSnapshot:
+    return _body(reader, partial(RemoteLogSegmentMetadataSnapshot, reader.uuid("segment id")))
 
 
-_PARSERS: dict[int, Callable[[MessageReader, int], MetadataRecord]] = {
+_PARSERS: dict[int, Callable[[MessageReader], MetadataRecord]] = {
     0: _parse_segment,
     1: _parse_update,
     2: _parse_partition_delete,
     3: _parse_snapshot,
 }
-
-
-FRAME_VERSION = 1
-TXN_INDEX_EMPTY_TAG = 0
-
-
-def write_metadata_record(record: MetadataRecord) -> bytes:
-    """The record value that Kafka's own class writes for `record`.
-
-    A parsed record gives back the bytes it was parsed from: unknown tagged fields and the order of
-    the epochs are in `wire`.
-
-    Raises:
-        InvalidMetadataError: A number does not fit its field.
-    """
-    try:
-        if isinstance(record, RemoteLogSegmentMetadata):
-            head, body = 0, _write_segment_id(record.segment_id, record.wire) + _write_body(record)
-        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            head, body = 1, _write_update(record)
-        elif isinstance(record, RemotePartitionDelete):
-            head, body = 2, _write_partition_delete(record)
-        else:
-            head, body = 3, record.id.bytes + _write_body(record)
-    except struct.error as error:
-        raise InvalidMetadataError(f"cannot be written: {error}") from error
-    return (
-        write_uvarint(FRAME_VERSION)
-        + write_uvarint(head)
-        + write_uvarint(record.wire.version)
-        + body
-    )
-
-
-def _write_partition(partition: TopicIdPartition, tags: tuple[TaggedField, ...]) -> bytes:
-    return (
-        write_compact_string(partition.topic)
-        + partition.topic_id.bytes
-        + struct.pack(">i", partition.partition)
-        + write_tagged_fields(tags)
-    )
-
-
-def _write_segment_id(segment: RemoteLogSegmentId, wire: WireDetails) -> bytes:
-    return (
-        _write_partition(segment.topic_id_partition, wire.topic_id_partition_tags)
-        + segment.id.bytes
-        + write_tagged_fields(wire.segment_id_tags)
-    )
-
-
-def _write_body(record: RemoteLogSegmentMetadata | RemoteLogSegmentMetadataSnapshot) -> bytes:
-    starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
-    order = record.wire.epochs
-    if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
-        order = tuple((epoch, ()) for epoch in starts)
-    tags = record.wire.record_tags
-    if record.txn_index_empty is not None:
-        value = b"\1" if record.txn_index_empty else b"\0"
-        tags = (TaggedField(TXN_INDEX_EMPTY_TAG, value), *tags)
-    return b"".join(
-        (
-            struct.pack(">qqi", record.start_offset, record.end_offset, record.broker_id),
-            struct.pack(">qq", record.max_timestamp_ms, record.event_timestamp_ms),
-            write_uvarint(len(order) + 1),
-            *(
-                struct.pack(">iq", epoch, starts[epoch]) + write_tagged_fields(epoch_tags)
-                for epoch, epoch_tags in order
-            ),
-            struct.pack(">i", record.segment_size_in_bytes),
-            write_compact_bytes(record.custom_metadata),
-            struct.pack(">b", record.state),
-            write_tagged_fields(tags),
-        )
-    )
-
-
-def _write_update(record: RemoteLogSegmentMetadataUpdate) -> bytes:
-    return (
-        _write_segment_id(record.segment_id, record.wire)
-        + struct.pack(">iq", record.broker_id, record.event_timestamp_ms)
-        + write_compact_bytes(record.custom_metadata)
-        + struct.pack(">b", record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )
-
-
-def _write_partition_delete(record: RemotePartitionDelete) -> bytes:
-    return (
-        _write_partition(record.topic_id_partition, record.wire.topic_id_partition_tags)
-        + struct.pack(">iqb", record.broker_id, record.event_timestamp_ms, record.state)
-        + write_tagged_fields(record.wire.record_tags)
-    )
-
 
 _MASK = 0xFFFF_FFFF
 _MURMUR2_SEED = 0x9747B28C
@@ -376,13 +244,15 @@ DEFAULT_METADATA_PARTITIONS = 50
 def metadata_partition(
     topic_id: uuid.UUID, partition: int, num_partitions: int = DEFAULT_METADATA_PARTITIONS
 ) -> int:
-    """Number of the metadata partition for one user partition.
+    """Returns the metadata partition with the events of a user partition.
 
     Args:
         topic_id: Id of the topic.
         partition: Number of the user partition.
-        num_partitions: How many partitions `__remote_log_metadata` has, at least 1; it never
-            changes.
+        num_partitions: Number of partitions of `__remote_log_metadata`, at least 1.
+
+    Raises:
+        ValueError: `num_partitions` is below 1.
     """
     if num_partitions < 1:
         raise ValueError(f"{num_partitions} metadata partitions")
@@ -396,7 +266,7 @@ def _long_hash(value: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 of `data`, as an unsigned number."""
+    """Returns Kafka's 32-bit murmur2 of `data`, unsigned."""
     hashed = (_MURMUR2_SEED ^ len(data)) & _MASK
     whole = len(data) & ~3
     for start in range(0, whole, 4):

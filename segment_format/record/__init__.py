@@ -1,1 +1,1 @@
-"""Kafka's log: record batches of magic 2, message sets of magic 0 and 1, their compression."""
+"""Kafka's log: record batches of magic 2, message sets of magic 0 and 1, compression."""

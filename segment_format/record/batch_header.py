@@ -1,4 +1,4 @@
-"""The header of a record batch of magic 2: 61 bytes, big-endian.
+"""Parses the header of a record batch of magic 2: 61 bytes, big-endian.
 
 | position | size | field | notes |
 |---:|---:|---|---|
@@ -14,7 +14,7 @@
 | 43 | 8 | producerId i64 | −1 none |
 | 51 | 2 | producerEpoch i16 | −1 none |
 | 53 | 4 | baseSequence i32 | −1 none, and on every control batch |
-| 57 | 4 | recordCount i32 | records really present |
+| 57 | 4 | recordCount i32 | existing records |
 | 61 | … | records | one compressed stream when the codec is not 0 |
 
 Attributes, low byte: bits 0–2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete
@@ -22,10 +22,6 @@ horizon. Bit 7 and the high byte are ignored, as Kafka ignores them.
 
 Source: `org.apache.kafka.common.record.DefaultRecordBatch` (KIP-98, KIP-534 for the delete
 horizon).
-
-CRC-32C (Castagnoli), the checksum of magic-2 batches and of producer snapshots.
-
-Not CRC-32: that one (`zlib.crc32`) guards the entries of magic 0 and 1.
 """
 
 from __future__ import annotations
@@ -51,7 +47,10 @@ if TYPE_CHECKING:
 
 
 def crc32c(data: BytesLike) -> int:
-    """The unsigned CRC-32C of `data`, any contiguous buffer, without a copy."""
+    """Returns the unsigned CRC-32C (Castagnoli) of a contiguous buffer, without a copy.
+
+    Magic-2 batches and producer snapshots use it; entries of magic 0 and 1 have a CRC-32.
+    """
     # The library refuses memoryview and bytearray but takes numpy arrays.
     value: int = google_crc32c.value(np.frombuffer(data, dtype=np.uint8))
     return value
@@ -61,9 +60,9 @@ MAGIC_2: Final = 2
 HEADER_SIZE: Final = 61
 """Bytes before the first record."""
 LENGTH_PREFIX_SIZE: Final = 12
-"""Bytes of an entry that its length field does not count (offset and length), for every magic."""
+"""Bytes of an entry of any magic that its length field does not count: offset and length."""
 CRC_START: Final = 21
-"""Where the bytes under a magic-2 CRC begin."""
+"""First byte that the CRC of a magic-2 batch covers."""
 MIN_BATCH_LENGTH: Final = HEADER_SIZE - LENGTH_PREFIX_SIZE
 
 CODEC_MASK: Final = 0x07
@@ -89,7 +88,7 @@ class CompressionType(IntEnum):
 
 
 class TimestampType(IntEnum):
-    """What a record's timestamp means (`TimestampType` in Kafka)."""
+    """Meaning of a record's timestamp (`TimestampType` in Kafka)."""
 
     NO_TIMESTAMP_TYPE = -1
     CREATE_TIME = 0
@@ -97,10 +96,10 @@ class TimestampType(IntEnum):
 
 
 def compression_type(attributes: int, *, position: int | None = None) -> CompressionType:
-    """The codec that bits 0–2 of `attributes` name.
+    """Returns the codec in bits 0–2 of `attributes`.
 
     Raises:
-        UnsupportedCompressionError: One of the numbers 5 to 7, which Kafka does not define.
+        UnsupportedCompressionError: The number is 5, 6 or 7, which Kafka does not define.
     """
     codec = attributes & CODEC_MASK
     if codec > CompressionType.ZSTD:
@@ -109,12 +108,12 @@ def compression_type(attributes: int, *, position: int | None = None) -> Compres
 
 
 def increment_sequence(sequence: int, increment: int) -> int:
-    """`sequence + increment`, where 0 follows 2147483647 (`incrementSequence` in Kafka)."""
+    """Returns `sequence + increment`; 0 follows 2147483647 (`incrementSequence` in Kafka)."""
     return (sequence + increment) & MAX_I32
 
 
 def record_count_message(count: int, last_offset: int) -> str:
-    """Explains why a batch with more records than offsets is refused."""
+    """Returns the error text for a batch with more records than offsets."""
     return (
         f"{count} records in a batch that ends at offset {last_offset}: its lastOffsetDelta is too"
         " small, so the next batch has some of the same offsets; read the offsets below and above"
@@ -123,7 +122,7 @@ def record_count_message(count: int, last_offset: int) -> str:
 
 
 def record_offset_message(offset: int, least: int, last_offset: int) -> str:
-    """Explains why a record outside its batch's offsets, or out of order, is refused."""
+    """Returns the error text for a record outside its batch's offsets, or out of order."""
     return (
         f"a record of offset {offset} where the batch has [{least}, {last_offset}] left: the offset"
         " would be read twice; read the offsets below and above this batch by separate scans"
@@ -132,7 +131,7 @@ def record_offset_message(offset: int, least: int, last_offset: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatchHeader:
-    """The thirteen header fields of a magic-2 batch as they are stored, and what follows from them.
+    """The thirteen header fields of a magic-2 batch, and values derived from them.
 
     Attributes:
         base_offset: First offset of the original batch.
@@ -147,7 +146,7 @@ class RecordBatchHeader:
         producer_id: −1 for none.
         producer_epoch: −1 for none.
         base_sequence: −1 for none.
-        record_count: Records present; less than `last_offset_delta + 1` after compaction.
+        record_count: Existing records; less than `last_offset_delta + 1` after compaction.
     """
 
     base_offset: int
@@ -166,21 +165,17 @@ class RecordBatchHeader:
 
     @classmethod
     def from_bytes(cls, buffer: BytesLike, position: int = 0) -> RecordBatchHeader:
-        """The header that begins at `position`; neither the CRC nor the records are looked at.
-
-        Beyond Kafka's own checks this refuses what no log can hold and what would break the order
-        of offsets: a negative base offset, a negative offset delta, a last offset of 2^63 − 1 or
-        more.
+        """Parses the header at `position`, without verifying the CRC.
 
         Args:
-            buffer: Bytes that hold at least the 61 of the header.
-            position: Where the batch begins in `buffer`.
+            buffer: Buffer with at least the 61 bytes of the header.
+            position: First byte of the batch in `buffer`.
 
         Raises:
             TruncatedBatchError: Fewer than 61 bytes are left.
             UnsupportedMagicError: The magic is not 2.
-            CorruptRecordError: The length is below 49, the record count negative, or the offsets
-                are impossible.
+            CorruptRecordError: The length is below 49, the base offset, the offset delta or the
+                record count is negative, or the last offset is 2^63 − 1 or more.
         """
         view = byte_view(buffer)
         left = len(view) - position
@@ -212,19 +207,22 @@ class RecordBatchHeader:
         return header
 
     def to_bytes(self) -> bytes:
-        """The 61 bytes of the header, with `crc` as it stands in the field."""
+        """Returns the 61 bytes of the header, with the stored `crc`."""
         return _HEADER.pack(*astuple(self))
 
     @property
     def last_offset(self) -> int:
-        """Last offset of the original batch, inclusive; its record may be gone."""
+        """Last offset of the original batch, inclusive; compaction may have removed its record."""
         return self.base_offset + self.last_offset_delta
 
     def require_record_count(self, position: int) -> None:
-        """Raises `CorruptRecordError` if the batch states more records than offsets.
+        """Checks that the batch does not state more records than offsets.
 
-        Kafka's leaders refuse such a batch. Its offsets overlap those of the next batch, so which
-        record has an offset would depend on where a read begins.
+        Kafka's leaders refuse such a batch. Its offsets overlap those of the next batch, so the
+        record of an offset would depend on where a read begins.
+
+        Raises:
+            CorruptRecordError: The batch states more records than offsets.
         """
         if self.record_count > self.last_offset_delta + 1:
             text = record_count_message(self.record_count, self.last_offset)
@@ -255,16 +253,16 @@ class RecordBatchHeader:
         return TimestampType((self.attributes & TIMESTAMP_TYPE_BIT) >> 3)
 
     def timestamp_of(self, timestamp_delta: int) -> int:
-        """The timestamp of a record of this batch, in milliseconds."""
+        """Returns the timestamp of a record of this batch, in milliseconds."""
         if self.attributes & TIMESTAMP_TYPE_BIT:
             return self.max_timestamp
         return wrap_i64(self.base_timestamp + timestamp_delta)
 
     def is_dated_before(self, timestamp_ms: int) -> bool:
-        """Whether `max_timestamp` proves that all records are dated before a timestamp.
+        """Returns whether `max_timestamp` proves that all records are older than a timestamp.
 
-        Some clients leave it at −1, 0 or an old value, so one below the base timestamp proves
-        nothing. With a delete horizon the log cleaner has computed it, and with LogAppendTime it is
+        Some clients write −1, 0 or an old value, so a value below the base timestamp proves
+        nothing. With a delete horizon the log cleaner computed it, and with LogAppendTime it is
         every record's timestamp.
         """
         is_set = bool(self.attributes & (TIMESTAMP_TYPE_BIT | DELETE_HORIZON_BIT))
@@ -285,12 +283,5 @@ class RecordBatchHeader:
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether `base_timestamp` is the time at which tombstones and markers may go."""
+        """Whether `base_timestamp` is the time from which tombstones and markers may be removed."""
         return bool(self.attributes & DELETE_HORIZON_BIT)
-
-    @property
-    def last_sequence(self) -> int:
-        """Sequence number of the last original record, −1 for none."""
-        if self.base_sequence < 0:
-            return -1
-        return increment_sequence(self.base_sequence, self.last_offset_delta)

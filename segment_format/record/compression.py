@@ -1,68 +1,46 @@
-"""From a batch's stored payload to its records' bytes, within a bound on memory.
+"""Decompresses the payload of a batch within a bound on memory.
 
-One stream per batch (magic 2) or per wrapper value (magic 0 and 1), without length prefix or
-uncompressed size. Brokers store the producer's bytes, so a log holds whatever client libraries
-write; "what Kafka accepts" is the specification:
+A batch (magic 2) or wrapper value (magic 0 and 1) is one stream, without length prefix or
+uncompressed size. Brokers store the producer's bytes, so this accepts what Kafka accepts; three
+exceptions are listed under "Codecs" in the package's README:
 
 | codec | accepted |
 |---|---|
-| 1 gzip | one member or several; what follows the last is ignored |
-| 2 snappy | xerial streams, or one bare raw block: see `segment_format.record.compression` |
-| 3 lz4 | one LZ4 frame: see `segment_format.record.compression` |
+| 1 gzip | one member or several; bytes after the last are ignored |
+| 2 snappy | xerial streams, or one bare raw block |
+| 3 lz4 | one LZ4 frame; bytes after its end mark are ignored |
 | 4 zstd | any number of zstd and skippable frames, and nothing else |
 
-Three cases differ from Kafka: see "Codecs" in the package's README. Too few or too many records in
-an otherwise valid stream are the record decoder's to notice.
+LZ4 frame, little-endian. In messages of magic 0, HC is wrong (it was computed over the magic too)
+and Kafka does not check it (KAFKA-3160):
+
+    04 22 4d 18   magic
+    FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size,
+                  2 content checksum, 1–0 zero
+    BD            bits 6–4 block size id 4–7 (64 KiB to 4 MiB), others zero
+    [8]           content size, skipped
+    HC            second byte of xxh32 (seed 0) over FLG … content size
+    blocks        u32 size (top bit: stored), bytes, [xxh32]
+    00 00 00 00   end mark
+    [4]           xxh32 of the content
+
+Snappy as snappy-java frames it (the "xerial" stream), big-endian. A raw block begins with its
+uncompressed size, a little-endian base-128 varint of at most 32 bits. A size that equals the
+magic's first four bytes begins another stream header. Fewer than four bytes at the end are ignored.
+
+    82 53 4e 41 50 50 59 00   magic: 0x82 "SNAPPY" 0x00
+    00 00 00 01               version i32, not enforced
+    00 00 00 01               lowest compatible version i32, not enforced
+    repeat: i32 size, raw snappy block of that many bytes
+
+zstd (RFC 8878), little-endian. Frame: magic `28 b5 2f fd`, descriptor byte, [window descriptor 1],
+[dictionary id 0–4], [content size 0–8], blocks, [checksum 4]. Descriptor: bits 7–6 content size
+field, 5 single segment, 3 reserved (0), 2 checksum, 1–0 dictionary id field. Block: 3 bytes (bit 0
+last, bits 1–2 type, rest size), then `size` bytes (raw, compressed) or one (run length). Skippable
+frame: magic `5x 2a 4d 18`, size u32, `size` bytes.
 
 Source: `org.apache.kafka.common.compress.*`, `Lz4BlockInputStream`, snappy-java's
 `SnappyInputStream`.
-
-One LZ4 frame, as Kafka's `Lz4BlockInputStream` reads it. Little-endian.
-
-```
-04 22 4d 18   magic
-FLG           bits 7–6 version 01, 5 independent blocks, 4 block checksums, 3 content size,
-              2 content checksum, 1–0 zero
-BD            bits 6–4 block size id 4–7 (64 KiB to 4 MiB), others zero
-[8]           content size, skipped
-HC            second byte of xxh32 (seed 0) over FLG … content size
-blocks        u32 size (top bit: stored), bytes, [xxh32]
-00 00 00 00   end mark
-[4]           xxh32 of the content
-```
-
-Everything after the end mark is ignored. Messages of magic 0 carry a wrong HC (it was computed over
-the magic too), which Kafka does not check for them.
-
-Source: `Lz4BlockInputStream`, `Lz4BlockOutputStream` (KAFKA-3160 for the old header checksum).
-
-Snappy as snappy-java frames it (the "xerial" stream), or one bare raw block.
-
-```
-82 53 4e 41 50 50 59 00   magic: 0x82 "SNAPPY" 0x00
-00 00 00 01               version i32, not enforced
-00 00 00 01               lowest compatible version i32, not enforced
-repeat: i32 size (big-endian), raw snappy block of that many bytes
-```
-
-A raw block begins with its uncompressed size, a little-endian base-128 varint of at most 32 bits. A
-length word that equals the magic's first four bytes begins another stream header. Fewer than four
-bytes at the end are ignored.
-
-Source: `org.xerial.snappy.SnappyInputStream`.
-
-The outline of a zstd stream: where its frames begin and end, how much each can expand to.
-
-Little-endian (RFC 8878).
-
-Frame: magic `28 b5 2f fd`, descriptor byte, [window descriptor 1], [dictionary id 0–4], [content
-size 0–8], blocks, [checksum 4]. Descriptor: bits 7–6 content size field, 5 single segment,
-3 reserved (0), 2 checksum, 1–0 dictionary id field.
-
-Block: 3 bytes (bit 0 last, bits 1–2 type, rest size), then `size` bytes (raw, compressed) or one
-(run length).
-
-Skippable frame: magic `5x 2a 4d 18`, size u32, `size` bytes.
 """
 
 from __future__ import annotations
@@ -87,10 +65,27 @@ if TYPE_CHECKING:
 
     from segment_format._cursor import BytesLike
 
+DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
+"""Default bound on the decompressed bytes of one batch, 256 MiB.
+
+Brokers accept batches of 1 MiB by default, so this leaves room for a compression ratio of 256, or
+for topics with a larger `max.message.bytes`.
+"""
+
+# Plain integers: comparing with members of the enumeration costs as much as small batches do.
+_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
+
+_GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_TRAILER_AND_HEADER = 18
+
+_ZSTD_ONE_SHOT_SLACK = 256 << 10
+_ZSTD_ONE_SHOT_RATIO = 32
+_ZSTD_READ = 1 << 20
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _COMMON_HEADER: Final = int.from_bytes(_LZ4_MAGIC + b"\x60\x40\x82", "little")
-"""What Java producers write, as the low seven bytes of a little-endian word."""
+"""The header of Java producers, as the low seven bytes of a little-endian word."""
 _INDEPENDENT_FLAG: Final = 0x20
 _BLOCK_CHECKSUM_FLAG: Final = 0x10
 _CONTENT_SIZE_FLAG: Final = 0x08
@@ -101,15 +96,102 @@ _PIECE: Final = 1 << 20
 
 _u64_le = struct.Struct("<Q").unpack_from
 
+_XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
+_HEADER_SIZE: Final = 16
+_MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
+_u32 = struct.Struct(">I").unpack_from
+_u64 = struct.Struct(">Q").unpack_from
+_SNAPPY_MAX_RATIO: Final = 22  # a copy element makes at most 64 bytes out of 3
 
-def decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
-    """The content of the frame that `payload` begins with.
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE_TAIL: Final = b"\x2a\x4d\x18"
+_MAX_BLOCK: Final = 128 << 10
+_MAX_WINDOW: Final = 1 << 27
+_DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
+_CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
+_RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
+_CHECKSUM_FLAG: Final = 0x04
 
-    Memory: the output, grown as it arrives; a content size that the header states is not believed.
+
+def decompress(
+    codec: int,
+    payload: BytesLike,
+    *,
+    magic: int = 2,
+    max_output_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+    zstd_bound: int = -1,
+) -> BytesLike:
+    """Returns the uncompressed bytes of one batch's records.
+
+    Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB for a
+    zstd frame that declares such a window. A stated size is only allocated if the payload is long
+    enough to expand to it.
+
+    Args:
+        codec: Number in the batch's attributes; 0 returns `payload` itself.
+        payload: Stored bytes, without the batch header.
+        magic: Magic of the entry: zstd needs magic 2, and magic 0 has its own LZ4 header checksum.
+        max_output_bytes: Limit for the uncompressed bytes.
+        zstd_bound: Upper bound of the content if the payload is a single zstd frame; −1 if unknown.
+
+    Returns:
+        Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
 
     Raises:
-        DecompressionError: Not an LZ4 frame, a wrong header checksum (unless `magic` is 0), a wrong
-            block or content checksum, no end mark, or more than `max_output_bytes`.
+        UnsupportedCompressionError: Kafka does not define the codec number, or not for this magic.
+        DecompressionError: The payload is invalid, or expands beyond the limit; `position` counts
+            from the payload's first byte.
+    """
+    if codec == _ZSTD and magic >= 2:
+        return _decompress_zstd(payload, max_output_bytes, zstd_bound)
+    if codec == _LZ4:
+        return _decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
+    if codec == _SNAPPY:
+        return _decompress_snappy(payload, max_output_bytes=max_output_bytes)
+    if codec == _GZIP:
+        return _decompress_gzip(payload, max_output_bytes)
+    if codec == _NONE:
+        return payload
+    raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
+
+
+def _too_large(codec: str, max_output_bytes: int) -> DecompressionError:
+    return DecompressionError(
+        f"{codec}: the payload expands to more than {max_output_bytes} bytes", position=0
+    )
+
+
+def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
+    view = byte_view(payload)
+    pieces: list[bytes] = []
+    total = position = 0
+    while True:
+        member = zlib.decompressobj(_GZIP_WBITS)
+        try:
+            piece = member.decompress(view[position:], max_output_bytes - total + 1)
+        except zlib.error as error:
+            raise DecompressionError(f"gzip: {error}", position=position) from error
+        total += len(piece)
+        if total > max_output_bytes:
+            raise _too_large("gzip", max_output_bytes)
+        pieces.append(piece)
+        if not member.eof:
+            raise DecompressionError("gzip: the member is cut", position=position)
+        rest = member.unused_data
+        if len(rest) <= _GZIP_TRAILER_AND_HEADER or not _begins_gzip_member(rest):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        position = len(view) - len(rest)
+
+
+def _begins_gzip_member(data: bytes) -> bool:
+    # Like Java's GZIPInputStream, which ignores other bytes after a member.
+    return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
+
+
+def _decompress_lz4(payload: BytesLike, *, magic: int, max_output_bytes: int) -> bytes:
+    """Returns the content of the frame at the start of `payload`.
+
+    The output grows as it arrives; the header's content size is not trusted.
     """
     view = byte_view(payload)
     try:
@@ -135,9 +217,7 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
         position += consumed
         total += len(piece)
         if total > max_output_bytes:
-            raise DecompressionError(
-                f"lz4: the payload expands to more than {max_output_bytes} bytes", position=0
-            )
+            raise _too_large("lz4", max_output_bytes)
         pieces.append(piece)
         if at_end:
             return b"".join(pieces)
@@ -146,7 +226,7 @@ def _in_pieces(view: memoryview, max_output_bytes: int) -> bytes:
 
 
 def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
-    """The frame without content size and with the right header checksum, for the library."""
+    """Returns the frame with a header that the library accepts: no content size, correct HC."""
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
         raise DecompressionError("lz4: not an LZ4 frame", position=0)
     flags = view[4]
@@ -169,7 +249,7 @@ def _with_plain_header(view: memoryview, *, check: bool) -> memoryview:
 
 @functools.cache
 def _plain_header(flags: int, block_descriptor: int) -> bytes:
-    """The seven bytes that the library begins a frame with that has no content size."""
+    """Returns the seven bytes of the library's frame header without content size."""
     header: bytes = lz4.frame.compress_begin(
         lz4.frame.create_compression_context(),
         block_size=block_descriptor >> 4 & 7,
@@ -182,24 +262,12 @@ def _plain_header(flags: int, block_descriptor: int) -> bytes:
     return header
 
 
-_XERIAL_MAGIC: Final = int.from_bytes(b"\x82SNAPPY\x00", "big")
-_HEADER_SIZE: Final = 16
-_MAGIC_WORD: Final = _XERIAL_MAGIC >> 32
-_u32 = struct.Struct(">I").unpack_from
-_u64 = struct.Struct(">Q").unpack_from
-_SNAPPY_MAX_RATIO: Final = 22  # a copy element makes at most 64 bytes out of 3
+def _decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
+    """Returns the content of a xerial stream or of one raw block.
 
-
-def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike:
-    """The content of a xerial stream or of one raw block.
-
-    Memory: one output array of the sizes that the blocks state, each checked against what its
-    compressed bytes can make and all against the bound before anything is allocated; and about
-    25 bytes a byte of a hostile payload that is nothing but empty blocks.
-
-    Raises:
-        DecompressionError: Empty payload, a cut stream, a block of length zero or one that is not
-            valid snappy, or more than `max_output_bytes`.
+    Memory: one array of the sizes that the blocks state. Each size is checked against its
+    compressed bytes, and the sum against the limit, before the allocation. A hostile payload of
+    empty blocks takes about 25 bytes per byte.
     """
     view = byte_view(payload)
     if len(view) < 8 or _u64(view)[0] != _XERIAL_MAGIC:
@@ -208,9 +276,7 @@ def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike
         blocks = _stream_blocks(view)
     total = sum([size for _, _, size in blocks])
     if total > max_output_bytes:
-        raise DecompressionError(
-            f"snappy: the payload expands to more than {max_output_bytes} bytes", position=0
-        )
+        raise _too_large("snappy", max_output_bytes)
     start = 0
     try:
         if len(blocks) == 1:
@@ -228,7 +294,7 @@ def decompress_snappy(payload: BytesLike, *, max_output_bytes: int) -> BytesLike
 
 
 def _stream_blocks(view: memoryview) -> list[tuple[int, int, int]]:
-    """(first byte, byte after the last, uncompressed size) of every block of a xerial stream."""
+    """Returns (start, stop, uncompressed size) of every block of a xerial stream."""
     blocks: list[tuple[int, int, int]] = []
     position, end = _HEADER_SIZE, len(view)
     if end < _HEADER_SIZE:
@@ -265,20 +331,51 @@ def _uncompressed_size(view: memoryview, start: int, stop: int) -> int:
     raise DecompressionError("snappy: no block, or one without a size", position=start)
 
 
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_SKIPPABLE_TAIL: Final = b"\x2a\x4d\x18"
-_MAX_BLOCK: Final = 128 << 10
-_MAX_WINDOW: Final = 1 << 27
-_DICTIONARY_ID_SIZE: Final = (0, 1, 2, 4)
-_CONTENT_SIZE_SIZE: Final = (0, 2, 4, 8)
-_RAW, _RUN_LENGTH, _COMPRESSED = 0, 1, 2
-_CHECKSUM_FLAG: Final = 0x04
+_thread = threading.local()
+
+
+def zstd_decompressor() -> zstandard.ZstdDecompressor:
+    """Returns the calling thread's decompressor; a new one costs as much as a small batch."""
+    try:
+        decompressor: zstandard.ZstdDecompressor = _thread.decompressor
+    except AttributeError:
+        decompressor = _thread.decompressor = zstandard.ZstdDecompressor()
+    return decompressor
+
+
+def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
+    # The library's one-shot call is fastest, but it reads one frame, ignores the bytes after it,
+    # and needs a size. Scanning the frame headers first supplies sizes and finds truncation.
+    view = byte_view(payload)
+    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
+    decompressor = zstd_decompressor()
+    try:
+        if 0 < bound <= one_shot:
+            return decompressor.decompress(view, max_output_size=bound)
+        frames = scan_frames(view)
+        if sum(frame.max_output for frame in frames) <= one_shot:
+            return b"".join(
+                decompressor.decompress(
+                    view[frame.start : frame.stop], max_output_size=frame.max_output
+                )
+                for frame in frames
+                if frame.max_output
+            )
+        pieces: list[bytes] = []
+        total = 0
+        with decompressor.stream_reader(view, read_across_frames=True) as reader:
+            while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
+                total += len(piece)
+                if total > max_output_bytes:
+                    raise _too_large("zstd", max_output_bytes)
+                pieces.append(piece)
+        return b"".join(pieces)
+    except zstandard.ZstdError as error:
+        raise DecompressionError(f"zstd: {error}", position=0) from error
 
 
 def _block_limit(descriptor: int) -> int:
-    """How much one block can expand to with this window descriptor, −1 where the window is too
-    large.
-    """
+    """Returns the largest size of a block with this window descriptor; −1 if it is too large."""
     window = (1 << 10 + (descriptor >> 3)) * (8 + (descriptor & 7)) // 8
     return min(window, _MAX_BLOCK) if window <= _MAX_WINDOW else -1
 
@@ -288,10 +385,9 @@ class Frame(NamedTuple):
 
     Attributes:
         start: First byte.
-        stop: Byte after the last.
-        max_output: Bytes it cannot expand beyond: the content size where stated, else the sum over
-            its blocks.
-        content_size: What it states, None where it does not.
+        stop: End, exclusive.
+        max_output: Upper bound of its content: the stated size, else the sum over its blocks.
+        content_size: Stated size of the content, or None.
     """
 
     start: int
@@ -301,12 +397,12 @@ class Frame(NamedTuple):
 
 
 def scan_frames(view: memoryview) -> Sequence[Frame]:
-    """The frames of a stream, in order, skippable ones left out; block contents are not looked at.
+    """Returns the frames of a stream, in order, without skippable ones; blocks are not decoded.
 
     Memory: one tuple per frame, and a frame takes at least 9 bytes.
 
     Raises:
-        DecompressionError: The stream is empty, cut, followed by something else, declares a window
+        DecompressionError: The stream is empty, cut or followed by other bytes, declares a window
             above 128 MiB (the limit of Kafka's decoder), or states a content size that its blocks
             cannot reach.
     """
@@ -388,142 +484,3 @@ def _scan_frame(view: memoryview, start: int, end: int) -> Frame:
             )
         max_output = content_size
     return Frame(start, position, max_output, content_size)
-
-
-DEFAULT_MAX_BATCH_BYTES: Final = 256 << 20
-"""Default bound on the decompressed bytes of one batch, 256 MiB.
-
-Brokers take batches of 1 MiB unless told otherwise, so this leaves room for a compression ratio of
-256, or for topics whose `max.message.bytes` was raised; a task's memory stays within what Spark
-gives a Python worker.
-"""
-
-# Plain integers: comparing with members of the enumeration costs as much as small batches do.
-_NONE, _GZIP, _SNAPPY, _LZ4, _ZSTD = (int(codec) for codec in CompressionType)
-
-_GZIP_WBITS = 31  # a zlib window of 2^15 bytes, with gzip header and trailer
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_TRAILER_AND_HEADER = 18
-
-_ZSTD_ONE_SHOT_SLACK = 256 << 10
-_ZSTD_ONE_SHOT_RATIO = 32
-_ZSTD_READ = 1 << 20
-
-
-class _ZstdContext(threading.local):
-    """One decompressor per thread: making one costs more than decompressing a small batch."""
-
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_zstd = _ZstdContext()
-
-
-def decompress(
-    codec: int,
-    payload: BytesLike,
-    *,
-    magic: int = 2,
-    max_output_bytes: int = DEFAULT_MAX_BATCH_BYTES,
-    zstd_bound: int = -1,
-) -> BytesLike:
-    """The uncompressed bytes of one batch's records.
-
-    Memory: at most twice `max_output_bytes` (the pieces and their join), plus up to 128 MiB that
-    the zstd library takes for a frame that declares a window of that size. A size that the payload
-    merely claims is never allocated unless the payload is long enough to be able to expand to it.
-
-    Args:
-        codec: Number from the batch's attributes; 0 returns `payload` itself.
-        payload: Stored bytes, without the batch header.
-        magic: Magic of the entry: zstd exists only from magic 2 on, and magic 0 has its own LZ4
-            header checksum.
-        max_output_bytes: Most bytes that may come out.
-        zstd_bound: Bytes that the payload cannot expand beyond, if it is one zstd frame and nothing
-            else; −1 if nobody has looked.
-
-    Returns:
-        Contiguous bytes: `bytes`, a memoryview or a uint8 array. May share memory with `payload`.
-
-    Raises:
-        UnsupportedCompressionError: A codec number Kafka does not define, or not for this magic.
-        DecompressionError: The payload is not valid for its codec, or grows past the bound;
-            `position` counts from the payload's first byte.
-    """
-    if codec == _ZSTD and magic >= 2:
-        return _decompress_zstd(payload, max_output_bytes, zstd_bound)
-    if codec == _LZ4:
-        return decompress_lz4(payload, magic=magic, max_output_bytes=max_output_bytes)
-    if codec == _SNAPPY:
-        return decompress_snappy(payload, max_output_bytes=max_output_bytes)
-    if codec == _GZIP:
-        return _decompress_gzip(payload, max_output_bytes)
-    if codec == _NONE:
-        return payload
-    raise UnsupportedCompressionError(f"codec number {codec} with magic {magic}")
-
-
-def _decompress_zstd(payload: BytesLike, max_output_bytes: int, bound: int) -> BytesLike:
-    # The library's one-shot call is the fastest, but it reads one frame, silently ignores what
-    # follows, and needs to be told a size. Walking the frames first (a few dozen bytes of headers)
-    # supplies both and finds truncation and garbage.
-    view = byte_view(payload)
-    one_shot = min(max_output_bytes, _ZSTD_ONE_SHOT_SLACK + _ZSTD_ONE_SHOT_RATIO * len(view))
-    decompressor = _zstd.decompressor
-    try:
-        if 0 < bound <= one_shot:
-            return decompressor.decompress(view, max_output_size=bound)
-        frames = scan_frames(view)
-        if sum(frame.max_output for frame in frames) <= one_shot:
-            return b"".join(
-                decompressor.decompress(
-                    view[frame.start : frame.stop], max_output_size=frame.max_output
-                )
-                for frame in frames
-                if frame.max_output
-            )
-        pieces: list[bytes] = []
-        total = 0
-        with decompressor.stream_reader(view, read_across_frames=True) as reader:
-            while piece := reader.read(min(_ZSTD_READ, max_output_bytes - total + 1)):
-                total += len(piece)
-                if total > max_output_bytes:
-                    raise _too_large("zstd", max_output_bytes)
-                pieces.append(piece)
-        return b"".join(pieces)
-    except zstandard.ZstdError as error:
-        raise DecompressionError(f"zstd: {error}", position=0) from error
-
-
-def _decompress_gzip(payload: BytesLike, max_output_bytes: int) -> BytesLike:
-    view = byte_view(payload)
-    pieces: list[bytes] = []
-    total = position = 0
-    while True:
-        member = zlib.decompressobj(_GZIP_WBITS)
-        try:
-            piece = member.decompress(view[position:], max_output_bytes - total + 1)
-        except zlib.error as error:
-            raise DecompressionError(f"gzip: {error}", position=position) from error
-        total += len(piece)
-        if total > max_output_bytes:
-            raise _too_large("gzip", max_output_bytes)
-        pieces.append(piece)
-        if not member.eof:
-            raise DecompressionError("gzip: the member is cut", position=position)
-        rest = member.unused_data
-        if len(rest) <= _GZIP_TRAILER_AND_HEADER or not _begins_gzip_member(rest):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        position = len(view) - len(rest)
-
-
-def _begins_gzip_member(data: bytes) -> bool:
-    # What Java's GZIPInputStream asks before it goes on; anything else after a member is ignored.
-    return data.startswith(_GZIP_MAGIC) and data[2] == zlib.DEFLATED
-
-
-def _too_large(codec: str, max_output_bytes: int) -> DecompressionError:
-    return DecompressionError(
-        f"{codec}: the payload expands to more than {max_output_bytes} bytes", position=0
-    )

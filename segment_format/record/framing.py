@@ -1,4 +1,4 @@
-"""Walking a log: a bare concatenation of entries, no header, footer or padding.
+"""Iterates over the entries of a log, which is their plain concatenation.
 
 Every entry of every magic begins with the same 17 bytes:
 
@@ -9,8 +9,8 @@ Every entry of every magic begins with the same 17 bytes:
 | 12 | 4 | partition leader epoch (magic 2), CRC (magic 0 and 1) |
 | 16 | 1 | magic i8 |
 
-Kafka's own readers stop silently at a partial last entry, because a log being written may end in
-one. A tiered segment is complete, so here it is an error.
+Kafka's readers stop silently at an incomplete last entry, because a log in use may end with one. A
+tiered segment is complete, so here it is an error.
 
 Source: `ByteBufferLogInputStream`, `RemoteLogInputStream` in Kafka.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from segment_format._cursor import BytesLike
 
 ENTRY_PREFIX_SIZE: Final = 17
-"""Bytes needed to know an entry's size and magic."""
+"""Bytes of an entry up to and with its magic."""
 MIN_ENTRY_LENGTH: Final = (14, 22, MIN_BATCH_LENGTH)
 """Smallest value of the size field, by magic."""
 
@@ -40,12 +40,12 @@ _PREFIX = struct.Struct(">qiib")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one entry of a log stands.
+    """Position, size and prefix of one entry.
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the whole entry, the twelve of offset and size included.
-        offset: The offset field as stored; what it means depends on `magic`.
+        size: Bytes of the whole entry, with the twelve of offset and size.
+        offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.
     """
 
@@ -61,18 +61,17 @@ class Entry:
 
 
 def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) -> Entry:
-    """What the first 17 bytes of an entry say; the rest of it need not be there.
+    """Parses the first 17 bytes of an entry, whose other bytes may be missing.
 
     Args:
-        buffer: Holds those bytes.
-        position: Where they begin in the buffer.
-        at: Where they stand for people, in entry and errors; `position` unless given.
+        buffer: Buffer with these bytes.
+        position: First byte in the buffer.
+        at: Position that the entry and errors report, if it differs from `position`.
 
     Raises:
         TruncatedBatchError: Fewer than 17 bytes are left.
-        UnsupportedMagicError: Magic other than 0, 1, 2.
-        CorruptRecordError: The size is below the least that its magic allows (a zero-filled tail
-            shows up here).
+        UnsupportedMagicError: The magic is not 0, 1 or 2.
+        CorruptRecordError: The size is below the minimum of its magic, as in a zero-filled tail.
     """
     view = byte_view(buffer)
     where = position if at is None else at
@@ -98,7 +97,7 @@ def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) 
 
 
 def read_entry(buffer: BytesLike, position: int) -> Entry:
-    """The entry that begins at `position`, complete.
+    """Returns the entry that begins at `position` and checks that it is complete.
 
     Raises:
         TruncatedBatchError: The entry runs past the end of the buffer.
@@ -118,19 +117,19 @@ def read_entry(buffer: BytesLike, position: int) -> Entry:
 
 
 def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
-    """Every entry from `position` to the end of `buffer`; of each the first 17 bytes are read.
+    """Yields every entry from `position` to the end of `buffer`, reading only their prefixes.
 
     Args:
         buffer: Whole entries, one after the other.
-        position: Where to begin in `buffer`, an entry border.
+        position: Entry border to begin at.
 
     Yields:
         Entries that tile `[position, len(buffer))`.
 
     Raises:
         TruncatedBatchError: The last entry is not complete.
-        UnsupportedMagicError: Magic other than 0, 1, 2.
-        CorruptRecordError: A size below the least that its magic allows.
+        UnsupportedMagicError: The magic is not 0, 1 or 2.
+        CorruptRecordError: A size is below the minimum of its magic.
     """
     view = byte_view(buffer)
     end = len(view)

@@ -1,7 +1,6 @@
-"""The readable decoder: any mix of entries of magic 0, 1 and 2 to Python objects.
+"""Decodes entries of magic 0, 1 and 2 to Python objects: the readable reference decoder.
 
-The yardstick that the compiled kernels are tested against, and the tool for looking into a log. A
-record inside a magic-2 batch, after decompression:
+The compiled kernels are tested against it. A record inside a batch of magic 2, after decompression:
 
 | order | field | type |
 |---:|---|---|
@@ -16,30 +15,18 @@ record inside a magic-2 batch, after decompression:
 | 8 | headerCount | varint |
 | 9 | headers | each: key length varint (not negative), key UTF-8, value length varint, value |
 
-Timestamps: the batch's maxTimestamp for every record under LogAppendTime, else baseTimestamp +
-delta, also when baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
+Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else baseTimestamp +
+delta, also if baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
 leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
-Refused, as Kafka's consumer refuses it: a record whose body is not consumed exactly, a header count
-above the bytes left, fewer or more records than the batch states. A count of 0 means an empty
-batch, whatever the payload.
+Like Kafka's consumer, this refuses a record whose body is not consumed exactly, a header count
+above the bytes left, and fewer or more records than the batch states. A count of 0 means an empty
+batch with any payload. It also refuses record offsets that do not ascend or are above the
+batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
+would depend on where a read begins.
 
-Also refused: offsets of records that do not ascend, or that lie above the batch's last offset.
-Kafka's consumer returns the first record of each offset that it meets, so its rows would depend on
-where a read begins.
-
-Source: `DefaultRecordBatch`, `DefaultRecord` in Kafka.
-
-What a decoded log is made of: records, and the batches they came in.
-
-Source: `Record`, `RecordBatch` in `org.apache.kafka.common.record`.
-
-Messages of magic 0 and 1, which Kafka wrote before 0.11.
-
-Among tiered segments only the first one of an old topic can hold them, in front of batches of magic
-2.
-
-After the entry's offset (i64) and size (i32), big-endian:
+Messages of magic 0 and 1, which Kafka wrote before 0.11, only occur in the first tiered segment of
+an old topic. After the entry's offset (i64) and size (i32), big-endian:
 
 | position, magic 0 | magic 1 | size | field |
 |---:|---:|---:|---|
@@ -53,16 +40,11 @@ After the entry's offset (i64) and size (i32), big-endian:
 | … | … | n | value |
 
 An uncompressed entry is one record. A compressed one is a wrapper: its value holds entries. Their
-offsets are absolute in a wrapper of magic 0; of magic 1 they are relative, the wrapper's offset
-being that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
+offsets are absolute in a wrapper of magic 0. In magic 1 they are relative, and the wrapper's offset
+is that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
 wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
 
-Source: `AbstractLegacyRecordBatch`, `LegacyRecord` in Kafka.
-
-Offsets and timestamps of records, without their keys, values and headers.
-
-What a look for a time needs of a batch (layout: `segment_format.record.records`): of each record
-the length, the attributes, both deltas; the rest is stepped over.
+Source: `DefaultRecordBatch`, `DefaultRecord`, `AbstractLegacyRecordBatch`, `LegacyRecord` in Kafka.
 """
 
 from __future__ import annotations
@@ -70,7 +52,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from segment_format._cursor import Cursor, byte_view, wrap_i64
 from segment_format.errors import (
@@ -98,13 +80,18 @@ from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES, decompres
 from segment_format.record.framing import Entry, iter_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from segment_format._cursor import BytesLike
 
+__all__ = ["DecodedBatch", "Header", "Record", "iter_batches"]
 
 Header: TypeAlias = tuple[str, bytes | None]
-"""A record header: key (UTF-8, malformed bytes replaced), value or None for Kafka's null."""
+"""A record header: key (UTF-8, malformed bytes replaced), value or `None` for Kafka's null."""
+_Item = TypeVar("_Item")
+
+_MIN_BODY_SIZE: Final = 6
+_NO_TIMESTAMP: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +101,12 @@ class Record:
     Attributes:
         offset: Kafka offset.
         timestamp: Milliseconds since 1970, −1 for none.
-        timestamp_type: What the timestamp means.
-        key: None for Kafka's null, which is not the empty key.
-        value: None for Kafka's null (a tombstone), which is not the empty value.
-        headers: In stored order, repeated keys kept.
+        timestamp_type: Meaning of the timestamp.
+        key: `None` for Kafka's null, which differs from the empty key.
+        value: `None` for Kafka's null (a tombstone), which differs from the empty value.
+        headers: In stored order, with repeated keys.
         sequence: Producer's sequence number, −1 for none.
-        leader_epoch: Epoch of the leader that appended the record, None when the batch states none.
+        leader_epoch: Epoch of the leader that appended the record, `None` if the batch has none.
     """
 
     offset: int
@@ -136,15 +123,15 @@ class Record:
 class DecodedBatch:
     """One entry of a log with its records.
 
-    For magic 0 and 1 an entry is a single message, or a compressed wrapper with the messages in it;
-    such entries have no producer, no leader epoch and are never transactional or control.
+    For magic 0 and 1 an entry is a single message, or a compressed wrapper with its messages; such
+    entries have no producer, no leader epoch and are never transactional or control.
 
     Attributes:
         position: First byte of the entry in the buffer.
         size: Bytes of the whole entry.
         magic: 0, 1 or 2.
         base_offset: First offset: the original batch's for magic 2, else the first record's.
-        last_offset: Last offset, inclusive; its record may be gone.
+        last_offset: Last offset, inclusive; compaction may have removed its record.
         crc: Stored checksum, unsigned: CRC-32C for magic 2, CRC-32 below.
         compression_type: Codec of the records.
         timestamp_type: NO_TIMESTAMP_TYPE for magic 0.
@@ -156,8 +143,8 @@ class DecodedBatch:
         is_transactional: Whether a transaction's outcome decides about the batch.
         is_control_batch: Whether the records are markers, see
             `segment_format.record.control_record`.
-        delete_horizon: Milliseconds at which tombstones and markers may go, None when not set.
-        records: The records present, possibly none.
+        delete_horizon: Milliseconds from which tombstones and markers may be removed, or `None`.
+        records: The existing records, possibly none.
     """
 
     position: int
@@ -179,12 +166,200 @@ class DecodedBatch:
     records: tuple[Record, ...]
 
 
-_NO_TIMESTAMP: Final = -1
+def iter_batches(
+    buffer: BytesLike,
+    *,
+    check_crcs: bool = True,
+    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
+) -> Iterator[DecodedBatch]:
+    """Yields every entry of a log with its records, control batches and empty ones included.
+
+    Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes (a
+    record of seven bytes becomes a `Record`); no count or length is trusted before its bytes are
+    read. Decompression: see `segment_format.record.compression.decompress`.
+
+    Args:
+        buffer: Whole entries, one after the other, as in a `.log`.
+        check_crcs: Whether to verify each entry's checksum.
+        max_batch_bytes: Limit for the decompressed bytes of one entry.
+
+    Yields:
+        The entries in order.
+
+    Raises:
+        TruncatedBatchError: The buffer ends inside an entry.
+        CrcMismatchError: A stored checksum does not match the bytes.
+        CorruptRecordError: Kafka's consumer would refuse the entry for another reason; subclasses
+            are UnsupportedMagicError, UnsupportedCompressionError and DecompressionError.
+            `position` is that of the entry in `buffer`, or of the byte concerned in an entry that
+            is not compressed.
+    """
+    view = byte_view(buffer)
+    for entry in iter_entries(view):
+        if entry.magic == MAGIC_2:
+            yield _decode_batch(view, entry, check_crcs, max_batch_bytes)
+        else:
+            yield decode_legacy_entry(
+                view, entry, check_crcs=check_crcs, max_batch_bytes=max_batch_bytes
+            )
+
+
+def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
+    """Verifies the checksum of a whole batch of magic 2.
+
+    Args:
+        view: Buffer of the entry.
+        entry: The batch.
+        header: Its header.
+
+    Raises:
+        CrcMismatchError: The checksum does not match the bytes.
+    """
+    _check_crc(crc32c(view[entry.position + CRC_START : entry.stop]), header.crc, entry)
+
+
+def _check_crc(computed: int, stored: int, entry: Entry) -> None:
+    if computed != stored:
+        raise CrcMismatchError(
+            f"stored CRC {stored:#010x}, computed {computed:#010x}",
+            position=entry.position,
+            offset=entry.offset,
+        )
+
+
+def _decode_batch(
+    view: memoryview, entry: Entry, check_crcs: bool, max_batch_bytes: int
+) -> DecodedBatch:
+    header = RecordBatchHeader.from_bytes(view, entry.position)
+    if check_crcs:
+        require_crc(view, entry, header)
+    codec = compression_type(header.attributes, position=entry.position)
+    header.require_record_count(entry.position)
+    records = _read_records(view, entry, header, max_batch_bytes, _decode_record)
+    return DecodedBatch(
+        position=entry.position,
+        size=entry.size,
+        magic=header.magic,
+        base_offset=header.base_offset,
+        last_offset=header.last_offset,
+        crc=header.crc,
+        compression_type=codec,
+        timestamp_type=header.timestamp_type,
+        max_timestamp=header.max_timestamp,
+        leader_epoch=header.partition_leader_epoch,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        is_transactional=header.is_transactional,
+        is_control_batch=header.is_control_batch,
+        delete_horizon=header.base_timestamp if header.has_delete_horizon else None,
+        records=records,
+    )
+
+
+def _read_records(
+    view: memoryview,
+    entry: Entry,
+    header: RecordBatchHeader,
+    max_batch_bytes: int,
+    read: Callable[[Cursor, RecordBatchHeader], tuple[int, _Item]],
+) -> tuple[_Item, ...]:
+    """Reads the records of a batch and checks their offsets and their count.
+
+    Errors name a byte of the log if the batch is not compressed, else the batch.
+
+    Args:
+        view: Buffer of the entry.
+        entry: The batch.
+        header: Its header.
+        max_batch_bytes: Limit for its decompressed bytes.
+        read: Reads one record from a cursor; returns its offset and the item to collect.
+    """
+    if not header.record_count:
+        return ()
+    start = entry.position + HEADER_SIZE
+    codec = compression_type(header.attributes, position=entry.position)
+    try:
+        content = decompress(codec, view[start : entry.stop], max_output_bytes=max_batch_bytes)
+    except SegmentFormatError as error:
+        raise error.at(entry.position, header.base_offset) from error
+    cursor = Cursor(byte_view(content), origin=0 if codec else start)
+    items: list[_Item] = []
+    min_offset = header.base_offset
+    try:
+        for _ in range(header.record_count):
+            position = cursor.origin + cursor.position
+            offset, item = read(cursor, header)
+            if not min_offset <= offset <= header.last_offset:
+                text = record_offset_message(offset, min_offset, header.last_offset)
+                raise CorruptRecordError(text, position=position)
+            min_offset = offset + 1
+            items.append(item)
+        if cursor.remaining:
+            raise cursor.fail(
+                f"{cursor.remaining} bytes left after the {header.record_count} records"
+            )
+    except CorruptRecordError as error:
+        position = entry.position if codec or error.position is None else error.position
+        raise error.at(position, header.base_offset) from error
+    return tuple(items)
+
+
+def _read_body(cursor: Cursor) -> Cursor:
+    """Returns a cursor over the next record without its length, and moves `cursor` past it."""
+    size = cursor.varint("record length")
+    if size < _MIN_BODY_SIZE or size > cursor.remaining:
+        raise cursor.fail(f"record of {size} bytes, {cursor.remaining} left")
+    body = Cursor(cursor.view, cursor.position, cursor.position + size, origin=cursor.origin)
+    cursor.position += size
+    return body
+
+
+def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> tuple[int, Record]:
+    body = _read_body(cursor)
+    body.i8("record attributes")
+    timestamp_delta = body.varlong("timestamp delta")
+    offset_delta = body.varint("offset delta")
+    key = _nullable_bytes(body, "key")
+    value = _nullable_bytes(body, "value")
+    headers = _decode_headers(body)
+    if body.remaining:
+        raise body.fail(f"{body.remaining} bytes of the record are not used")
+    record = Record(
+        offset=wrap_i64(header.base_offset + offset_delta),
+        timestamp=header.timestamp_of(timestamp_delta),
+        timestamp_type=header.timestamp_type,
+        key=key,
+        value=value,
+        headers=headers,
+        sequence=increment_sequence(header.base_sequence, offset_delta)
+        if header.base_sequence >= 0
+        else -1,
+        leader_epoch=header.partition_leader_epoch if header.partition_leader_epoch >= 0 else None,
+    )
+    return record.offset, record
+
+
+def _nullable_bytes(cursor: Cursor, what: str) -> bytes | None:
+    size = cursor.varint(f"{what} length")
+    return None if size < 0 else cursor.take(size, what).tobytes()
+
+
+def _decode_headers(cursor: Cursor) -> tuple[Header, ...]:
+    count = cursor.varint("header count")
+    if count < 0 or count > cursor.remaining:
+        raise cursor.fail(f"{count} headers in {cursor.remaining} bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        size = cursor.varint("header key length")
+        key = cursor.take(size, "header key").tobytes().decode("utf-8", "replace")
+        headers.append((key, _nullable_bytes(cursor, "header value")))
+    return tuple(headers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One entry's own fields, before a wrapper's value is opened."""
+    """The fields of one entry of magic 0 or 1, before a wrapper's value is opened."""
 
     offset: int
     magic: int
@@ -199,10 +374,18 @@ class _Message:
 def decode_legacy_entry(
     view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
-    """The entry of magic 0 or 1 at `entry`, with the one record or those of the wrapper.
+    """Decodes an entry of magic 0 or 1: one record, or those of a wrapper.
 
-    Memory and errors: as `segment_format.record.records.iter_batches`. With `check_crcs` the inner
-    messages' own checksums are compared too, as Kafka's consumer does.
+    With `check_crcs` the checksums of inner messages are verified too, as in Kafka's consumer.
+
+    Args:
+        view: Buffer of the entry.
+        entry: The entry.
+        check_crcs: Whether to verify checksums.
+        max_batch_bytes: Limit for the decompressed bytes of a wrapper.
+
+    Raises:
+        CorruptRecordError: As `iter_batches`.
     """
     if entry.offset < 0:
         raise CorruptRecordError(f"negative offset {entry.offset}", position=entry.position)
@@ -239,13 +422,7 @@ def _read_message(view: memoryview, entry: Entry, *, check_crc: bool) -> _Messag
     cursor = Cursor(view, entry.position + LENGTH_PREFIX_SIZE, entry.stop)
     crc = cursor.i32("crc") & 0xFFFF_FFFF
     if check_crc:
-        computed = zlib.crc32(view[cursor.position : entry.stop])
-        if computed != crc:
-            raise CrcMismatchError(
-                f"stored CRC {crc:#010x}, computed {computed:#010x}",
-                position=entry.position,
-                offset=entry.offset,
-            )
+        _check_crc(zlib.crc32(view[cursor.position : entry.stop]), crc, entry)
     magic = cursor.i8("magic")
     attributes = cursor.i8("attributes")
     codec = compression_type(attributes, position=entry.position)
@@ -294,12 +471,12 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
     base = 0
     last = messages[-1].offset
     if wrapper.magic == 0 and last != wrapper.offset:
-        # No checksum covers the wrapper's offset, and bounded reads skip by it.
+        # No checksum covers the wrapper's offset, by which bounded reads skip.
         raise CorruptRecordError(
             f"the last inner offset is {last}, where the wrapper says {wrapper.offset}"
         )
     if wrapper.magic == 1:
-        # Some librdkafka versions produced wrappers with offset 0; their inner offsets stand alone.
+        # Some versions of librdkafka wrote wrappers with offset 0 and absolute inner offsets.
         if last <= wrapper.offset:
             base = wrapper.offset - last
         elif wrapper.offset != 0:
@@ -310,8 +487,7 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
 
 
 def _inner_entries(content: memoryview) -> Iterable[Entry]:
-    # Kafka ends the set silently at a cut last entry: brokers of that time cut fetched sets
-    # anywhere.
+    # Kafka ignores a cut last entry: brokers of that time cut fetched sets anywhere.
     entries = iter_entries(content)
     try:
         for entry in entries:
@@ -329,7 +505,7 @@ def _record(message: _Message, offset: int, wrapper: _Message) -> Record:
         timestamp, timestamp_type = wrapper.timestamp, wrapper.timestamp_type
     else:
         timestamp = message.timestamp
-        # A wrapper of magic 0 has no type to hand down.
+        # A wrapper of magic 0 has no timestamp type.
         timestamp_type = wrapper.timestamp_type if wrapper.magic else message.timestamp_type
     return Record(
         offset=wrap_i64(offset),
@@ -343,210 +519,16 @@ def _record(message: _Message, offset: int, wrapper: _Message) -> Record:
     )
 
 
-__all__ = ["DecodedBatch", "Header", "Record", "iter_batches"]
-
-_MIN_RECORD_SIZE = 7
-
-
-def iter_batches(
-    buffer: BytesLike,
-    *,
-    check_crcs: bool = True,
-    max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES,
-) -> Iterator[DecodedBatch]:
-    """Every entry of a log with all its records; control batches and empty ones too.
-
-    Memory: one batch at a time. Its objects take up to about 50 times its uncompressed bytes (a
-    record of seven bytes becomes a `Record`); no count or length in the data is believed before its
-    bytes are seen. Decompression: see `segment_format.record.compression.decompress`.
-
-    Args:
-        buffer: Whole entries, one after the other, as they stand in a `.log`.
-        check_crcs: Whether each entry's checksum is compared with its bytes.
-        max_batch_bytes: Most bytes that one entry may decompress to.
-
-    Yields:
-        The entries in order.
-
-    Raises:
-        TruncatedBatchError: The buffer ends inside an entry.
-        CrcMismatchError: A stored checksum is not that of the bytes.
-        CorruptRecordError: Anything else that Kafka's consumer would refuse; with its subclasses
-            UnsupportedMagicError, UnsupportedCompressionError and DecompressionError. `position` is
-            that of the entry in `buffer`, or of the byte concerned where the entry is not
-            compressed.
-    """
-    view = byte_view(buffer)
-    for entry in iter_entries(view):
-        if entry.magic == MAGIC_2:
-            yield _decode_batch(view, entry, check_crcs, max_batch_bytes)
-        else:
-            yield decode_legacy_entry(
-                view, entry, check_crcs=check_crcs, max_batch_bytes=max_batch_bytes
-            )
-
-
-def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
-    """Compares a batch's checksum with its bytes.
-
-    Args:
-        view: What the entry's positions count in.
-        entry: A whole batch of magic 2.
-        header: Its header.
-
-    Raises:
-        CrcMismatchError: They differ.
-    """
-    computed = crc32c(view[entry.position + CRC_START : entry.stop])
-    if computed != header.crc:
-        raise CrcMismatchError(
-            f"stored CRC {header.crc:#010x}, computed {computed:#010x}",
-            position=entry.position,
-            offset=header.base_offset,
-        )
-
-
-def _decode_batch(
-    view: memoryview, entry: Entry, check_crcs: bool, max_batch_bytes: int
-) -> DecodedBatch:
-    header = RecordBatchHeader.from_bytes(view, entry.position)
-    if check_crcs:
-        require_crc(view, entry, header)
-    codec = compression_type(header.attributes, position=entry.position)
-    header.require_record_count(entry.position)
-    records: tuple[Record, ...] = ()
-    if header.record_count:
-        payload = view[entry.position + HEADER_SIZE : entry.stop]
-        try:
-            content = decompress(codec, payload, max_output_bytes=max_batch_bytes)
-        except SegmentFormatError as error:
-            raise error.at(entry.position, header.base_offset) from error
-        origin = None if codec else entry.position + HEADER_SIZE
-        records = _decode_records(byte_view(content), header, entry.position, origin)
-    return DecodedBatch(
-        position=entry.position,
-        size=entry.size,
-        magic=header.magic,
-        base_offset=header.base_offset,
-        last_offset=header.last_offset,
-        crc=header.crc,
-        compression_type=codec,
-        timestamp_type=header.timestamp_type,
-        max_timestamp=header.max_timestamp,
-        leader_epoch=header.partition_leader_epoch,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        is_transactional=header.is_transactional,
-        is_control_batch=header.is_control_batch,
-        delete_horizon=header.base_timestamp if header.has_delete_horizon else None,
-        records=records,
-    )
-
-
-def _decode_records(
-    content: memoryview, header: RecordBatchHeader, position: int, origin: int | None
-) -> tuple[Record, ...]:
-    """The records of a batch, `content` being their uncompressed bytes.
-
-    Errors name a byte of the log where there is one (`origin`: log position of `content`), else the
-    batch (`position`).
-    """
-    cursor = Cursor(content, origin=origin or 0)
-    records: list[Record] = []
-    least = header.base_offset
-    try:
-        for _ in range(header.record_count):
-            start = cursor.position
-            record = _decode_record(cursor, header)
-            require_offset(record.offset, least, header, cursor.origin + start)
-            least = record.offset + 1
-            records.append(record)
-        if cursor.remaining:
-            raise cursor.fail(
-                f"{cursor.remaining} bytes left after the {header.record_count} records"
-            )
-    except CorruptRecordError as error:
-        where = position if origin is None else error.position
-        raise error.at(where, header.base_offset) from error
-    return tuple(records)
-
-
-def require_offset(offset: int, least: int, header: RecordBatchHeader, position: int) -> None:
-    """Checks that a record's offset ascends and is not above its batch's last offset.
-
-    Args:
-        offset: Of the record.
-        least: One past the offset of the record before it, or the batch's base offset.
-        header: Of the batch.
-        position: First byte of the record.
-
-    Raises:
-        CorruptRecordError: It does not.
-    """
-    if not least <= offset <= header.last_offset:
-        text = record_offset_message(offset, least, header.last_offset)
-        raise CorruptRecordError(text, position=position)
-
-
-def _decode_record(cursor: Cursor, header: RecordBatchHeader) -> Record:
-    size = cursor.varint("record length")
-    if size < _MIN_RECORD_SIZE - 1 or size > cursor.remaining:
-        raise cursor.fail(f"record of {size} bytes, {cursor.remaining} left")
-    body = Cursor(cursor.view, cursor.position, cursor.position + size, origin=cursor.origin)
-    cursor.position += size
-    body.i8("record attributes")
-    timestamp_delta = body.varlong("timestamp delta")
-    offset_delta = body.varint("offset delta")
-    key = _nullable_bytes(body, "key")
-    value = _nullable_bytes(body, "value")
-    headers = _decode_headers(body)
-    if body.remaining:
-        raise body.fail(f"{body.remaining} bytes of the record are not used")
-    return Record(
-        offset=wrap_i64(header.base_offset + offset_delta),
-        timestamp=header.timestamp_of(timestamp_delta),
-        timestamp_type=header.timestamp_type,
-        key=key,
-        value=value,
-        headers=headers,
-        sequence=increment_sequence(header.base_sequence, offset_delta)
-        if header.base_sequence >= 0
-        else -1,
-        leader_epoch=header.partition_leader_epoch if header.partition_leader_epoch >= 0 else None,
-    )
-
-
-def _nullable_bytes(cursor: Cursor, what: str) -> bytes | None:
-    size = cursor.varint(f"{what} length")
-    return None if size < 0 else cursor.take(size, what).tobytes()
-
-
-def _decode_headers(cursor: Cursor) -> tuple[Header, ...]:
-    count = cursor.varint("header count")
-    if count < 0 or count > cursor.remaining:
-        raise cursor.fail(f"{count} headers in {cursor.remaining} bytes")
-    headers: list[Header] = []
-    for _ in range(count):
-        size = cursor.varint("header key length")
-        key = cursor.take(size, "header key").tobytes().decode("utf-8", "replace")
-        headers.append((key, _nullable_bytes(cursor, "header value")))
-    return tuple(headers)
-
-
-_MIN_BODY_SIZE = 6
-
-
 @dataclass(frozen=True, slots=True)
 class EntryTimes:
-    """The records of one entry.
+    """Offsets and timestamps of the records of one entry.
 
     Attributes:
         position: First byte of the entry in the buffer.
         base_offset: Its first offset.
-        last_offset: Its last offset.
+        last_offset: Its last offset, inclusive.
         times: Offset and timestamp, in milliseconds, of each record; empty if all of them are
-            dated before the wanted time.
+            dated before the requested time.
     """
 
     position: int
@@ -558,27 +540,34 @@ class EntryTimes:
 def iter_record_times(
     buffer: BytesLike, *, dated_from_ms: int, max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
 ) -> Iterator[EntryTimes]:
-    """Offsets and timestamps of the records of each entry; markers too.
+    """Yields offsets and timestamps of the records of each entry, markers included.
 
-    Checks what it steps over by the batch's checksum and the records' lengths only.
+    Keys, values and headers are skipped by the records' lengths and verified by checksum only.
 
     Args:
         buffer: Whole entries, one after the other, as in a `.log`.
-        dated_from_ms: Records of batches that state an earlier largest timestamp are skipped.
-        max_batch_bytes: Most bytes that one entry may decompress to.
+        dated_from_ms: Batches that state a smaller largest timestamp are not opened.
+        max_batch_bytes: Limit for the decompressed bytes of one entry.
 
     Yields:
         The entries in order.
 
     Raises:
-        SegmentFormatError: As `iter_batches` does.
+        SegmentFormatError: As `iter_batches` does; `position` is that of the entry.
     """
     view = byte_view(buffer)
     for entry in iter_entries(view):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(view, entry.position)
             require_crc(view, entry, header)
-            times = tuple(_of_batch(view, entry, header, dated_from_ms, max_batch_bytes))
+            compression_type(header.attributes, position=entry.position)
+            header.require_record_count(entry.position)
+            times: tuple[tuple[int, int], ...] = ()
+            if not header.is_dated_before(dated_from_ms):
+                try:
+                    times = _read_records(view, entry, header, max_batch_bytes, _read_time)
+                except SegmentFormatError as error:
+                    raise error.at(entry.position, header.base_offset) from error
             yield EntryTimes(entry.position, header.base_offset, header.last_offset, times)
         else:
             legacy = decode_legacy_entry(
@@ -588,45 +577,9 @@ def iter_record_times(
             yield EntryTimes(entry.position, legacy.base_offset, legacy.last_offset, times)
 
 
-def _of_batch(
-    view: memoryview,
-    entry: Entry,
-    header: RecordBatchHeader,
-    dated_from_ms: int,
-    max_batch_bytes: int,
-) -> Iterator[tuple[int, int]]:
-    codec = compression_type(header.attributes, position=entry.position)
-    header.require_record_count(entry.position)
-    if header.is_dated_before(dated_from_ms) or not header.record_count:
-        return
-    try:
-        payload = view[entry.position + HEADER_SIZE : entry.stop]
-        cursor = Cursor(byte_view(decompress(codec, payload, max_output_bytes=max_batch_bytes)))
-        least = header.base_offset
-        for _ in range(header.record_count):
-            offset_delta, timestamp_delta = _deltas(cursor)
-            offset = wrap_i64(header.base_offset + offset_delta)
-            require_offset(offset, least, header, entry.position)
-            least = offset + 1
-            yield offset, header.timestamp_of(timestamp_delta)
-        if cursor.remaining:
-            raise cursor.fail(
-                f"{cursor.remaining} bytes left after the {header.record_count} records"
-            )
-    except SegmentFormatError as error:
-        raise error.at(entry.position, header.base_offset) from error
-
-
-def _deltas(cursor: Cursor) -> tuple[int, int]:
-    """Offset and timestamp delta of the next record, which is stepped over."""
-    size = cursor.varint("record length")
-    stop = cursor.position + size
-    if size < _MIN_BODY_SIZE or size > cursor.remaining:
-        raise cursor.fail(f"record of {size} bytes, {cursor.remaining} left")
-    cursor.position += 1  # attributes
-    timestamp_delta = cursor.varlong("timestamp delta")
-    offset_delta = cursor.varint("offset delta")
-    if cursor.position > stop:
-        raise CorruptRecordError("the deltas run past the record's end", position=cursor.position)
-    cursor.position = stop
-    return offset_delta, timestamp_delta
+def _read_time(cursor: Cursor, header: RecordBatchHeader) -> tuple[int, tuple[int, int]]:
+    body = _read_body(cursor)
+    body.i8("record attributes")
+    timestamp_delta = body.varlong("timestamp delta")
+    offset = wrap_i64(header.base_offset + body.varint("offset delta"))
+    return offset, (offset, header.timestamp_of(timestamp_delta))

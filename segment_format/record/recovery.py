@@ -1,19 +1,15 @@
-"""The whole batches at the front of a log file that may end anywhere: in a torn batch, in zeros
-that were allocated ahead, or in what a crash left of pages that were never flushed.
+"""Walks the batch headers of a log file: its last offset, its timestamps, its intact batches.
 
-What counts as whole is what Kafka's recovery keeps: a batch of at least its header, entirely there,
-whose CRC-32C is that of its bytes. Beyond that, offsets must ascend from the segment's base, as no
-checksum covers them. The log ends before the first batch that is not whole, whatever follows.
+`last_offset` finds where a complete log ends. No checksum covers a batch's base offset and no file
+states the end of a log, so the checksum of the last batch is verified, and its base offset is
+compared with the batch before it and with the time index.
+
+`WholeBatches` reads a log that may end anywhere: in a torn batch, in zeros that were allocated
+ahead, or in pages that were never flushed. Like Kafka's recovery it keeps complete batches with a
+matching CRC-32C; offsets must also ascend from the segment's base. The log ends before the
+first batch that fails.
 
 Source: `LogSegment.recover`, `LogLoader.recoverLog`, `DefaultRecordBatch.ensureValid` in Kafka.
-
-Largest timestamps of batches from an offset on, from the headers of a log file alone.
-
-The last offset of a log file, from the headers of its last batches.
-
-No checksum covers a batch's base offset, and no other file states where a log ends. So the last
-batch's checksum is compared, and its base offset is compared with the batch before it and with the
-time index.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -32,75 +28,94 @@ from segment_format.errors import (
     TruncatedBatchError,
     UnsupportedMagicError,
 )
-from segment_format.index.transaction_replay import marker_of
 from segment_format.record.batch_header import CRC_START, HEADER_SIZE, MAGIC_2, RecordBatchHeader
 from segment_format.record.compression import DEFAULT_MAX_BATCH_BYTES
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, Entry, read_prefix
 from segment_format.record.records import decode_legacy_entry, iter_batches, require_crc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Read = Callable[[int, int], bytes | memoryview]
     from segment_format.record.control_record import ControlRecordType
 
+    Read: TypeAlias = Callable[[int, int], bytes | memoryview]
 
 WINDOW_BYTES: Final = 64 << 10
-"""Fetched at once; larger batches are stepped over."""
-
-_V2_LAST_OFFSET_DELTA: Final = struct.Struct(">i")
-_V2_MAX_TIMESTAMP: Final = struct.Struct(">q")
+"""Bytes read at once where batches are stepped over."""
+RECOVERY_WINDOW_BYTES: Final = 4 << 20
+"""Bytes read at once where checksums are verified; bounds the memory, whatever a batch states."""
+_MAX_MARKER_BYTES: Final = 64 << 10
+_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
+_LAST_OFFSET_DELTA: Final = struct.Struct(">i")
+_MAX_TIMESTAMP: Final = struct.Struct(">q")
 _V2_DELTA_POSITION: Final = 23
 _V2_TIMESTAMP_POSITION: Final = 35
 _V1_TIMESTAMP_POSITION: Final = 18
-_HEAD_BYTES: Final = _V2_TIMESTAMP_POSITION + _V2_MAX_TIMESTAMP.size
+_HEAD_BYTES: Final = _V2_TIMESTAMP_POSITION + _MAX_TIMESTAMP.size
 
 
-def max_timestamps_from(
-    read: Callable[[int, int], bytes | memoryview], size: int, position: int, offset: int
-) -> Iterator[int]:
-    """Yields the largest timestamp, in milliseconds, of the first batch that ends at `offset` or
-    later, and of each batch after it.
+class _Window:
+    """The bytes of a file that were read last."""
 
-    Yields nothing if the first of them begins after `offset` or is of message format 0. Stops at
-    bytes that are not a batch.
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self._size = size
+        self._data = memoryview(b"")
+        self._start = 0
+
+    def bytes_from(self, start: int, stop: int, *, read_ahead: int = WINDOW_BYTES) -> memoryview:
+        """Returns bytes from `start` to at least `stop`, or to the end of the file.
+
+        Args:
+            start: First byte.
+            stop: End of the bytes needed, exclusive.
+            read_ahead: Bytes to read if they are not in memory.
+        """
+        stop = min(stop, self._size)
+        if not self._start <= start <= stop <= self._start + len(self._data):
+            end = min(max(stop, start + read_ahead), self._size)
+            self._data = memoryview(self._read(start, end))
+            self._start = start
+        return self._data[start - self._start :]
+
+
+def max_timestamps_from(read: Read, size: int, position: int, offset: int) -> Iterator[int]:
+    """Yields the largest timestamp, in milliseconds, of each batch from an offset on.
+
+    The first batch is the first one that ends at `offset` or later. Yields nothing if that batch
+    begins after `offset` or is of message format 0. Stops at bytes that are not a batch.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
-        size: Of that file, in bytes.
-        position: Where to begin: 0, or the position of a batch.
-        offset: What the first batch must reach.
+        size: Size of that file, in bytes.
+        position: Position to begin at: 0, or the position of a batch.
+        offset: Offset that the first batch must reach.
     """
-    window, window_start = memoryview(b""), position
+    window = _Window(read, size)
     is_reached = False
     while position < size:
-        if min(position + _HEAD_BYTES, size) > window_start + len(window):
-            window_start = position
-            window = memoryview(read(position, min(position + WINDOW_BYTES, size)))
-        head = window[position - window_start :][:_HEAD_BYTES]
+        head = window.bytes_from(position, position + _HEAD_BYTES)[:_HEAD_BYTES]
         try:
             entry = read_prefix(head, at=position)
         except SegmentFormatError:
             return
-        if entry.stop > size or (entry.magic == 2 and len(head) < _HEAD_BYTES):
+        if entry.stop > size or (entry.magic == MAGIC_2 and len(head) < _HEAD_BYTES):
             return
         last = entry.offset
-        if entry.magic == 2:
-            last += _V2_LAST_OFFSET_DELTA.unpack_from(head, _V2_DELTA_POSITION)[0]
+        if entry.magic == MAGIC_2:
+            last += _LAST_OFFSET_DELTA.unpack_from(head, _V2_DELTA_POSITION)[0]
         if is_reached or last >= offset:
-            # Entries of formats 0 and 1 name their last message, so they hold lower offsets.
+            # Entries of formats 0 and 1 state their last offset, so they contain lower ones.
             if not is_reached and (
-                entry.magic == 0 or (entry.magic == 2 and entry.offset > offset)
+                entry.magic == 0 or (entry.magic == MAGIC_2 and entry.offset > offset)
             ):
                 return
             is_reached = True
             if entry.magic > 0:
-                at = _V2_TIMESTAMP_POSITION if entry.magic == 2 else _V1_TIMESTAMP_POSITION
-                yield int(_V2_MAX_TIMESTAMP.unpack_from(head, at)[0])
+                field = _V2_TIMESTAMP_POSITION if entry.magic == MAGIC_2 else _V1_TIMESTAMP_POSITION
+                yield int(_MAX_TIMESTAMP.unpack_from(head, field)[0])
         position = entry.stop
-
-
-"""Fetched at once; batches that run past a window are stepped over, not fetched."""
 
 
 @dataclass(slots=True)
@@ -108,12 +123,12 @@ class _Walk:
     """State between two entries.
 
     Attributes:
-        least: Least offset that the next entry may have.
-        has_holes: Whether offsets are missing in or between the entries seen, as after compaction.
-        is_counting: Whether the entry before the next one was seen.
+        next_offset: Smallest offset that the next entry may have.
+        has_holes: Whether offsets are missing in or between the entries read, as after compaction.
+        is_counting: Whether the entry before the next one was read.
     """
 
-    least: int
+    next_offset: int
     has_holes: bool = False
     is_counting: bool = False
 
@@ -127,13 +142,13 @@ def last_offset(
     indexed: int | None = None,
     newest: int | None = None,
 ) -> int:
-    """Last offset of the last batch; compaction may have removed that record.
+    """Returns the last offset of the last batch; compaction may have removed that record.
 
     Args:
         read: Returns bytes [start, stop) of a whole log file, as the broker wrote it.
-        size: Of that file, in bytes.
-        position: Where to begin, a batch border; 0 or one that the offset index names.
-        base_offset: Of the segment; no batch has a smaller offset.
+        size: Size of that file, in bytes.
+        position: Batch border to begin at: 0 or a position in the offset index.
+        base_offset: Base offset of the segment.
         indexed: Last offset that the offset index has for `position`.
         newest: Offset of the time index's last entry, if it has one.
 
@@ -141,8 +156,8 @@ def last_offset(
         TruncatedBatchError: The log is empty, or its last batch is not complete.
         UnsupportedMagicError: Magic other than 0, 1, 2.
         CrcMismatchError: The last batch's checksum is wrong.
-        CorruptRecordError: A size below the least, offsets that do not ascend, or a last batch
-            whose base offset seems to have a flipped bit.
+        CorruptRecordError: A size is below the minimum, offsets do not ascend, or the base offset
+            of the last batch seems to have a flipped bit.
     """
     if position >= size:
         raise TruncatedBatchError(f"no batch in a log of {size} bytes", position=position)
@@ -157,11 +172,11 @@ def last_offset(
     whole = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
     first, last, is_dense = _checked_offsets(whole, entry)
     if position > 0 and entry.position == position and last != indexed:
-        # The batches before this one decide which of the index and the batch is right.
+        # The batches before this one show whether the index or the batch is wrong.
         return last_offset(read, size, base_offset=base_offset, newest=newest)
-    if first < walk.least:
+    if first < walk.next_offset:
         raise CorruptRecordError(
-            f"offset {first} follows offset {walk.least - 1}", position=entry.position
+            f"offset {first} follows offset {walk.next_offset - 1}", position=entry.position
         )
     if entry.position > position or position == 0:
         walk.has_holes |= not is_dense
@@ -170,40 +185,36 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Steps over all entries but the last; returns it with the bytes that are in memory of it."""
-    window, window_start = memoryview(b""), position
+    """Steps over all entries but the last; returns it and those of its bytes that were read."""
+    window = _Window(read, size)
     while True:
-        # The smallest legacy entry is shorter than the header of a batch.
-        if min(position + HEADER_SIZE, size) > window_start + len(window):
-            window_start = position
-            window = memoryview(read(position, min(position + WINDOW_BYTES, size)))
-        head = window[position - window_start :]
+        head = window.bytes_from(position, position + HEADER_SIZE)
         entry = read_prefix(head[:ENTRY_PREFIX_SIZE], at=position)
         if entry.stop >= size:
             return entry, head
-        walk.least = _step_over(walk, head, entry) + 1
+        walk.next_offset = _step_over(walk, head, entry) + 1
         position = entry.stop
 
 
 def _step_over(walk: _Walk, head: memoryview, entry: Entry) -> int:
-    """Last offset of an entry that is not the log's last; notes whether offsets are missing."""
-    if entry.magic != MAGIC_2:  # a wrapper states the offset of its last message alone
-        if entry.offset < walk.least:
-            text = f"offset {entry.offset} follows offset {walk.least - 1}"
+    """Returns the last offset of an entry before the last; records whether offsets are missing."""
+    if entry.magic != MAGIC_2:  # a wrapper states only the offset of its last message
+        if entry.offset < walk.next_offset:
+            text = f"offset {entry.offset} follows offset {walk.next_offset - 1}"
             raise CorruptRecordError(text, position=entry.position)
         return entry.offset
     header = RecordBatchHeader.from_bytes(head)
-    if header.base_offset < walk.least:
-        text = f"offset {header.base_offset} follows offset {walk.least - 1}"
+    if header.base_offset < walk.next_offset:
+        text = f"offset {header.base_offset} follows offset {walk.next_offset - 1}"
         raise CorruptRecordError(text, position=entry.position)
     is_dense = header.record_count == header.last_offset_delta + 1
-    walk.has_holes |= not is_dense or (walk.is_counting and header.base_offset > walk.least)
+    walk.has_holes |= not is_dense or (walk.is_counting and header.base_offset > walk.next_offset)
     walk.is_counting = True
     return header.last_offset
 
 
 def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
-    """First and last offset of an entry whose checksum is right, and whether it has all between."""
+    """Verifies a checksum; returns first offset, last offset and whether all between exist."""
     here = Entry(0, entry.size, entry.offset, entry.magic)
     try:
         if entry.magic == MAGIC_2:
@@ -223,20 +234,20 @@ def _checked_offsets(data: memoryview, entry: Entry) -> tuple[int, int, bool]:
 def _require_plausible(
     first: int, last: int, walk: _Walk, newest: int | None, entry: Entry
 ) -> None:
-    """Raises if offsets are missing before the last batch, and the time index names one that is in
-    no batch, or one flipped bit explains the gap.
+    """Checks a gap of offsets before the last batch.
 
-    Compaction leaves such gaps as well. The time index usually names the last batch; without it,
-    other holes in the log show that it was compacted.
+    Raises if the time index names an offset that is in no batch, or if one flipped bit explains the
+    gap. Compaction leaves gaps as well: a time index that names the last batch, or other holes in
+    the log, show it.
     """
-    gap = first - walk.least
+    gap = first - walk.next_offset
     if gap <= 0:
         return
-    if newest is not None and (newest > last or walk.least <= newest < first):
+    if newest is not None and (newest > last or walk.next_offset <= newest < first):
         raise CorruptRecordError(
-            f"the last batch has offsets {first} to {last} and follows offset {walk.least - 1},"
-            f" but the time index ends with offset {newest}: one of them is damaged, or the log"
-            " was cut",
+            f"the last batch has offsets {first} to {last} and follows offset"
+            f" {walk.next_offset - 1}, but the time index ends with offset {newest}: one of them is"
+            " damaged, or the log was cut",
             position=entry.position,
             offset=first,
         )
@@ -245,21 +256,15 @@ def _require_plausible(
     names_batch = newest is not None and last - gap < newest
     if not (names_batch or walk.has_holes):
         raise CorruptRecordError(
-            f"the last batch begins at offset {first}, and {walk.least} would follow the batch"
-            " before it: one bit of its offset, which no checksum covers, may be wrong",
+            f"the last batch begins at offset {first}, and {walk.next_offset} would follow the"
+            " batch before it: one bit of its offset, which no checksum covers, may be wrong",
             position=entry.position,
             offset=first,
         )
 
 
-RECOVERY_WINDOW_BYTES: Final = 4 << 20
-"""Read at once, and the most that is held, however long a batch says it is."""
-_MAX_MARKER_BYTES: Final = 64 << 10
-_MAX_RELATIVE_OFFSET: Final = 2**31 - 1
-
-
 def _crc32c(data: memoryview, crc: int) -> int:
-    """Goes on with a CRC-32C, as `zlib.crc32` does with the other one."""
+    """Continues a CRC-32C with more bytes, as `zlib.crc32` does for CRC-32."""
     return int(google_crc32c.extend(crc, np.frombuffer(data, dtype=np.uint8)))
 
 
@@ -269,7 +274,8 @@ class WholeBatch:
 
     Attributes:
         position: First byte in the file.
-        marker: How a control batch ends its transaction; `None` for any other.
+        header: Its header.
+        marker: ABORT or COMMIT if a control batch ends a transaction, else `None`.
     """
 
     position: int
@@ -278,31 +284,30 @@ class WholeBatch:
 
     @property
     def stop(self) -> int:
-        """Position after it."""
+        """Position after the batch."""
         return self.position + self.header.size_in_bytes
 
 
 class WholeBatches:
-    """Goes over a log file once.
+    """Iterates once over the intact batches of a log file.
 
     Args:
-        read: Gives bytes [start, stop) of the file.
-        size: Of the file, in bytes.
-        base_offset: Of the segment.
-        position: Where to begin, a batch border.
-        stop_offset: Where to end: at the first batch that begins there or behind.
-        check_crcs: Whether checksums are looked at; without, batches are stepped over.
+        read: Returns bytes [start, stop) of the file.
+        size: Size of the file, in bytes.
+        base_offset: Base offset of the segment.
+        position: Batch border to begin at.
+        stop_offset: Ends before the first batch whose base offset is at or above it.
+        check_crcs: Whether to verify checksums; if not, the records are not read.
 
     Attributes:
-        position: One past the last whole batch seen.
-        next_offset: One past its last offset.
-        problem: Why the file is not whole from there on; empty when it is, or was not looked at to
-            its end.
+        position: Position after the last intact batch.
+        next_offset: Offset after its last offset.
+        problem: Why the file is damaged at `position`; empty if it is not, or was not read so far.
     """
 
     def __init__(
         self,
-        read: Callable[[int, int], bytes | memoryview],
+        read: Read,
         size: int,
         base_offset: int,
         *,
@@ -310,22 +315,20 @@ class WholeBatches:
         stop_offset: int | None = None,
         check_crcs: bool,
     ) -> None:
-        self._read = read
+        self._window = _Window(read, size)
         self._size = size
         self._base_offset = base_offset
         self._stop_offset = stop_offset
         self._check_crcs = check_crcs
-        self._window = memoryview(b"")
-        self._window_start = 0
         self.position = position
         self.next_offset = base_offset
         self.problem = ""
 
     def __iter__(self) -> Iterator[WholeBatch]:
-        """The batches in order.
+        """Yields the batches in order.
 
         Raises:
-            UnsupportedMagicError: A message of format 0 or 1, which has no leader epoch.
+            UnsupportedMagicError: The log has a message of format 0 or 1, without a leader epoch.
         """
         while self.position < self._size:
             try:
@@ -345,50 +348,53 @@ class WholeBatches:
             yield batch
 
     def _batch(self) -> WholeBatch:
-        at = self.position
-        left = self._size - at
-        head = self._bytes(at, min(at + HEADER_SIZE, self._size))
-        if len(head) < HEADER_SIZE and len(head) < ENTRY_PREFIX_SIZE:
-            raise CorruptRecordError(f"{left} bytes are no batch")
-        if not any(head):
-            raise CorruptRecordError("zeros, which are no record")
-        try:
-            entry = read_prefix(head[:ENTRY_PREFIX_SIZE], at=at)
-        except UnsupportedMagicError as error:
-            raise CorruptRecordError(error.message) from None
+        position, left = self.position, self._size - self.position
+        head = self._bytes(position, min(position + HEADER_SIZE, self._size))
+        entry = self._entry(head)
         if entry.size > left:
-            raise CorruptRecordError(f"a batch of {entry.size} bytes, of which {left} are there")
+            raise CorruptRecordError(f"a batch of {entry.size} bytes, of which {left} exist")
         if entry.magic != MAGIC_2:
-            if self._check_crcs and not self._is_old_message(at, entry.size):
-                raise CorruptRecordError(f"a batch of format {entry.magic} that is none")
+            if self._check_crcs and not self._is_old_message(entry):
+                raise CorruptRecordError(f"a message of format {entry.magic} with a wrong checksum")
             raise UnsupportedMagicError(
                 f"a message of format {entry.magic}, which has no leader epoch, is not supported in"
                 " a log that must be recovered",
-                position=at,
+                position=position,
                 offset=entry.offset,
             )
         header = RecordBatchHeader.from_bytes(head)
         if header.base_offset < self.next_offset:
             raise CorruptRecordError(
-                f"a batch of offset {header.base_offset} where {self.next_offset} is the least"
+                f"a batch of offset {header.base_offset} after offset {self.next_offset - 1}"
             )
         if header.last_offset - self._base_offset > _MAX_RELATIVE_OFFSET:
             raise CorruptRecordError(f"offset {header.last_offset} is too far from the base")
-        if self._check_crcs and self._crc(_crc32c, at + CRC_START, at + entry.size) != header.crc:
-            raise CorruptRecordError("a batch whose checksum is not that of its bytes")
+        if self._check_crcs and self._crc(_crc32c, position + CRC_START, entry.stop) != header.crc:
+            raise CorruptRecordError("a batch whose checksum does not match its bytes")
         marker = None
         if header.is_control_batch and entry.size <= _MAX_MARKER_BYTES:
-            data = self._bytes(at, at + entry.size)
+            data = self._bytes(position, entry.stop)
             marker = marker_of(next(iter_batches(data, check_crcs=False)))
-        return WholeBatch(at, header, marker)
+        return WholeBatch(position, header, marker)
 
-    def _is_old_message(self, at: int, size: int) -> bool:
-        """Whether the checksum of format 0 and 1 fits: a flipped bit makes no such message."""
-        start = at + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte, too
-        if size < start + 1 - at:
+    def _entry(self, head: memoryview) -> Entry:
+        """Returns the entry that begins with `head`."""
+        if len(head) < ENTRY_PREFIX_SIZE:
+            raise CorruptRecordError(f"{len(head)} bytes are no batch")
+        if not any(head):
+            raise CorruptRecordError("zeros, which are no record")
+        try:
+            return read_prefix(head[:ENTRY_PREFIX_SIZE], at=self.position)
+        except UnsupportedMagicError as error:
+            raise CorruptRecordError(error.message) from None
+
+    def _is_old_message(self, entry: Entry) -> bool:
+        """Returns whether the checksum of format 0 and 1 matches, so no flipped bit made it."""
+        start = entry.position + ENTRY_PREFIX_SIZE - 1  # the checksum covers the magic byte
+        if entry.stop < start + 1:
             return False
         stored = int.from_bytes(self._bytes(start - 4, start), "big")
-        return self._crc(zlib.crc32, start, at + size) == stored
+        return self._crc(zlib.crc32, start, entry.stop) == stored
 
     def _crc(self, extend: Callable[[memoryview, int], int], start: int, stop: int) -> int:
         crc = 0
@@ -399,11 +405,6 @@ class WholeBatches:
         return crc
 
     def _bytes(self, start: int, stop: int) -> memoryview:
-        low, high = self._window_start, self._window_start + len(self._window)
-        if not low <= start <= stop <= high:
-            end = min(max(stop, start + RECOVERY_WINDOW_BYTES), self._size)
-            if not self._check_crcs and stop - start <= HEADER_SIZE:
-                end = min(start + (64 << 10), self._size)  # bodies are stepped over
-            self._window = memoryview(self._read(start, end))
-            self._window_start = low = start
-        return self._window[start - low : stop - low]
+        is_header = not self._check_crcs and stop - start <= HEADER_SIZE
+        ahead = WINDOW_BYTES if is_header else RECOVERY_WINDOW_BYTES
+        return self._window.bytes_from(start, stop, read_ahead=ahead)[: stop - start]

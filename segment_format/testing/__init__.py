@@ -1,8 +1,8 @@
-"""Writes Kafka's bytes without Kafka: batches, whole logs with their side files, remote tiers.
+"""Writes Kafka's bytes without Kafka: batches, logs with their side files, remote tiers.
 
-For tests, demonstrations and benchmarks of anything that reads tiered segments. It shares no
-layout and no parser with the rest of `segment_format`, so that reader and writer can check each
-other. `segment_format.testing.strategies` has hypothesis strategies on top of it.
+For tests of software that reads tiered segments, such as layout plug-ins. `LogBuilder` builds a
+log with its expected rows, `AivenTierWriter` and `LocalTierWriter` write it to a tier. It shares no
+layout and no parser with the rest of `segment_format`, so each checks the other.
 """
 
 from segment_format.testing.batches import (
@@ -21,7 +21,6 @@ from segment_format.testing.batches import (
     write_control_batch,
     write_empty_batch,
 )
-from segment_format.testing.foreign import foreign_compressors
 from segment_format.testing.legacy import write_message_set
 from segment_format.testing.log_builder import (
     READ_COMMITTED,
@@ -48,11 +47,6 @@ from segment_format.testing.tiers import (
     LocalTierWriter,
     WrittenSegment,
 )
-from segment_format.testing.uniform import (
-    UniformBatches,
-    uniform_segment,
-    write_uniform_batches,
-)
 
 __all__ = [
     "ABORT",
@@ -77,12 +71,9 @@ __all__ = [
     "SegmentFiles",
     "SimpleRecord",
     "Transaction",
-    "UniformBatches",
     "WrittenSegment",
     "compress",
-    "foreign_compressors",
     "frame_batch",
-    "uniform_segment",
     "write_batch",
     "write_control_batch",
     "write_empty_batch",
@@ -92,5 +83,4 @@ __all__ = [
     "write_producer_snapshot",
     "write_time_index",
     "write_transaction_index",
-    "write_uniform_batches",
 ]

@@ -1,4 +1,4 @@
-"""Record batches of magic 2, written field by field.
+"""Writes record batches of magic 2 field by field.
 
     pos  size  field                          pos  size  field
       0     8  baseOffset                      27     8  baseTimestamp
@@ -10,16 +10,9 @@
      23     4  lastOffsetDelta                 61     -  records, compressed as one stream
 
 Attributes: bits 0-2 codec, 3 LogAppendTime, 4 transactional, 5 control, 6 delete horizon.
-Source: `org.apache.kafka.common.record.DefaultRecordBatch`, `DefaultRecord`,
-`EndTransactionMarker`.
 
-CRC-32C (Castagnoli) of record batches and producer snapshots, by the C library.
-
-Varints as Kafka writes them: 7 bits a byte, least significant first, zig-zag for signed values.
-
-Source: `org.apache.kafka.common.utils.ByteUtils`.
-
-Payload compression with the framing that the Java producer writes.
+Varints have 7 bits a byte, least significant first, zig-zag for signed values. Payloads are framed
+as by the Java producer:
 
     gzip    one RFC 1952 member, no name, no time, operating system 255
     snappy  xerial stream: 82 "SNAPPY" 00, i32 version 1, i32 compatible 1, then (i32 length, raw
@@ -27,7 +20,8 @@ Payload compression with the framing that the Java producer writes.
     lz4     LZ4 frame v1: 64 KiB independent blocks, no checksums, no content size, EndMark
     zstd    one streaming frame without a content size
 
-Source: `org.apache.kafka.common.compress.*Compression`, `Lz4BlockOutputStream`.
+Source: `DefaultRecordBatch`, `DefaultRecord`, `EndTransactionMarker`, `ByteUtils`,
+`org.apache.kafka.common.compress.*Compression`, `Lz4BlockOutputStream` in Kafka.
 """
 
 from __future__ import annotations
@@ -35,14 +29,15 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Unpack
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C of `data`, unsigned; `Some String` gives 608512271."""
+    """Returns the unsigned CRC-32C of `data`."""
     import google_crc32c
 
     return int(google_crc32c.value(data))
@@ -53,7 +48,7 @@ _INT64_MASK = (1 << 64) - 1
 
 
 def write_uvarint(value: int) -> bytes:
-    """The unsigned varint of `value`.
+    """Returns the unsigned varint of `value`.
 
     Raises:
         ValueError: `value` is negative.
@@ -69,29 +64,21 @@ def write_uvarint(value: int) -> bytes:
 
 
 def write_varint(value: int) -> bytes:
-    """The zig-zag varint of a 32-bit `value`: at most 5 bytes.
-
-    Raises:
-        ValueError: `value` does not fit 32 signed bits.
-    """
+    """Returns the zig-zag varint of a signed 32-bit value; raises ValueError for others."""
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError(f"{value} does not fit 32 bits")
     return write_uvarint(((value << 1) ^ (value >> 31)) & _INT32_MASK)
 
 
 def write_varlong(value: int) -> bytes:
-    """The zig-zag varint of a 64-bit `value`: at most 10 bytes.
-
-    Raises:
-        ValueError: `value` does not fit 64 signed bits.
-    """
+    """Returns the zig-zag varint of a signed 64-bit value; raises ValueError for others."""
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value} does not fit 64 bits")
     return write_uvarint(((value << 1) ^ (value >> 63)) & _INT64_MASK)
 
 
 CODEC_NUMBERS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""Codec name -> the number in bits 0-2 of a batch's attributes."""
+"""Numbers of the codecs in bits 0-2 of a batch's attributes."""
 
 _XERIAL_HEADER = bytes.fromhex("82534e4150505900" + "00000001" + "00000001")
 _XERIAL_BLOCK_BYTES = 32 << 10
@@ -104,28 +91,25 @@ _LZ4_END_MARK = bytes(4)
 
 
 def codec_number(codec: str) -> int:
-    """The number of the codec called `codec`.
-
-    Raises:
-        ValueError: Kafka has no codec of that name.
-    """
+    """Returns the number of a codec; raises ValueError for unknown names."""
     try:
         return CODEC_NUMBERS[codec]
     except KeyError:
-        raise ValueError(f"codec {codec!r} is none of {', '.join(CODEC_NUMBERS)}") from None
+        raise ValueError(
+            f"unknown codec {codec!r}; use one of {', '.join(CODEC_NUMBERS)}"
+        ) from None
 
 
 def compress(codec: str, payload: bytes, *, magic: int = 2) -> bytes:
-    """`payload` as the Java producer would store it.
+    """Compresses a payload as the Java producer does.
 
     Args:
         codec: none, gzip, snappy, lz4 or zstd.
         payload: The records of one batch, or the inner entries of one legacy wrapper.
-        magic: Magic of the batch; magic 0 has the old LZ4 header checksum, and magic 0 and 1 know
-            no zstd.
+        magic: Magic of the batch; magic 0 has the old LZ4 header checksum.
 
     Raises:
-        ValueError: Unknown codec, or zstd with magic 0 or 1.
+        ValueError: The codec is unknown, or zstd with magic 0 or 1.
     """
     if magic < 2 and codec == "zstd":
         raise ValueError("message sets of magic 0 and 1 cannot use zstd")
@@ -176,7 +160,7 @@ def _lz4(payload: bytes, magic: int) -> bytes:
 def _zstd(payload: bytes) -> bytes:
     import zstandard
 
-    # A streaming object does not know the size beforehand, so the frame states none: as in Java.
+    # Streamed, so the frame states no content size, as in Java.
     stream = zstandard.ZstdCompressor(level=3).compressobj()
     return stream.compress(payload) + stream.flush()
 
@@ -197,7 +181,7 @@ CONTROL_TYPES = {
     "kraft_version": 5,
     "kraft_voters": 6,
 }
-"""Control record name -> type number in its key."""
+"""Type numbers of control records, by name."""
 
 # Values of control records that end no transaction: version, fields, no tagged fields.
 _CONTROL_VALUES = {
@@ -215,14 +199,14 @@ _CRC_COVERS_FROM = 21
 
 @dataclass(frozen=True, slots=True)
 class SimpleRecord:
-    """One record before it gets a place in a log.
+    """One record before it is written to a log.
 
     Attributes:
         value: Bytes, or None for a null value (a tombstone).
-        key: Bytes, or None for a null key. Empty and null are different things.
+        key: Bytes, or None for a null key, which differs from an empty one.
         headers: (key, value) in order; keys may repeat, values may be None.
         timestamp: Milliseconds since the epoch; -1 is "no timestamp".
-        offset: Absolute offset; None means the one after the record before it.
+        offset: Absolute offset; None means the offset after the previous record.
     """
 
     value: bytes | None = None
@@ -232,8 +216,17 @@ class SimpleRecord:
     offset: int | None = None
 
 
+class HeaderFields(TypedDict, total=False):
+    """Header fields that `write_batch` and others pass to `frame_batch` unchanged."""
+
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
 def assign_offsets(records: Sequence[SimpleRecord], base_offset: int) -> list[int]:
-    """The absolute offset of every record: its own, or the one after its predecessor.
+    """Returns the absolute offset of every record: its own, or the one after its predecessor.
 
     Raises:
         ValueError: The offsets do not strictly increase from `base_offset`.
@@ -254,12 +247,8 @@ def write_batch(
     *,
     base_offset: int,
     codec: str = "none",
-    leader_epoch: int = 0,
     timestamp_type: int = CREATE_TIME,
     max_timestamp: int | None = None,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
     transactional: bool = False,
     control: bool = False,
     last_offset_delta: int | None = None,
@@ -267,77 +256,63 @@ def write_batch(
     base_timestamp: int | None = None,
     unused_attributes: int = 0,
     compressor: Callable[[bytes], bytes] | None = None,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
-    """One record batch of magic 2, as it stands in a `.log` file.
+    """Returns one record batch of magic 2, as in a `.log` file.
 
     Args:
-        records: What the batch holds. Records with an `offset` of their own make the holes
-            compaction leaves.
-        base_offset: First offset of the batch as it was produced; holes may follow it.
+        records: Records of the batch. Records with an `offset` make holes like compaction.
+        base_offset: First offset of the batch as it was produced.
         codec: none, gzip, snappy, lz4 or zstd.
-        leader_epoch: Epoch of the leader that appended it, -1 for none.
-        timestamp_type: `CREATE_TIME`, or `LOG_APPEND_TIME`: then every record's time is
-            `max_timestamp`, and the records' own times stay in the batch as stale deltas, as on a
-            broker.
-        max_timestamp: The header's value; None takes the largest record time (-1 without records).
-        producer_id: -1 for none.
-        producer_epoch: -1 for none.
-        base_sequence: -1 for none.
+        timestamp_type: `CREATE_TIME`, or `LOG_APPEND_TIME`: then every record has the time
+            `max_timestamp`, and the records' own times are stale deltas, as on a broker.
+        max_timestamp: Header field; `None` takes the largest record time (-1 without records).
         transactional: Sets attribute bit 4.
-        control: Sets attribute bit 5; `write_control_batch` is the short way.
-        last_offset_delta: Last offset of the batch minus `base_offset`; None takes the last
-            record's. Larger than that is what compaction leaves when it removes the last record.
-        delete_horizon: Milliseconds; sets bit 6 and takes the base timestamp's place.
-        base_timestamp: The header's value; None takes the first record's time (-1 without records).
-        unused_attributes: Extra bits for the attributes field (bit 7 and the high byte), which
-            readers must ignore.
-        compressor: Replaces the Java producer's framing of `codec`, for payloads of other clients.
-
-    Returns:
-        The whole batch, 61 bytes of header and the records.
+        control: Sets attribute bit 5; see `write_control_batch`.
+        last_offset_delta: Header field; `None` takes the last record's. A larger value stands for a
+            last record that compaction removed.
+        delete_horizon: Milliseconds; sets bit 6 and replaces the base timestamp.
+        base_timestamp: Header field; `None` takes the first record's time (-1 without records).
+        unused_attributes: Bit 7 and the high byte, which readers must ignore.
+        compressor: Replaces the Java producer's framing of `codec`.
+        **fields: See `HeaderFields`.
 
     Raises:
-        ValueError: Unknown codec, offsets that do not increase, or a `last_offset_delta` below the
-            last record's.
-        struct.error: A number that does not fit its field.
+        ValueError: The codec is unknown, offsets do not increase, or `last_offset_delta` is low.
+        struct.error: A number does not fit its field.
     """
     offsets = assign_offsets(records, base_offset)
-    newest = offsets[-1] - base_offset if offsets else 0
-    last_delta = newest if last_offset_delta is None else last_offset_delta
-    if last_delta < newest:
-        raise ValueError(f"last_offset_delta {last_delta} is below the last record's {newest}")
-    if delete_horizon is not None:
-        base_timestamp = delete_horizon
-    elif base_timestamp is None:
-        base_timestamp = records[0].timestamp if records else NO_TIMESTAMP
-    if max_timestamp is None:
-        max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
+    times = [record.timestamp for record in records]
+    first_time = delete_horizon if delete_horizon is not None else base_timestamp
+    if first_time is None:
+        first_time = times[0] if times else NO_TIMESTAMP
     payload = b"".join(
-        write_record(record, offset - base_offset, record.timestamp - base_timestamp)
+        write_record(record, offset - base_offset, record.timestamp - first_time)
         for record, offset in zip(records, offsets, strict=True)
     )
-    attributes = (
-        codec_number(codec)
-        | (timestamp_type << 3)
-        | (int(transactional) << 4)
-        | (int(control) << 5)
-        | (int(delete_horizon is not None) << 6)
-        | unused_attributes
-    )
-    stored = compressor(payload) if compressor is not None else compress(codec, payload)
+    flags = (timestamp_type << 3) | (transactional << 4) | (control << 5)
+    flags |= ((delete_horizon is not None) << 6) | unused_attributes
     return frame_batch(
-        stored,
+        compressor(payload) if compressor is not None else compress(codec, payload),
         base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        attributes=attributes,
-        last_offset_delta=last_delta,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
+        attributes=codec_number(codec) | flags,
+        last_offset_delta=_last_delta(offsets, base_offset, last_offset_delta),
+        base_timestamp=first_time,
+        max_timestamp=max(times, default=NO_TIMESTAMP) if max_timestamp is None else max_timestamp,
         record_count=len(records),
+        **fields,
     )
+
+
+def _last_delta(offsets: list[int], base_offset: int, last_offset_delta: int | None) -> int:
+    min_delta = offsets[-1] - base_offset if offsets else 0
+    if last_offset_delta is None:
+        return min_delta
+    if last_offset_delta < min_delta:
+        raise ValueError(
+            f"last_offset_delta {last_offset_delta} is below the last record's {min_delta}"
+        )
+    return last_offset_delta
 
 
 def frame_batch(
@@ -354,23 +329,20 @@ def frame_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """A batch around bytes that are taken as they are: for payloads no correct writer would make.
+    """Returns a batch with correct length and checksum around any payload, valid or not.
 
     Args:
-        payload: Bytes after the header, already compressed as `attributes` say.
-        base_offset: See `write_batch`, as for the other header fields.
-        record_count: The header's count, whatever the payload holds.
-        last_offset_delta: The header's value.
+        payload: Bytes after the header, already compressed as `attributes` state.
+        base_offset: First offset of the batch as it was produced.
+        record_count: The header's count, which the payload may contradict.
+        last_offset_delta: Last offset of the batch minus `base_offset`.
         attributes: All 16 bits.
-        leader_epoch: Not covered by the checksum.
+        leader_epoch: Epoch of the leader that appended it, -1 for none. Not under the checksum.
         base_timestamp: Milliseconds, or the delete horizon.
         max_timestamp: Milliseconds.
         producer_id: -1 for none.
         producer_epoch: -1 for none.
         base_sequence: -1 for none.
-
-    Returns:
-        The whole batch with a right length and a right checksum.
     """
     checked = (
         _AFTER_CRC.pack(
@@ -390,7 +362,7 @@ def frame_batch(
 
 
 def write_record(record: SimpleRecord, offset_delta: int, timestamp_delta: int) -> bytes:
-    """One record inside a batch: length, attributes, the two deltas, key, value, headers."""
+    """Returns one record: length, attributes, the two deltas, key, value, headers."""
     parts = [
         b"\x00",
         write_varlong(timestamp_delta),
@@ -409,49 +381,38 @@ def write_control_batch(
     kind: str | int,
     *,
     base_offset: int,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
     coordinator_epoch: int = 0,
     timestamp: int = DEFAULT_TIMESTAMP_MS,
-    leader_epoch: int = 0,
     transactional: bool = True,
     delete_horizon: int | None = None,
     key_suffix: bytes = b"",
     value: bytes | None = None,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
-    """One control batch with its one record, as the transaction coordinator makes the log write it.
+    """Returns a control batch with its one record.
 
     Args:
         kind: A name of `CONTROL_TYPES`, or any type number.
-        base_offset: The marker's offset.
-        producer_id: Whose transaction it ends.
-        producer_epoch: May be higher than that of the data.
+        base_offset: Offset of the marker.
         coordinator_epoch: Written in the marker's value.
         timestamp: Milliseconds.
-        leader_epoch: Epoch of the leader that appended it.
         transactional: True for markers; False for the control records of the metadata log.
-        delete_horizon: Milliseconds; what compaction stamps on a marker it means to remove later.
+        delete_horizon: Milliseconds; compaction stamps it on a marker to be removed later.
         key_suffix: Further key bytes, which readers must accept.
-        value: The record's value; None writes version 0 and what such a record holds, for a marker
-            the coordinator's epoch.
+        value: The record's value; `None` writes what such a record contains in version 0.
+        **fields: See `HeaderFields`; the producer epoch may be above that of the data.
     """
     number = CONTROL_TYPES[kind] if isinstance(kind, str) else kind
     if value is None:
         value = _CONTROL_VALUES.get(number, struct.pack(">hi", 0, coordinator_epoch))
-    record = SimpleRecord(
-        key=struct.pack(">hh", 0, number) + key_suffix,
-        value=value,
-        timestamp=timestamp,
-    )
+    key = struct.pack(">hh", 0, number) + key_suffix
     return write_batch(
-        [record],
+        [SimpleRecord(value, key, timestamp=timestamp)],
         base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
         transactional=transactional,
         control=True,
         delete_horizon=delete_horizon,
+        **fields,
     )
 
 
@@ -460,37 +421,28 @@ def write_empty_batch(
     base_offset: int,
     last_offset: int,
     max_timestamp: int = NO_TIMESTAMP,
-    leader_epoch: int = 0,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
     transactional: bool = False,
     control: bool = False,
+    **fields: Unpack[HeaderFields],
 ) -> bytes:
-    """A header of 61 bytes without records: what compaction keeps of a producer's last batch.
+    """Returns a batch without records, as compaction keeps a producer's last batch.
 
     Args:
-        base_offset: First offset the batch once held.
-        last_offset: Last offset the batch once held, inclusive.
-        max_timestamp: Kept from the original batch.
-        leader_epoch: Kept from the original batch, as all that follow.
-        producer_id: -1 for none.
-        producer_epoch: -1 for none.
-        base_sequence: -1 for none.
+        base_offset: First offset of the original batch.
+        last_offset: Last offset of the original batch, inclusive.
+        max_timestamp: Milliseconds, of the original batch.
         transactional: Attribute bit 4.
         control: Attribute bit 5.
+        **fields: See `HeaderFields`.
     """
     return write_batch(
         [],
         base_offset=base_offset,
-        leader_epoch=leader_epoch,
         max_timestamp=max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
         transactional=transactional,
         control=control,
         last_offset_delta=last_offset - base_offset,
+        **fields,
     )
 
 

@@ -1,4 +1,4 @@
-"""Message sets of magic 0 and 1: plain entries, and compressed wrappers around inner entries.
+"""Writes message sets of magic 0 and 1: plain entries, and wrappers around inner entries.
 
     entry    i64 offset, i32 size (bytes after it), record
     record   u32 crc (CRC-32 of what follows), i8 magic, i8 attributes, [i64 timestamp: magic 1],
@@ -42,25 +42,25 @@ def write_message_set(
     wrapper_offset: int | None = None,
     compressor: Callable[[bytes], bytes] | None = None,
 ) -> bytes:
-    """A legacy message set: one entry per record, or one compressed wrapper.
+    """Returns a legacy message set: one entry per record, or one compressed wrapper.
 
     Args:
-        records: Keys, values and times; headers are not possible. Own offsets make holes.
+        records: Keys, values and times, without headers. Own offsets make holes.
         base_offset: Offset of the first record that has none of its own.
         magic: 0 or 1.
-        codec: none (one entry a record), gzip, snappy or lz4.
-        timestamp_type: Magic 1 only, attribute bit 3. With `LOG_APPEND_TIME` a wrapper carries
-            `log_append_time` and plain entries carry it each.
+        codec: none (one entry per record), gzip, snappy or lz4.
+        timestamp_type: Attribute bit 3 of magic 1. With `LOG_APPEND_TIME` the wrapper, or each
+            plain entry, has the time `log_append_time`.
         log_append_time: Milliseconds.
-        inner_magic: Magic of the entries inside a wrapper; differs from `magic` only in the output
-            of a known old bug.
+        inner_magic: Magic of the entries in a wrapper, if it differs as in KAFKA-4298.
         inner_base_offset: First inner offset; None means `base_offset` for magic 0 (absolute) and
             the distance from the first record for magic 1 (relative).
         wrapper_offset: The wrapper's offset; None means the last record's.
         compressor: Replaces the Java producer's framing of `codec`.
 
     Raises:
-        ValueError: A magic other than 0 and 1, headers, zstd, or offsets that do not increase.
+        ValueError: The magic is not 0 or 1, a record has headers, the codec is zstd, or offsets do
+            not increase.
     """
     if magic not in (0, 1):
         raise ValueError(f"a message set has magic 0 or 1, not {magic}")
@@ -68,36 +68,34 @@ def write_message_set(
         raise ValueError("records of magic 0 and 1 have no headers")
     offsets = assign_offsets(records, base_offset)
     bits = (timestamp_type << 3) if magic == 1 else 0
+    times = [record.timestamp for record in records]
     if codec == "none":
-        times = [log_append_time if timestamp_type else record.timestamp for record in records]
-        return b"".join(
-            _entry(offset, magic, bits, time, record.key, record.value)
-            for record, offset, time in zip(records, offsets, times, strict=True)
-        )
+        if timestamp_type:
+            times = [log_append_time] * len(times)
+        return _entries(records, offsets, times, magic, bits)
     first = offsets[0] if offsets else base_offset
-    shift = (
-        (0 if magic == 0 else -first) if inner_base_offset is None else inner_base_offset - first
-    )
-    inner = b"".join(
-        _entry(
-            offset + shift,
-            magic if inner_magic is None else inner_magic,
-            0,
-            record.timestamp,
-            record.key,
-            record.value,
-        )
-        for record, offset in zip(records, offsets, strict=True)
-    )
+    if inner_base_offset is None:
+        inner_base_offset = first if magic == 0 else 0
+    inner_offsets = [offset - first + inner_base_offset for offset in offsets]
+    inner = _entries(records, inner_offsets, times, magic if inner_magic is None else inner_magic)
     packed = compressor(inner) if compressor is not None else compress(codec, inner, magic=magic)
-    time = (
-        log_append_time
-        if timestamp_type
-        else max((record.timestamp for record in records), default=NO_TIMESTAMP)
-    )
+    time = log_append_time if timestamp_type else max(times, default=NO_TIMESTAMP)
     if wrapper_offset is None:
         wrapper_offset = offsets[-1] if offsets else base_offset
     return _entry(wrapper_offset, magic, bits | codec_number(codec), time, None, packed)
+
+
+def _entries(
+    records: Sequence[SimpleRecord],
+    offsets: list[int],
+    times: list[int],
+    magic: int,
+    attributes: int = 0,
+) -> bytes:
+    return b"".join(
+        _entry(offset, magic, attributes, time, record.key, record.value)
+        for record, offset, time in zip(records, offsets, times, strict=True)
+    )
 
 
 def _entry(

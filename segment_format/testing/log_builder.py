@@ -1,4 +1,4 @@
-"""A partition log written as a broker would: batches, transactions, rolls, side files, and truth.
+"""Builds a partition's log as a broker writes it, with the rows that readers must return.
 
 builder = LogBuilder(codec="zstd")
 builder.append([SimpleRecord(b"plain")])
@@ -6,14 +6,12 @@ builder.send(7, [SimpleRecord(b"in a transaction")])
 builder.roll()
 builder.abort(7)
 log = builder.build()          # two segments; log.rows("read_committed") is the plain record
-
-What a reader has to return for a log that was built here: the model to compare readers with.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from segment_format.testing.batches import (
@@ -21,6 +19,7 @@ from segment_format.testing.batches import (
     DEFAULT_TIMESTAMP_MS,
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
+    HeaderFields,
     SimpleRecord,
     assign_offsets,
     write_batch,
@@ -48,7 +47,7 @@ READ_UNCOMMITTED = "read_uncommitted"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRow:
-    """One data record as a consumer sees it, with the facts of its batch.
+    """One data record as a consumer sees it, with the fields of its batch.
 
     Attributes:
         offset: Absolute offset.
@@ -61,7 +60,7 @@ class ExpectedRow:
         producer_id: -1 for none.
         producer_epoch: -1 for none.
         sequence: -1 for none.
-        transactional: Whether the batch belongs to a transaction.
+        transactional: Whether the batch is part of a transaction.
         batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
         transaction: Position in the log's `transactions`; None outside of one.
@@ -85,13 +84,13 @@ class ExpectedRow:
 
 @dataclass(frozen=True, slots=True)
 class BuiltLog:
-    """A partition's closed segments and the truth about them.
+    """A partition's closed segments and the rows that readers must return.
 
     Attributes:
         segments: In offset order, each ending where the next one begins.
-        all_rows: Every data record ever written, in offset order, whatever became of it.
+        all_rows: Every data record, in offset order, aborted ones included.
         transactions: Every transaction with data, by first offset.
-        log_starts: Per segment, the partition's log start offset when the segment was closed.
+        log_starts: For each segment, the log start offset when it was closed.
     """
 
     segments: tuple[SegmentFiles, ...]
@@ -100,14 +99,14 @@ class BuiltLog:
     log_starts: tuple[int, ...]
 
     def end_offset(self, segment_count: int | None = None) -> int:
-        """Exclusive end of the first `segment_count` segments (None: of all)."""
+        """Returns the exclusive end of the first `segment_count` segments (None: of all)."""
         return self._prefix(segment_count)[-1].next_offset
 
     def last_stable_offset(self, segment_count: int | None = None) -> int:
-        """Where read_committed has to stop, if only the first `segment_count` segments are tiered.
+        """Returns where read_committed stops if only the first `segment_count` segments are tiered.
 
-        That is the first offset of the oldest transaction whose marker lies at or beyond the tier's
-        end, else the end itself.
+        This is the first offset of the oldest transaction without a marker below the tier's end,
+        else that end.
         """
         end = self.end_offset(segment_count)
         return min(
@@ -128,16 +127,16 @@ class BuiltLog:
         stop: int | None = None,
         segment_count: int | None = None,
     ) -> tuple[ExpectedRow, ...]:
-        """The rows of offsets `[start, stop)` that a tier of the first segments proves.
+        """Returns the rows of `[start, stop)` that a reader of the first segments must return.
 
         Args:
             isolation: `READ_COMMITTED` or `READ_UNCOMMITTED`.
             start: First offset; None means the log start.
             stop: Exclusive end; None means the end of the tier.
-            segment_count: How many segments are tiered; None means all.
+            segment_count: Number of tiered segments; None means all.
 
         Raises:
-            ValueError: An isolation level of another name.
+            ValueError: The isolation level is unknown.
         """
         if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
             raise ValueError(f"unknown isolation level {isolation!r}")
@@ -171,8 +170,8 @@ class LogBuilder:
         leader_epoch: Epoch of the first appends.
         codec: Codec of batches that name none.
         index_interval_bytes: Kafka's `index.interval.bytes`.
-        segment_bytes: Rolls by itself before an append that would make a segment larger; None rolls
-            only when told.
+        segment_bytes: Rolls before an append that would make a segment larger; None rolls only in
+            `roll` and `build`.
     """
 
     def __init__(
@@ -197,11 +196,11 @@ class LogBuilder:
 
     @property
     def next_offset(self) -> int:
-        """Offset that the next append gets."""
+        """Offset of the next append."""
         return self._files.next_offset
 
     def set_leader_epoch(self, epoch: int) -> None:
-        """A new leader: the following appends carry its epoch.
+        """Sets the leader epoch of the following appends.
 
         Raises:
             ValueError: `epoch` is not higher than the one before.
@@ -209,16 +208,16 @@ class LogBuilder:
         self._files.begin_epoch(epoch)
 
     def skip_offsets(self, count: int) -> None:
-        """A hole of `count` offsets between batches, as compaction leaves it."""
+        """Leaves a hole of `count` offsets, as compaction does."""
         self._files.next_offset += count
 
     def delete_records_before(self, offset: int) -> None:
-        """The log start moves: later epoch checkpoints begin at it."""
+        """Moves the log start; later epoch checkpoints begin at it."""
         self._files.log_start = max(self._files.log_start, offset)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Batches written inside count as one append, as a follower writes a whole fetch."""
+        """Makes the batches written inside one append, as a follower writes a whole fetch."""
         with self._files.one_append():
             yield
 
@@ -236,80 +235,42 @@ class LogBuilder:
         delete_horizon: int | None = None,
         base_offset: int | None = None,
     ) -> int:
-        """One data batch; sequences of producers with an id count up by themselves.
+        """Appends a data batch and returns its base offset.
 
         Args:
-            records: The batch's records; own offsets make holes.
+            records: The batch's records; those with offsets of their own make holes.
             codec: None takes the builder's.
             timestamp_type: `CREATE_TIME` or `LOG_APPEND_TIME`.
             log_append_time: Milliseconds, for `LOG_APPEND_TIME`.
-            producer_id: -1 for none.
+            producer_id: -1 for none. Sequence numbers of other producers are counted.
             producer_epoch: -1 takes the producer's newest, 0 for a new one.
             transactional: Opens the producer's transaction if none is open.
             last_offset_delta: See `write_batch`.
             delete_horizon: See `write_batch`.
             base_offset: None takes `next_offset`; a larger one leaves a hole.
-
-        Returns:
-            The batch's base offset.
         """
         codec = self._codec if codec is None else codec
         base = self._files.next_offset if base_offset is None else base_offset
         offsets = assign_offsets(records, base)
         last = max(offsets[-1] if offsets else base, base + (last_offset_delta or 0))
-        sequence = -1
-        if producer_id >= 0:
-            producer_epoch = self._epoch_of(producer_id, producer_epoch)
-            sequence = self._producers.next_sequence(producer_id, producer_epoch)
-        appended = timestamp_type == LOG_APPEND_TIME
-        newest = max((record.timestamp for record in records), default=NO_TIMESTAMP)
-        if appended:
-            newest = log_append_time
+        max_timestamp = max((record.timestamp for record in records), default=NO_TIMESTAMP)
+        if timestamp_type == LOG_APPEND_TIME:
+            max_timestamp = log_append_time
+        facts = self._batch_facts(base, codec, producer_id, producer_epoch, transactional)
+        facts = replace(facts, timestamp=max_timestamp, timestamp_type=timestamp_type)
         data = write_batch(
             records,
             base_offset=base,
             codec=codec,
-            leader_epoch=self._files.leader_epoch,
             timestamp_type=timestamp_type,
-            max_timestamp=newest,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=sequence,
+            max_timestamp=max_timestamp,
             transactional=transactional,
             last_offset_delta=last_offset_delta,
             delete_horizon=delete_horizon,
+            **_header_fields(facts),
         )
-        self._write(data, base, last, newest)
-        if producer_id >= 0:
-            self._producers.add_data(
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                last_sequence=(sequence + last - base) % SEQUENCE_LIMIT,
-                base_offset=base,
-                last_offset=last,
-                max_timestamp=newest,
-                transactional=transactional,
-            )
-        position = self._producers.open_transaction(producer_id) if transactional else None
-        self._rows += [
-            ExpectedRow(
-                offset=offset,
-                timestamp=newest if appended else record.timestamp,
-                timestamp_type=timestamp_type,
-                key=record.key,
-                value=record.value,
-                headers=record.headers,
-                leader_epoch=self._files.leader_epoch,
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                sequence=-1 if sequence < 0 else (sequence + offset - base) % SEQUENCE_LIMIT,
-                transactional=transactional,
-                batch_base_offset=base,
-                codec=codec,
-                transaction=position,
-            )
-            for record, offset in zip(records, offsets, strict=True)
-        ]
+        transaction = self._write_data(data, facts, last)
+        self._add_rows(replace(facts, transaction=transaction), records, offsets)
         return base
 
     def send(
@@ -320,11 +281,7 @@ class LogBuilder:
         producer_epoch: int = -1,
         codec: str | None = None,
     ) -> int:
-        """One transactional batch; the first one of a producer begins its transaction.
-
-        Returns:
-            The batch's base offset.
-        """
+        """Appends a transactional batch and returns its base offset; see `append`."""
         return self.append(
             records,
             codec=codec,
@@ -336,21 +293,17 @@ class LogBuilder:
     def commit(
         self, producer_id: int, *, producer_epoch: int = -1, timestamp: int | None = None
     ) -> int:
-        """A commit marker; returns its offset. Without an open transaction it changes nothing."""
+        """Appends a commit marker and returns its offset."""
         return self._end(producer_id, producer_epoch, timestamp, committed=True)
 
     def abort(
         self, producer_id: int, *, producer_epoch: int = -1, timestamp: int | None = None
     ) -> int:
-        """An abort marker; returns its offset. Without an open transaction it changes nothing."""
+        """Appends an abort marker and returns its offset."""
         return self._end(producer_id, producer_epoch, timestamp, committed=False)
 
     def append_control(self, kind: str | int, *, timestamp: int = DEFAULT_TIMESTAMP_MS) -> int:
-        """A control batch that ends no transaction, of a type other than abort and commit.
-
-        Returns:
-            Its offset.
-        """
+        """Appends a control batch other than abort and commit; returns its offset."""
         data = write_control_batch(
             kind,
             base_offset=self._files.next_offset,
@@ -358,7 +311,9 @@ class LogBuilder:
             leader_epoch=self._files.leader_epoch,
             transactional=False,
         )
-        return self._write(data, self._files.next_offset, self._files.next_offset, timestamp)
+        offset = self._files.next_offset
+        self._files.write(data, offset, offset, timestamp)
+        return offset
 
     def append_empty_batch(
         self,
@@ -370,43 +325,27 @@ class LogBuilder:
         control: bool = False,
         max_timestamp: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """A batch whose `offset_count` records compaction has removed.
+        """Appends a batch whose records were removed by compaction; returns its base offset.
 
-        To the producer states it is like any batch: a transactional one opens a transaction. An
-        empty control batch says nothing to them.
-
-        Returns:
-            The batch's base offset.
+        A transactional one opens a transaction like any batch. An empty control batch changes no
+        producer state.
         """
         base = self._files.next_offset
         last = base + offset_count - 1
-        sequence = -1
-        if producer_id >= 0:
-            producer_epoch = self._epoch_of(producer_id, producer_epoch)
-            if not control:
-                sequence = self._producers.next_sequence(producer_id, producer_epoch)
+        facts = self._batch_facts(base, "none", producer_id, producer_epoch, transactional)
+        facts = replace(facts, timestamp=max_timestamp, sequence=-1 if control else facts.sequence)
         data = write_empty_batch(
             base_offset=base,
             last_offset=last,
             max_timestamp=max_timestamp,
-            leader_epoch=self._files.leader_epoch,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=sequence,
             transactional=transactional,
             control=control,
+            **_header_fields(facts),
         )
-        self._write(data, base, last, max_timestamp)
-        if producer_id >= 0 and not control:
-            self._producers.add_data(
-                producer_id=producer_id,
-                producer_epoch=producer_epoch,
-                last_sequence=(sequence + offset_count - 1) % SEQUENCE_LIMIT,
-                base_offset=base,
-                last_offset=last,
-                max_timestamp=max_timestamp,
-                transactional=transactional,
-            )
+        if control:
+            self._files.write(data, base, last, max_timestamp)
+        else:
+            self._write_data(data, facts, last)
         return base
 
     def append_message_set(
@@ -418,64 +357,51 @@ class LogBuilder:
         timestamp_type: int = CREATE_TIME,
         log_append_time: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """A legacy message set: one entry a record, or one wrapper; returns its first offset."""
+        """Appends messages of magic 0 or 1 and returns the first offset.
+
+        Without a codec each record is an entry; with one, a wrapper contains all.
+        """
         offsets = assign_offsets(records, self._files.next_offset)
-        appended = magic == 1 and timestamp_type == LOG_APPEND_TIME
-
-        def time_of(record: SimpleRecord) -> int:
-            if magic == 0:
-                return NO_TIMESTAMP
-            return log_append_time if appended else record.timestamp
-
-        def write(some: Sequence[SimpleRecord], base: int, last: int) -> None:
+        entries = [[number] for number in range(len(records))]
+        if codec != "none":
+            entries = [list(range(len(records)))]
+        if magic == 0:
+            timestamp_type, log_append_time = CREATE_TIME, NO_TIMESTAMP
+        is_append_time = timestamp_type == LOG_APPEND_TIME
+        for numbers in entries:
+            some = [records[number] for number in numbers]
+            base, last = offsets[numbers[0]], offsets[numbers[-1]]
             data = write_message_set(
                 some,
                 base_offset=base,
                 magic=magic,
                 codec=codec,
-                timestamp_type=timestamp_type if magic == 1 else CREATE_TIME,
+                timestamp_type=timestamp_type,
                 log_append_time=log_append_time,
             )
-            self._files.write(data, base, last, max(map(time_of, some)), legacy=True)
-            self._rows += [
-                ExpectedRow(
-                    offset=offset,
-                    timestamp=time_of(record),
-                    timestamp_type=-1 if magic == 0 else timestamp_type,
-                    key=record.key,
-                    value=record.value,
-                    headers=(),
-                    leader_epoch=-1,
-                    producer_id=-1,
-                    producer_epoch=-1,
-                    sequence=-1,
-                    transactional=False,
-                    batch_base_offset=base,
-                    codec=codec,
-                )
-                for record, offset in zip(some, assign_offsets(some, base), strict=True)
-            ]
-
-        if codec == "none":
-            for record, offset in zip(records, offsets, strict=True):
-                write([record], offset, offset)
-        else:
-            write(records, offsets[0], offsets[-1])
+            time = log_append_time
+            if magic == 1 and not is_append_time:
+                time = max(record.timestamp for record in some)
+            self._files.write(data, base, last, time, legacy=True)
+            facts = replace(
+                self._batch_facts(base, codec, -1, -1, transactional=False),
+                timestamp=time,
+                timestamp_type=-1 if magic == 0 else timestamp_type,
+                leader_epoch=-1,
+            )
+            self._add_rows(facts, some, assign_offsets(some, base))
         return offsets[0]
 
     def roll(self) -> SegmentFiles | None:
-        """Closes the segment; the next one begins at `next_offset`.
-
-        Returns:
-            The segment's files, or None when nothing was written to it.
+        """Closes the segment and returns its files, or None if it is empty.
 
         Raises:
-            ValueError: Inside `one_append`.
+            ValueError: Called inside `one_append`.
         """
         return self._files.roll()
 
     def build(self) -> BuiltLog:
-        """Closes the last segment and returns all of them with the truth about their rows."""
+        """Closes the last segment and returns all of them with their expected rows."""
         self.roll()
         return BuiltLog(
             tuple(self._files.segments),
@@ -498,7 +424,7 @@ class LogBuilder:
             timestamp=time,
             leader_epoch=self._files.leader_epoch,
         )
-        self._write(data, offset, offset, time)
+        self._files.write(data, offset, offset, time)
         aborted = self._producers.add_marker(
             producer_id=producer_id,
             producer_epoch=epoch,
@@ -511,9 +437,79 @@ class LogBuilder:
             self._files.add_aborted(aborted)
         return offset
 
-    def _write(self, data: bytes, base: int, last: int, max_timestamp: int) -> int:
-        self._files.write(data, base, last, max_timestamp)
-        return base
+    def _batch_facts(
+        self,
+        base_offset: int,
+        codec: str,
+        producer_id: int,
+        producer_epoch: int,
+        transactional: bool,
+    ) -> ExpectedRow:
+        """Returns a row with what all rows of the next batch share."""
+        sequence = -1
+        if producer_id >= 0:
+            producer_epoch = self._epoch_of(producer_id, producer_epoch)
+            sequence = self._producers.next_sequence(producer_id, producer_epoch)
+        return ExpectedRow(
+            base_offset,
+            NO_TIMESTAMP,
+            CREATE_TIME,
+            None,
+            None,
+            (),
+            self._files.leader_epoch,
+            producer_id,
+            producer_epoch,
+            sequence,
+            transactional,
+            base_offset,
+            codec,
+        )
+
+    def _write_data(self, data: bytes, facts: ExpectedRow, last: int) -> int | None:
+        """Writes a data batch; returns the position of its transaction, if it has one."""
+        base = facts.batch_base_offset
+        self._files.write(data, base, last, facts.timestamp)
+        if facts.producer_id < 0:
+            return None
+        self._producers.add_data(
+            producer_id=facts.producer_id,
+            producer_epoch=facts.producer_epoch,
+            last_sequence=(facts.sequence + last - base) % SEQUENCE_LIMIT,
+            base_offset=base,
+            last_offset=last,
+            max_timestamp=facts.timestamp,
+            transactional=facts.transactional,
+        )
+        return self._producers.open_transaction(facts.producer_id) if facts.transactional else None
+
+    def _add_rows(
+        self, facts: ExpectedRow, records: Sequence[SimpleRecord], offsets: Sequence[int]
+    ) -> None:
+        for record, offset in zip(records, offsets, strict=True):
+            delta = offset - facts.batch_base_offset
+            sequence = -1 if facts.sequence < 0 else (facts.sequence + delta) % SEQUENCE_LIMIT
+            is_own_time = facts.timestamp_type == CREATE_TIME
+            self._rows.append(
+                replace(
+                    facts,
+                    offset=offset,
+                    timestamp=record.timestamp if is_own_time else facts.timestamp,
+                    key=record.key,
+                    value=record.value,
+                    headers=record.headers,
+                    sequence=sequence,
+                )
+            )
 
     def _epoch_of(self, producer_id: int, producer_epoch: int) -> int:
         return producer_epoch if producer_epoch >= 0 else self._producers.epoch(producer_id) or 0
+
+
+def _header_fields(facts: ExpectedRow) -> HeaderFields:
+    return {
+        "leader_epoch": facts.leader_epoch,
+        "producer_id": facts.producer_id,
+        "producer_epoch": facts.producer_epoch,
+        "base_sequence": facts.sequence,
+    }

@@ -1,8 +1,4 @@
-"""The files of one closed segment, and the indexes a broker keeps while it appends to it.
-
-Source: `org.apache.kafka.storage.internals.log.LogSegment`.
-
-The files beside a segment's log, written from plain values.
+"""Writes the files of closed segments, as a broker does while it appends to a partition.
 
     .index      8 bytes an entry: i32 offset - base offset, i32 file position
     .timeindex  12 bytes an entry: i64 timestamp, i32 offset - base offset
@@ -11,20 +7,15 @@ The files beside a segment's log, written from plain values.
     .snapshot   i16 version 1, u32 CRC-32C from byte 6, i32 count, 46 bytes an entry
     epochs      text: "0", number of entries, then "epoch start_offset" a line
 
-Source: `OffsetIndex`, `TimeIndex`, `TransactionIndex`, `ProducerStateManager`,
-`LeaderEpochCheckpointFile` of `org.apache.kafka.storage.internals`.
-
-What a broker remembers of each producer of a partition, as far as snapshots and indexes show it.
-
-Source: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry` of
-`org.apache.kafka.storage.internals.log`.
+Source: `LogSegment`, `OffsetIndex`, `TimeIndex`, `TransactionIndex`, `ProducerStateManager`,
+`ProducerAppendInfo`, `LeaderEpochCheckpointFile` of `org.apache.kafka.storage.internals`.
 """
 
 from __future__ import annotations
 
 import struct
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 from segment_format.testing.batches import NO_TIMESTAMP, crc32c
@@ -38,7 +29,7 @@ class AbortedTransaction:
     """One entry of a transaction index.
 
     Attributes:
-        producer_id: Whose transaction.
+        producer_id: Its producer.
         first_offset: Base offset of its first batch in the partition.
         last_offset: Offset of its abort marker.
         last_stable_offset: First offset of the oldest other open transaction at that time, else the
@@ -56,10 +47,10 @@ class ProducerEntry:
     """One entry of a producer snapshot.
 
     Attributes:
-        producer_id: The producer.
-        producer_epoch: Its newest epoch seen.
-        last_sequence: Last sequence of its last batch; -1 when only a marker is known.
-        last_offset: Last offset of its last batch; -1 when only a marker is known.
+        producer_id: Id of the producer.
+        producer_epoch: Its newest epoch.
+        last_sequence: Last sequence of its last batch; -1 if it wrote only markers.
+        last_offset: Last offset of its last batch; -1 if it wrote only markers.
         offset_delta: Last minus first offset of that batch.
         timestamp: Milliseconds of its last batch or marker.
         coordinator_epoch: From its last marker; -1 before any.
@@ -77,52 +68,31 @@ class ProducerEntry:
 
 
 def write_offset_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
-    """A `.index` file of (absolute offset, file position) entries."""
-    return b"".join(struct.pack(">ii", offset - base_offset, at) for offset, at in entries)
+    """Returns a `.index` file of (absolute offset, file position) entries."""
+    return b"".join(
+        struct.pack(">ii", offset - base_offset, position) for offset, position in entries
+    )
 
 
 def write_time_index(entries: Iterable[tuple[int, int]], *, base_offset: int) -> bytes:
-    """A `.timeindex` file of (timestamp in ms, absolute offset) entries."""
+    """Returns a `.timeindex` file of (timestamp in ms, absolute offset) entries."""
     return b"".join(struct.pack(">qi", time, offset - base_offset) for time, offset in entries)
 
 
 def write_transaction_index(transactions: Iterable[AbortedTransaction]) -> bytes:
-    """A `.txnindex` file."""
-    return b"".join(
-        struct.pack(
-            ">hqqqq",
-            0,
-            entry.producer_id,
-            entry.first_offset,
-            entry.last_offset,
-            entry.last_stable_offset,
-        )
-        for entry in transactions
-    )
+    """Returns a `.txnindex` file."""
+    return b"".join(struct.pack(">hqqqq", 0, *astuple(entry)) for entry in transactions)
 
 
 def write_producer_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """A `.snapshot` file, entries in the order given."""
-    packed = [
-        struct.pack(
-            ">qhiqiqiq",
-            entry.producer_id,
-            entry.producer_epoch,
-            entry.last_sequence,
-            entry.last_offset,
-            entry.offset_delta,
-            entry.timestamp,
-            entry.coordinator_epoch,
-            entry.current_txn_first_offset,
-        )
-        for entry in entries
-    ]
+    """Returns a `.snapshot` file."""
+    packed = [struct.pack(">qhiqiqiq", *astuple(entry)) for entry in entries]
     body = struct.pack(">i", len(packed)) + b"".join(packed)
     return struct.pack(">hI", 1, crc32c(body)) + body
 
 
 def write_leader_epoch_checkpoint(epochs: Iterable[tuple[int, int]]) -> bytes:
-    """A `leader-epoch-checkpoint` file of (epoch, start offset) entries, ascending."""
+    """Returns a `leader-epoch-checkpoint` file of ascending (epoch, start offset) entries."""
     lines = [f"{epoch} {start}" for epoch, start in epochs]
     return "\n".join(["0", str(len(lines)), *lines, ""]).encode()
 
@@ -136,10 +106,10 @@ class Transaction:
     """One transaction that wrote data to the partition.
 
     Attributes:
-        producer_id: Whose transaction.
+        producer_id: Its producer.
         first_offset: Base offset of its first batch.
         marker_offset: Offset of the marker that ended it; None while it is open.
-        committed: How it ended; None while it is open.
+        committed: Whether it was committed; None while it is open.
     """
 
     producer_id: int
@@ -149,7 +119,7 @@ class Transaction:
 
 
 class ProducerStates:
-    """The producers of one partition and its transactions, fed batch by batch in offset order."""
+    """Tracks the producers and transactions of one partition, batch by batch in offset order."""
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
@@ -158,19 +128,19 @@ class ProducerStates:
         """Every transaction with data, in the order of their first offsets."""
 
     def epoch(self, producer_id: int) -> int | None:
-        """The newest epoch of a producer; None for one never seen."""
+        """Returns the newest epoch of a producer; None if it wrote nothing."""
         entry = self._entries.get(producer_id)
         return None if entry is None else entry.producer_epoch
 
     def next_sequence(self, producer_id: int, producer_epoch: int) -> int:
-        """The sequence number that the producer's next record has: 0 in a new epoch."""
+        """Returns the sequence number of the producer's next record: 0 in a new epoch."""
         entry = self._entries.get(producer_id)
         if entry is None or entry.producer_epoch != producer_epoch:
             return 0
         return (entry.last_sequence + 1) % SEQUENCE_LIMIT
 
     def open_transaction(self, producer_id: int) -> int | None:
-        """Position in `transactions` of the producer's open transaction, if it has one."""
+        """Returns the position in `transactions` of the producer's open transaction, or None."""
         return self._open.get(producer_id)
 
     def add_data(
@@ -184,12 +154,12 @@ class ProducerStates:
         max_timestamp: int,
         transactional: bool,
     ) -> None:
-        """A data batch of a producer with an id; opens a transaction where none is open.
+        """Records a data batch; a transactional one opens a transaction if none is open.
 
         Raises:
-            ValueError: Plain data of a producer in the middle of a transaction.
+            ValueError: The batch is not transactional, but the producer has an open transaction.
         """
-        known = self._entries.get(producer_id)
+        entry = self._entries.get(producer_id)
         if producer_id in self._open and not transactional:
             raise ValueError(f"producer {producer_id} has a transaction open")
         if transactional and producer_id not in self._open:
@@ -203,7 +173,7 @@ class ProducerStates:
             last_offset=last_offset,
             offset_delta=last_offset - base_offset,
             timestamp=max_timestamp,
-            coordinator_epoch=-1 if known is None else known.coordinator_epoch,
+            coordinator_epoch=-1 if entry is None else entry.coordinator_epoch,
             current_txn_first_offset=(
                 -1 if position is None else self.transactions[position].first_offset
             ),
@@ -219,18 +189,14 @@ class ProducerStates:
         timestamp: int,
         committed: bool,
     ) -> AbortedTransaction | None:
-        """An abort or commit marker; one without an open transaction changes no outcome.
-
-        Returns:
-            The transaction-index entry that the marker causes: an abort of a transaction with data.
-        """
-        known = self._entries.get(producer_id)
-        if known is None or known.producer_epoch != producer_epoch:
-            known = ProducerEntry(
+        """Records a marker; returns the entry for the transaction index if it aborts data."""
+        entry = self._entries.get(producer_id)
+        if entry is None or entry.producer_epoch != producer_epoch:
+            entry = ProducerEntry(
                 producer_id, producer_epoch, -1, -1, 0, timestamp, coordinator_epoch, -1
             )
         self._entries[producer_id] = replace(
-            known,
+            entry,
             timestamp=timestamp,
             coordinator_epoch=coordinator_epoch,
             current_txn_first_offset=-1,
@@ -248,7 +214,7 @@ class ProducerStates:
         )
 
     def snapshot(self) -> tuple[ProducerEntry, ...]:
-        """The entries a snapshot taken now would hold, by producer id."""
+        """Returns the entries of a snapshot, ordered by producer id."""
         return tuple(self._entries[producer_id] for producer_id in sorted(self._entries))
 
 
@@ -257,19 +223,19 @@ DEFAULT_INDEX_INTERVAL_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """What a broker hands to a storage plugin for one segment: `[base_offset, next_offset)`.
+    """The files of one segment that a broker passes to a storage plugin.
 
     Attributes:
         base_offset: First offset of the segment.
-        next_offset: Base offset of the segment after it, exclusive end of this one; may lie beyond
-            the last batch.
+        next_offset: Exclusive end: the base offset of the next segment, which can be above the end
+            of the last batch.
         log: The `.log` file.
         index: The `.index` file.
         timeindex: The `.timeindex` file.
         txnindex: The `.txnindex` file; None when no transaction was aborted in the segment.
-        snapshot: Producer snapshot of the state at the segment's end.
-        leader_epoch_checkpoint: The lineage up to `next_offset`, from the log start on.
-        max_timestamp_ms: Largest batch timestamp; -1 when no batch has one.
+        snapshot: Producer snapshot at the segment's end.
+        leader_epoch_checkpoint: The lineage from the log start to `next_offset`.
+        max_timestamp_ms: Largest batch timestamp; -1 if no batch has one.
         epochs: (epoch, its first offset in this segment), ascending.
     """
 
@@ -286,13 +252,13 @@ class SegmentFiles:
 
     @property
     def end_offset(self) -> int:
-        """Last offset of the segment, inclusive: `next_offset - 1`, as segment metadata has it."""
+        """Last offset of the segment, inclusive, as in segment metadata."""
         return self.next_offset - 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """What the indexes need to know of an entry of the log.
+    """The fields of a log entry that the indexes need.
 
     Attributes:
         size: Bytes of the entry.
@@ -306,11 +272,11 @@ class BatchFacts:
 
 
 class IndexBuilder:
-    """Offset, time and transaction index of one segment, by the broker's rules.
+    """Builds the offset, time and transaction index of one segment by the broker's rules.
 
-    An append that finds more than `interval_bytes` written since the last entry adds one to the
-    offset index (last offset of the append, position where it starts), and one to the time index if
-    the largest timestamp grew. Closing forces a last time-index entry.
+    An append after more than `interval_bytes` since the last entry adds one to the offset index
+    (last offset and position of the append), and one to the time index if the largest timestamp
+    grew. Closing adds a last entry to the time index.
     """
 
     def __init__(
@@ -327,16 +293,16 @@ class IndexBuilder:
 
     @property
     def size(self) -> int:
-        """Bytes of log seen so far."""
+        """Bytes of log so far."""
         return self._size
 
     @property
     def max_timestamp(self) -> int:
-        """Largest timestamp seen so far, -1 for none."""
+        """Largest timestamp so far, -1 for none."""
         return self._newest[0]
 
     def add_append(self, batches: list[BatchFacts]) -> None:
-        """The batches of one append to the log, in order."""
+        """Adds the batches of one append to the log, in order."""
         for batch in batches:
             if batch.max_timestamp > self._newest[0]:
                 self._newest = (batch.max_timestamp, batch.last_offset)
@@ -349,11 +315,11 @@ class IndexBuilder:
         self._since_entry += written
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """A transaction aborted by a marker in this segment."""
+        """Adds a transaction aborted by a marker in this segment."""
         self._aborted.append(entry)
 
     def close(self) -> tuple[bytes, bytes, bytes | None]:
-        """The three files; the transaction index is None without entries, as it never existed."""
+        """Returns the three files; the transaction index is None without entries."""
         self._add_time()
         return (
             write_offset_index(self._offsets, base_offset=self._base_offset),
@@ -371,13 +337,13 @@ class PartitionWriter:
     """Cuts a stream of log entries into segments and writes the files that go with each.
 
     Attributes:
-        next_offset: Offset that the next entry gets; raise it to leave a hole.
+        next_offset: Offset of the next entry; raise it to leave a hole.
         log_start: The partition's log start offset; raise it as DeleteRecords does.
-        segments: Closed so far.
-        log_starts: `log_start` at the time each of them was closed.
+        segments: Closed segments.
+        log_starts: `log_start` when each of them was closed.
 
     Args:
-        producers: States that snapshots are taken of.
+        producers: Producer states for snapshots.
         start_offset: Base offset of the first segment.
         leader_epoch: Epoch of the first appends.
         index_interval_bytes: Kafka's `index.interval.bytes`.
@@ -408,7 +374,7 @@ class PartitionWriter:
         self._has_epochs = False
 
     def begin_epoch(self, epoch: int) -> None:
-        """A new leader from `next_offset` on; an epoch that wrote nothing leaves no trace.
+        """Begins a leader epoch at `next_offset`; an epoch without entries is not recorded.
 
         Raises:
             ValueError: `epoch` is not higher than the one before.
@@ -421,13 +387,13 @@ class PartitionWriter:
 
     @property
     def leader_epoch(self) -> int:
-        """Epoch of the leader that appends now."""
+        """Epoch of the current leader."""
         return self._lineage[-1][0]
 
     def write(
         self, data: bytes, base: int, last: int, max_timestamp: int, *, legacy: bool = False
     ) -> None:
-        """One entry of the log, offsets `base` to `last` inclusive; legacy ones have no epoch."""
+        """Writes an entry with offsets `base` to `last`, inclusive; legacy ones have no epoch."""
         limit = self._segment_bytes
         full = limit is not None and self._indexes.size + len(data) > limit
         if full and self._parts and not self._group:
@@ -442,16 +408,16 @@ class PartitionWriter:
         if not legacy:
             self._has_epochs = True
         elif not self._has_epochs:
-            # They begin with the first leader after the change to magic 2.
+            # Epochs begin with the first leader after the change to magic 2.
             self._lineage = [(self.leader_epoch, self.next_offset)]
 
     def add_aborted(self, entry: AbortedTransaction) -> None:
-        """A transaction aborted by the entry just written."""
+        """Adds a transaction aborted by the last entry written."""
         self._indexes.add_aborted(entry)
 
     @contextmanager
     def one_append(self) -> Iterator[None]:
-        """Entries written inside are one append for the indexes."""
+        """Makes the entries written inside one append for the indexes."""
         self._group = []
         try:
             yield
@@ -461,10 +427,10 @@ class PartitionWriter:
                 self._indexes.add_append(group)
 
     def roll(self) -> SegmentFiles | None:
-        """Closes the segment; None when nothing was written to it.
+        """Closes the segment and returns it; None if it is empty.
 
         Raises:
-            ValueError: Inside `one_append`.
+            ValueError: Called inside `one_append`.
         """
         if self._group:
             raise ValueError("a segment cannot end inside one append")
@@ -493,7 +459,7 @@ class PartitionWriter:
         return segment
 
     def _epochs_from(self, offset: int) -> list[tuple[int, int]]:
-        """The lineage with its beginning cut off at `offset`, as the epoch cache does it."""
+        """Returns the lineage cut off before `offset`, like the epoch cache."""
         end = self.next_offset
         kept = [(epoch, start) for epoch, start in self._lineage if offset < start < end]
         before = [epoch for epoch, start in self._lineage if start <= offset]

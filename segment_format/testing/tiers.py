@@ -1,31 +1,27 @@
-"""Closed segments written as remote objects: the Aiven plugin's layout and LocalTieredStorage's.
+"""Writes closed segments as remote objects in the layouts of the plugin and LocalTieredStorage.
 
     Aiven  <prefix><topic>-<topic id>/<partition>/<base offset, 20 digits>-<segment id>.<suffix>
            with the suffixes log, indexes, rsm-manifest, written in this order
     Local  kafka-tiered-storage/<topic>-<partition>-<topic id>/<base offset>-<segment id>.<suffix>
-           with one file for each part of the segment
+           with one file for each file of the segment
 
-Source: `io.aiven.kafka.tieredstorage.RemoteStorageManager`, `ObjectKeyFactory`,
-`SegmentManifestV1`; `org.apache.kafka.server.log.remote.storage.LocalTieredStorage`.
-
-Segment bytes cut into chunks, transformed and indexed as the storage plugin does it.
-
-    fixed     plain or only encrypted: all transformed chunks but the last have one size
-    variable  compressed: base64 of a zstd frame (with content size) of the list of sizes
+Chunk indexes are `fixed` (all transformed chunks but the last have one size) without compression,
+else `variable`: base64 of a zstd frame with content size of the list of sizes:
 
     list of sizes   i32 count; 1 size: i32; more: i32 base, i8 width, (size - base) of `width` bytes
                     each for all but the last, i32 last
 
-Source: `io.aiven.kafka.tieredstorage.manifest.index` (`ChunkIndex`, `serde.ChunkSizesBinaryCodec`).
-
-Encryption as the storage plugin does it: a data key per segment, wrapped with an RSA public key.
+Encryption uses a data key per segment, wrapped with an RSA public key:
 
     message      12-byte IV, ciphertext, 16-byte tag: AES-256-GCM with the segment's AAD
     wrapped key  RSA-OAEP of the 32-byte data key, SHA3-512 for the label hash and for MGF1, no
     label
 
-The wrap is RFC 8017 §7.1.1 written out, because `cryptography` refuses OAEP with SHA-3.
-Source: `io.aiven.kafka.tieredstorage.security.RsaEncryptionProvider`, `AesEncryptionProvider`.
+OAEP (RFC 8017 §7.1.1) is implemented here because `cryptography` refuses it with SHA-3.
+
+Source: `RemoteStorageManager`, `ObjectKeyFactory`, `SegmentManifestV1`, `ChunkSizesBinaryCodec`,
+`RsaEncryptionProvider`, `AesEncryptionProvider` in `io.aiven.kafka.tieredstorage`;
+`org.apache.kafka.server.log.remote.storage.LocalTieredStorage`.
 """
 
 from __future__ import annotations
@@ -56,10 +52,10 @@ _ZSTD_LEVEL = 3
 
 
 def write_chunk_sizes(sizes: Sequence[int]) -> bytes:
-    """The binary list of transformed chunk sizes, before zstd and base64.
+    """Returns the binary list of transformed chunk sizes, before zstd and base64.
 
     Raises:
-        ValueError: A size below 0 or above 2^31 - 1.
+        ValueError: A size is below 0 or above 2^31 - 1.
     """
     if any(not 0 <= size <= _INT_MAX for size in sizes):
         raise ValueError("chunk sizes are 0 to 2^31 - 1")
@@ -84,13 +80,13 @@ def transform_log(
     compression: bool,
     encrypt: Callable[[bytes], bytes] | None,
 ) -> tuple[bytes, dict[str, object]]:
-    """The stored `.log` object of a segment and the manifest's `chunkIndex`.
+    """Returns the stored `.log` object of a segment and the manifest's `chunkIndex`.
 
     Args:
         log: The segment file.
         chunk_size: Bytes of every original chunk but the last.
         compression: One zstd frame per chunk, with its content size.
-        encrypt: Makes a message of a chunk, 28 bytes longer; None leaves it plain.
+        encrypt: Encrypts a chunk, which adds 28 bytes; None leaves it plain.
     """
     import zstandard
 
@@ -117,11 +113,9 @@ def transform_log(
     return b"".join(stored), index
 
 
-DATA_KEY_BYTES = 32
-AAD_BYTES = 32
-IV_BYTES = 12
-MESSAGE_OVERHEAD = 28
-
+_DATA_KEY_BYTES = 32
+_AAD_BYTES = 32
+_IV_BYTES = 12
 _HASH_BYTES = 64
 
 
@@ -129,51 +123,44 @@ class SegmentCipher:
     """Encrypts the chunks and index blobs of one segment under a fresh data key.
 
     Args:
-        key_id: Id of the RSA key pair, written before the wrapped key.
-        public_key_pem: SubjectPublicKeyInfo in PEM.
-        random_bytes: Source of the data key, the AAD, the OAEP seed and one IV per message, asked
-            in this order; a fixed one makes the output repeatable.
+        key: Public key to encrypt for.
+        random_bytes: Source of the data key, the AAD, the OAEP seed and one IV per message, in this
+            order; a deterministic one makes the output repeatable.
     """
 
-    def __init__(
-        self,
-        key_id: str,
-        public_key_pem: bytes,
-        *,
-        random_bytes: Callable[[int], bytes] = os.urandom,
-    ) -> None:
+    def __init__(self, key: EncryptionKey, random_bytes: Callable[[int], bytes]) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._random_bytes = random_bytes
-        data_key = random_bytes(DATA_KEY_BYTES)
-        self._aad = random_bytes(AAD_BYTES)
+        data_key = random_bytes(_DATA_KEY_BYTES)
+        self._aad = random_bytes(_AAD_BYTES)
         self._aes = AESGCM(data_key)
-        wrapped = wrap_data_key(data_key, public_key_pem, seed=random_bytes(_HASH_BYTES))
-        self._data_key_text = f"{key_id}:{base64.b64encode(wrapped).decode()}"
+        wrapped = wrap_data_key(data_key, key.public_key_pem, seed=random_bytes(_HASH_BYTES))
+        self._data_key_text = f"{key.key_id}:{base64.b64encode(wrapped).decode()}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
     def manifest_member(self) -> dict[str, str]:
-        """The manifest's `encryption` object."""
+        """Returns the manifest's `encryption` object."""
         return {"dataKey": self._data_key_text, "aad": base64.b64encode(self._aad).decode()}
 
     def encrypt(self, plain: bytes) -> bytes:
-        """One message: IV, ciphertext, tag; 28 bytes longer than `plain`."""
-        iv = self._random_bytes(IV_BYTES)
+        """Returns one message: IV, ciphertext, tag; 28 bytes longer than `plain`."""
+        iv = self._random_bytes(_IV_BYTES)
         return iv + self._aes.encrypt(iv, plain, self._aad)
 
 
 def wrap_data_key(data_key: bytes, public_key_pem: bytes, *, seed: bytes) -> bytes:
-    """RSA-OAEP of a data key: as many bytes as the modulus has.
+    """Encrypts a data key with RSA-OAEP; returns as many bytes as the modulus has.
 
     Args:
         data_key: 32 bytes.
-        public_key_pem: SubjectPublicKeyInfo; the label between the dashes may be any.
+        public_key_pem: SubjectPublicKeyInfo in PEM with any label.
         seed: 64 random bytes.
 
     Raises:
-        ValueError: Not an RSA key, or one too small for the data key.
+        ValueError: The key is not an RSA key, or too small for the data key.
     """
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.hazmat.primitives.serialization import load_der_public_key
@@ -212,12 +199,12 @@ LOCAL_ROOT = "kafka-tiered-storage"
 
 @dataclass(frozen=True, slots=True)
 class WrittenSegment:
-    """Where a segment went.
+    """The objects of one segment.
 
     Attributes:
-        segment_id: Its id, 22 characters.
-        keys: Every object written, in the order of the uploads.
-        event_timestamp_ms: When the copy began.
+        segment_id: Id of the segment, 22 characters.
+        keys: Keys of its objects, in the order of the uploads.
+        event_timestamp_ms: Start of the copy.
     """
 
     segment_id: str
@@ -227,10 +214,10 @@ class WrittenSegment:
 
 @dataclass(frozen=True, slots=True)
 class EncryptionKey:
-    """The key pair that new segments are encrypted for.
+    """The public key that segments are encrypted for.
 
     Attributes:
-        key_id: Written in every manifest.
+        key_id: Id of the key pair, written in every manifest.
         public_key_pem: SubjectPublicKeyInfo in PEM.
     """
 
@@ -245,14 +232,14 @@ class AivenTierWriter:
         sink: A folder, a dict of key to bytes, or a function called with key and bytes.
         topic: Topic name.
         partition: Partition number.
-        topic_id: 22 characters or a UUID; None makes one up.
-        key_prefix: Put before every key as it is; usually ends with "/".
+        topic_id: 22 characters or a UUID; None generates one.
+        key_prefix: Prefix of every key; usually ends with "/".
         chunk_size: Bytes of every original chunk but the last.
         compression: One zstd frame per chunk.
         encryption: Encrypts chunks and index blobs for this key; None leaves them plain.
         broker_id: Written in manifests.
-        write_txn_idx_empty: Adds the member that Kafka 4 has and older brokers have not.
-        random_bytes: Source of ids, keys and IVs; a fixed one makes the output repeatable.
+        write_txn_idx_empty: Adds the member `txnIdxEmpty` of Kafka 4.
+        random_bytes: Source of ids, keys and IVs; a deterministic one makes the output repeatable.
     """
 
     def __init__(
@@ -291,27 +278,19 @@ class AivenTierWriter:
         segment_id: str | uuid.UUID | None = None,
         event_timestamp_ms: int | None = None,
     ) -> WrittenSegment:
-        """The three objects of one segment.
+        """Writes the three objects of one segment.
 
         Args:
             segment: The broker's files.
-            segment_id: 22 characters or a UUID; None makes one up.
-            event_timestamp_ms: When the copy began; None takes one second after the segment's
-                largest timestamp.
+            segment_id: 22 characters or a UUID; None generates one.
+            event_timestamp_ms: Start of the copy; None takes one second after the segment's largest
+                timestamp.
         """
         id_text = _id_text(segment_id, self._random_bytes)
         event = (
             segment.max_timestamp_ms + 1000 if event_timestamp_ms is None else event_timestamp_ms
         )
-        cipher = (
-            SegmentCipher(
-                self._encryption.key_id,
-                self._encryption.public_key_pem,
-                random_bytes=self._random_bytes,
-            )
-            if self._encryption
-            else None
-        )
+        cipher = SegmentCipher(self._encryption, self._random_bytes) if self._encryption else None
         encrypt = None if cipher is None else cipher.encrypt
         log, chunk_index = transform_log(
             segment.log,
@@ -392,7 +371,7 @@ class LocalTierWriter:
     def write_segment(
         self, segment: SegmentFiles, *, segment_id: str | uuid.UUID | None = None
     ) -> WrittenSegment:
-        """The files of one segment; no transaction index when the segment has none."""
+        """Writes the files of one segment, without a transaction index if it has none."""
         id_text = _id_text(segment_id, self._random_bytes)
         stem = f"{self._folder}/{segment.base_offset:020d}-{id_text}"
         files = {

@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from segment_format.manifest.transform import transform_chunk
 from segment_format.record.framing import iter_entries
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.fuzz.targets import AAD, DATA_KEY
 from tests.golden_data import GOLDEN, KEYS, LOCAL_TIER, TIER, VECTORS
+from tests.segment_format.manifest.writers import transform_chunk
 from tests.segment_format.record.vectors import CODEC_NUMBERS, kafka_vectors
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from segment_format.testing import (
     SimpleRecord,
     write_batch,
 )
-from segment_format.testing.foreign import foreign_compressors
-from segment_format.testing.strategies import logs, records
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.foreign_compressors import foreign_compressors
 from tests.integration.dump_log_segments import Dump, DumpedBatch, Fields, dump_log_segments
 from tests.integration.kafka_jars import KAFKA_VERSION, NEWEST_KAFKA
+from tests.log_strategies import logs, records
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

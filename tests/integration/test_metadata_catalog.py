@@ -15,7 +15,6 @@ from kts_source.errors import AccessDeniedError, BrokerAccessError
 from kts_source.planning.describe import describe
 from kts_source.store.local_store import LocalStore
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.metadata.live_segments import known_segments
 from segment_format.metadata.model import RemoteLogSegmentState
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.integration.certificates import make_certificates
@@ -30,6 +29,7 @@ from tests.integration.hybrid import (
 from tests.integration.moving_topics import MovingTopics
 from tests.integration.tier_mischief import tiered_segments
 from tests.needs import needs
+from tests.segment_format.metadata.readable_segments import known_segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

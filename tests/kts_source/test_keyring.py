@@ -19,7 +19,6 @@ from kts_source.secret import Secret
 from segment_format.errors import DecryptionError, UnknownKeyError
 from segment_format.manifest import encryption
 from segment_format.testing.tiers import AivenTierWriter, EncryptionKey
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 from tests.golden_data import (
     KEY_PREFIX,
     KEYS,
@@ -29,6 +28,8 @@ from tests.golden_data import (
     tier_options,
 )
 from tests.kts_source.planning.scanning import scan
+from tests.segment_format.manifest.writers import load_public_key, wrap_data_key
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,8 +152,8 @@ def test_a_key_is_opened_once_in_a_worker_and_not_by_a_ring_without_it(
     monkeypatch.setattr(encryption, "unwrap_data_key", noted)
     data_key = bytes(range(32))
     key = private_key()
-    public = encryption.load_public_key(public_pem(key))
-    wrapped = encryption.wrap_data_key(data_key, key_id="k", public_key=public)
+    public = load_public_key(public_pem(key))
+    wrapped = wrap_data_key(data_key, key_id="k", public_key=public)
     ring = KeyRing(pems=Secret({"k": private_pem(key)}))
     for copy in (ring, pickle.loads(pickle.dumps(ring))):
         assert copy.unwrap(wrapped) == data_key

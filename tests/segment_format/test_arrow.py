@@ -33,10 +33,10 @@ from segment_format.isolation import AbortedIntervals
 from segment_format.testing import (
     SimpleRecord,
     frame_batch,
-    strategies,
     write_batch,
     write_control_batch,
 )
+from tests import log_strategies as strategies
 from tests.golden_data import SPARK_SCHEMA
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, actual, expected, rows_of
 

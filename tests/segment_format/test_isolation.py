@@ -20,16 +20,11 @@ from hypothesis import strategies as st
 
 from segment_format.index.producer_snapshot import ProducerStateEntry, parse_producer_snapshot
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
-from segment_format.isolation import (
-    NO_ABORTED,
-    AbortedIntervals,
-    OpenTransaction,
-    last_stable_offset,
-    open_transactions,
-)
+from segment_format.isolation import NO_ABORTED, AbortedIntervals
 from segment_format.record.control_record import ControlRecordType, batch_control_type
 from segment_format.record.records import iter_batches
 from tests.golden_data import VECTORS
+from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
     from segment_format.record.records import DecodedBatch
@@ -259,19 +254,3 @@ def test_lookups_agree_with_asking_every_entry(
                     and entry.first_offset <= offset < entry.last_offset
                     for entry in txns
                 )
-
-
-def state(producer_id: int, first: int) -> ProducerStateEntry:
-    return ProducerStateEntry(producer_id, 0, 0, 0, 0, 0, 0, first)
-
-
-def test_open_transactions_that_began_below_an_offset() -> None:
-    entries = [state(1, -1), state(2, 30), state(3, 10), state(4, 10), state(5, 0)]
-
-    assert open_transactions(entries, below=30) == (
-        OpenTransaction(5, 0),
-        OpenTransaction(3, 10),
-        OpenTransaction(4, 10),
-    )
-    assert last_stable_offset(open_transactions(entries[:4], below=30), end_offset=30) == 10
-    assert last_stable_offset((), end_offset=30) == 30

@@ -16,7 +16,7 @@ from kts_source.auditing.index_checks import rows_of
 from kts_source.auditing.proof import Transactions
 from segment_format.kernels import batch_scanner
 from segment_format.kernels.batch_scanner import BatchScanner, BatchTable
-from segment_format.testing import strategies
+from tests import log_strategies as strategies
 from tests.kts_source.auditing.damaged_tier import (
     NOW_MS,
     TOPIC,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from segment_format.testing.tiers import AivenTierWriter
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 ROOT = Path(__file__).resolve().parents[3]
 BOUND = 512 << 20

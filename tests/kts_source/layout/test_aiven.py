@@ -16,8 +16,8 @@ from kts_source.layout.layout import TopicFolder
 from kts_source.store.local_store import LocalStore
 from kts_source.store.object_store import ObjectInfo
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.object_names import parse_segment_file_name
 from tests.golden_data import KEY_PREFIX, TIER, TOPICS
+from tests.object_names import parse_segment_file_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

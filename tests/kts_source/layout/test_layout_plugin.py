@@ -13,8 +13,8 @@ from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.find_layout import find_layout
 from segment_format.errors import InvalidManifestError
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
 from tests.kts_source.planning.scanning import scan
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,14 +14,12 @@ from segment_format.metadata.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from segment_format.metadata.remote_log_segment_metadata import (
-    metadata_partition,
-    write_metadata_record,
-)
+from segment_format.metadata.remote_log_segment_metadata import metadata_partition
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import empty_log, fake_log
 from tests.kts_source.planning.memory_store import MemoryStore
+from tests.segment_format.metadata.writers import write_metadata_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kts_source.planning import estimate
 from kts_source.planning.estimate import counted_requests
 from kts_source.read.segment_source import request_groups
-from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex, VariableChunkIndex
+from segment_format.manifest.chunk_index import ChunkIndex, FixedChunkIndex
+from tests.segment_format.manifest.writers import variable_index
 
 MIB = 1 << 20
 SIZES = st.one_of(
@@ -27,7 +28,7 @@ def indexes(draw: st.DrawFn) -> ChunkIndex:
     size = count * chunk - (draw(st.integers(0, chunk - 1)) if count else 0)
     if draw(st.booleans()):
         sizes = draw(st.lists(SIZES, min_size=count, max_size=count))
-        return VariableChunkIndex(chunk, size, sizes)
+        return variable_index(chunk, size, sizes)
     return FixedChunkIndex(chunk, size, draw(SIZES), draw(SIZES))
 
 
@@ -46,7 +47,7 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
 
 def whole(*sizes: int) -> tuple[Any, bool]:
     """The first slice of a task: all of a segment with chunks of these sizes."""
-    index = VariableChunkIndex(1, len(sizes), list(sizes))
+    index = variable_index(1, len(sizes), list(sizes))
     part = SimpleNamespace(
         objects=SimpleNamespace(chunk_index=index), cut_start=0, cut_stop=len(sizes)
     )

@@ -22,7 +22,6 @@ from kts_source.planning.planner import plan_scan
 from kts_source.store.local_store import LocalStore
 from segment_format.record.records import iter_batches
 from segment_format.testing import BuiltLog, LocalTierWriter, LogBuilder, SimpleRecord
-from segment_format.testing.strategies import logs
 from tests.golden_data import (
     ISOLATION_LEVELS,
     LOCAL_TIER,
@@ -32,6 +31,7 @@ from tests.golden_data import (
     expected_table,
 )
 from tests.kts_source.planning.scanning import run, scan
+from tests.log_strategies import logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

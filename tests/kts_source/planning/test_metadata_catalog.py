@@ -17,8 +17,7 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.manifest.custom_metadata import CustomMetadata, write_custom_metadata
-from segment_format.metadata.remote_log_segment_metadata import write_metadata_record
+from segment_format.manifest.custom_metadata import CustomMetadata
 from tests.kts_source.broker.fake_broker import FakeCluster
 from tests.kts_source.broker.fake_log import FakeLog
 from tests.kts_source.broker.fake_node import FETCH, LIST_OFFSETS, Fault
@@ -34,6 +33,7 @@ from tests.kts_source.planning.metadata_events import (
     update,
 )
 from tests.kts_source.planning.metadata_world import World, five_segments
+from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

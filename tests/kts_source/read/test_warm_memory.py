@@ -12,7 +12,7 @@ from kts_source.store import local_store
 from segment_format.manifest import transform
 from segment_format.reused_memory import writable_bytes
 from segment_format.testing.tiers import AivenTierWriter
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,14 +19,14 @@ LINEAGES = st.lists(
 )
 
 
-def test_other_line_ends_and_blanks_are_read() -> None:
+def test_checkpoint_with_other_line_ends_parses() -> None:
     checkpoint = LeaderEpochCheckpoint.from_bytes(b"0\r\n2\r\n0 \t0\r\n5  80\r\n")
 
     assert checkpoint.entries == (EpochEntry(0, 0), EpochEntry(5, 80))
     assert LeaderEpochCheckpoint.from_bytes(b"0\n1\n3 7").entries == (EpochEntry(3, 7),)
 
 
-def test_a_lineage_may_be_empty() -> None:
+def test_empty_checkpoint_parses() -> None:
     checkpoint = LeaderEpochCheckpoint.from_bytes(b"0\n0\n")
 
     assert checkpoint.entries == ()
@@ -63,7 +63,7 @@ def test_a_lineage_may_be_empty() -> None:
         (b"0\n" + b"9" * 5000 + b"\n", 2),
     ],
 )
-def test_texts_no_broker_writes_are_refused(data: bytes, position: int) -> None:
+def test_invalid_checkpoint_raises(data: bytes, position: int) -> None:
     with pytest.raises(CorruptIndexError) as caught:
         LeaderEpochCheckpoint.from_bytes(data)
     assert caught.value.position == position
@@ -71,7 +71,7 @@ def test_texts_no_broker_writes_are_refused(data: bytes, position: int) -> None:
 
 
 @given(LINEAGES)
-def test_what_is_written_is_read_back(entries: tuple[EpochEntry, ...]) -> None:
+def test_checkpoint_round_trips(entries: tuple[EpochEntry, ...]) -> None:
     checkpoint = LeaderEpochCheckpoint(entries)
 
     assert LeaderEpochCheckpoint.from_bytes(checkpoint.to_bytes()) == checkpoint
@@ -81,9 +81,7 @@ def test_what_is_written_is_read_back(entries: tuple[EpochEntry, ...]) -> None:
 
 
 @given(LINEAGES, st.integers(0, 2**63 - 1))
-def test_epochs_own_the_offsets_up_to_the_next_entry(
-    entries: tuple[EpochEntry, ...], offset: int
-) -> None:
+def test_epoch_owns_offsets_up_to_next_entry(entries: tuple[EpochEntry, ...], offset: int) -> None:
     checkpoint = LeaderEpochCheckpoint(entries)
 
     for probe in (offset, *(entry.start_offset for entry in entries)):
@@ -96,7 +94,7 @@ def test_epochs_own_the_offsets_up_to_the_next_entry(
     st.binary(max_size=60)
     | st.text("0123456789 \n-", max_size=40).map(lambda text: b"0\n" + text.encode())
 )
-def test_any_bytes_give_a_lineage_or_an_error_with_a_position(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_with_position(data: bytes) -> None:
     outcome = value_or_error(lambda: LeaderEpochCheckpoint.from_bytes(data))
 
     if isinstance(outcome, SegmentFormatError):

@@ -10,7 +10,7 @@ from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.object_names import parse_log_file_name, parse_partition_directory
 
 
-def test_partitions_have_their_offsets() -> None:
+def test_offset_checkpoint_parses() -> None:
     data = b"0\n3\norders 7 250\na-b.c_d 0 0\n__transaction_state 49 9223372036854775807\n"
     assert parse_offset_checkpoint(data) == {
         ("orders", 7): 250,
@@ -37,12 +37,12 @@ def test_partitions_have_their_offsets() -> None:
         bytes(64),
     ],
 )
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_invalid_offset_checkpoint_raises(data: bytes) -> None:
     with pytest.raises(CorruptIndexError, match="offset checkpoint"):
         parse_offset_checkpoint(data)
 
 
-def test_partition_metadata_has_the_topic_id() -> None:
+def test_partition_metadata_parses() -> None:
     found = parse_partition_metadata(b"version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
     assert uuid_to_text(found) == "LWgrMmVrT0a__7a4SasuPA"
 
@@ -50,7 +50,7 @@ def test_partition_metadata_has_the_topic_id() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"version: 1\ntopic_id: LWgrMmVrT0a__7a4SasuPA", b"version: 0\ntopic_id: x"]
 )
-def test_other_partition_metadata_is_refused(data: bytes) -> None:
+def test_invalid_partition_metadata_raises(data: bytes) -> None:
     with pytest.raises(CorruptIndexError, match=r"partition\.metadata"):
         parse_partition_metadata(data)
 
@@ -70,7 +70,7 @@ def test_other_partition_metadata_is_refused(data: bytes) -> None:
         ("orders-4294967296", None),
     ],
 )
-def test_names_of_folders(name: str, parts: tuple[str, int, str] | None) -> None:
+def test_partition_directory_names_parse(name: str, parts: tuple[str, int, str] | None) -> None:
     found = parse_partition_directory(name)
     assert (found and (found.topic, found.partition, found.state)) == parts
 
@@ -88,6 +88,6 @@ def test_names_of_folders(name: str, parts: tuple[str, int, str] | None) -> None
         ("leader-epoch-checkpoint", None),
     ],
 )
-def test_names_of_files(name: str, parts: tuple[int, str, str] | None) -> None:
+def test_log_file_names_parse(name: str, parts: tuple[int, str, str] | None) -> None:
     found = parse_log_file_name(name)
     assert (found and (found.offset, found.kind, found.state)) == parts

@@ -43,13 +43,13 @@ def snapshot(count: int, entries: bytes, *, version: int = 1) -> bytes:
         (snapshot(2**31 - 1, b""), 6),
     ],
 )
-def test_files_no_broker_uploads_are_refused(data: bytes, position: int) -> None:
+def test_invalid_snapshot_raises(data: bytes, position: int) -> None:
     with pytest.raises(CorruptIndexError) as caught:
         parse_producer_snapshot(data)
     assert caught.value.position == position
 
 
-def test_every_changed_byte_is_noticed() -> None:
+def test_snapshot_with_changed_byte_raises() -> None:
     for position in range(len(SNAPSHOT)):
         for change in range(1, 256):
             changed = bytearray(SNAPSHOT)
@@ -58,19 +58,19 @@ def test_every_changed_byte_is_noticed() -> None:
                 parse_producer_snapshot(changed)
 
 
-def test_a_snapshot_cut_anywhere_is_refused() -> None:
+def test_cut_snapshot_raises() -> None:
     for size in range(len(SNAPSHOT)):
         with pytest.raises(CorruptIndexError):
             parse_producer_snapshot(SNAPSHOT[:size])
 
 
 @given(ENTRIES)
-def test_what_is_written_is_read_back(entries: list[ProducerStateEntry]) -> None:
+def test_snapshot_round_trips(entries: list[ProducerStateEntry]) -> None:
     assert parse_producer_snapshot(write_producer_snapshot(entries)) == tuple(entries)
 
 
 @given(st.binary(max_size=120) | st.builds(snapshot, I32, st.binary(max_size=120)))
-def test_any_bytes_give_entries_or_an_error_with_a_position(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_with_position(data: bytes) -> None:
     outcome = value_or_error(lambda: parse_producer_snapshot(data))
 
     if isinstance(outcome, SegmentFormatError):

@@ -25,7 +25,7 @@ ENTRIES = st.lists(
 )
 
 
-def test_an_empty_index_points_at_the_segments_start() -> None:
+def test_empty_index_returns_base_offset() -> None:
     index = TimeIndex.from_bytes(b"", base_offset=500)
 
     assert len(index) == 0
@@ -33,7 +33,7 @@ def test_an_empty_index_points_at_the_segments_start() -> None:
     assert index.to_bytes() == b""
 
 
-def test_several_timestamps_may_name_one_offset() -> None:
+def test_timestamps_may_share_an_offset() -> None:
     index = TimeIndex.from_bytes(raw((5, 3), (6, 3)), base_offset=10)
 
     assert index.lookup(6) == (6, 13)
@@ -51,20 +51,20 @@ def test_several_timestamps_may_name_one_offset() -> None:
         (raw((2**63 - 1, 1), (-(2**63), 2)), 12),
     ],
 )
-def test_files_no_broker_uploads_are_refused(data: bytes, position: int) -> None:
+def test_invalid_time_index_raises(data: bytes, position: int) -> None:
     with pytest.raises(CorruptIndexError) as caught:
         TimeIndex.from_bytes(data, base_offset=10)
     assert caught.value.position == position
 
 
 @pytest.mark.parametrize("base_offset", [-1, 2**63 - 1])
-def test_impossible_base_offsets_are_refused(base_offset: int) -> None:
+def test_impossible_base_offset_raises(base_offset: int) -> None:
     with pytest.raises(CorruptIndexError):
         TimeIndex.from_bytes(raw((1, 1)), base_offset=base_offset)
 
 
 @given(ENTRIES, st.integers(0, 2**62))
-def test_what_is_written_is_read_back(entries: list[tuple[int, int]], base: int) -> None:
+def test_time_index_round_trips(entries: list[tuple[int, int]], base: int) -> None:
     written = write_time_index(
         [(timestamp, base + offset) for timestamp, offset in entries], base_offset=base
     )
@@ -78,7 +78,7 @@ def test_what_is_written_is_read_back(entries: list[tuple[int, int]], base: int)
 
 
 @given(ENTRIES, st.integers(-(2**63), 2**63 - 1))
-def test_lookups_agree_with_a_walk(entries: list[tuple[int, int]], timestamp: int) -> None:
+def test_lookup_matches_linear_search(entries: list[tuple[int, int]], timestamp: int) -> None:
     index = TimeIndex.from_bytes(raw(*entries), base_offset=0)
 
     assert index.lookup(timestamp) == max(
@@ -87,7 +87,7 @@ def test_lookups_agree_with_a_walk(entries: list[tuple[int, int]], timestamp: in
 
 
 @given(st.binary(max_size=100), st.integers(-(2**63), 2**63 - 1))
-def test_any_bytes_give_an_index_or_an_error_with_a_position(data: bytes, base: int) -> None:
+def test_any_bytes_parse_or_raise_with_position(data: bytes, base: int) -> None:
     outcome = value_or_error(lambda: TimeIndex.from_bytes(data, base_offset=base))
 
     if isinstance(outcome, SegmentFormatError):
@@ -97,6 +97,6 @@ def test_any_bytes_give_an_index_or_an_error_with_a_position(data: bytes, base: 
         assert outcome.to_bytes() == data
 
 
-def test_indexes_of_other_segments_differ() -> None:
+def test_indexes_of_other_segments_are_unequal() -> None:
     assert TimeIndex.from_bytes(b"", base_offset=1) != TimeIndex.from_bytes(b"", base_offset=2)
     assert TimeIndex.from_bytes(b"", base_offset=1) != b""

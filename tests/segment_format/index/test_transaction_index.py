@@ -39,14 +39,14 @@ def raw(version: int, producer_id: int, first: int, last: int, stable: int = 0) 
         (raw(0, 7, 0, 5) + bytes(ENTRY_SIZE), ENTRY_SIZE),
     ],
 )
-def test_files_no_broker_uploads_are_refused(data: bytes, position: int) -> None:
+def test_invalid_transaction_index_raises(data: bytes, position: int) -> None:
     with pytest.raises(CorruptIndexError) as caught:
         parse_transaction_index(data)
     assert caught.value.position == position
 
 
 @given(st.lists(st.tuples(I64, I64, I64, I64), max_size=10, unique_by=lambda entry: entry[2]))
-def test_what_is_written_is_read_back(entries: list[tuple[int, int, int, int]]) -> None:
+def test_transaction_index_round_trips(entries: list[tuple[int, int, int, int]]) -> None:
     txns = tuple(
         AbortedTxn(producer_id, min(first, last), last, stable)
         for producer_id, first, last, stable in sorted(entries, key=lambda entry: entry[2])
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_back(entries: list[tuple[int, int, int, int]]) 
     st.binary(max_size=120)
     | st.lists(st.builds(raw, st.integers(0, 1), I64, I64, I64, I64), max_size=3).map(b"".join)
 )
-def test_any_bytes_give_entries_or_an_error_with_a_position(data: bytes) -> None:
+def test_any_bytes_parse_or_raise_with_position(data: bytes) -> None:
     outcome = value_or_error(lambda: parse_transaction_index(data))
 
     if isinstance(outcome, SegmentFormatError):

@@ -36,7 +36,7 @@ def convert(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401
     return request.param
 
 
-def test_offset_index(convert: Any) -> None:  # noqa: ANN401
+def test_offset_index_of_kafka_parses(convert: Any) -> None:  # noqa: ANN401
     data = file("offsetindex base100")
 
     index = OffsetIndex.from_bytes(convert(data), base_offset=100)
@@ -54,7 +54,7 @@ def test_offset_index(convert: Any) -> None:  # noqa: ANN401
     assert index.to_bytes() == data
 
 
-def test_time_index(convert: Any) -> None:  # noqa: ANN401
+def test_time_index_of_kafka_parses(convert: Any) -> None:  # noqa: ANN401
     data = file("timeindex base100")
 
     index = TimeIndex.from_bytes(convert(data), base_offset=100)
@@ -68,7 +68,7 @@ def test_time_index(convert: Any) -> None:  # noqa: ANN401
     assert index.to_bytes() == data
 
 
-def test_transaction_index(convert: Any) -> None:  # noqa: ANN401
+def test_transaction_index_of_kafka_parses(convert: Any) -> None:  # noqa: ANN401
     data = file("txnindex")
 
     txns = parse_transaction_index(convert(data))
@@ -78,7 +78,7 @@ def test_transaction_index(convert: Any) -> None:  # noqa: ANN401
     assert parse_transaction_index(convert(b"")) == ()
 
 
-def test_producer_snapshot(convert: Any) -> None:  # noqa: ANN401
+def test_producer_snapshot_of_kafka_parses(convert: Any) -> None:  # noqa: ANN401
     data = file("snapshot")
 
     entries = parse_producer_snapshot(convert(data))
@@ -90,7 +90,7 @@ def test_producer_snapshot(convert: Any) -> None:  # noqa: ANN401
     assert write_producer_snapshot(entries) == data
 
 
-def test_producer_snapshot_that_knows_only_a_marker() -> None:
+def test_producer_snapshot_with_only_a_marker_parses() -> None:
     data = file("snapshot-marker-only")
 
     entries = parse_producer_snapshot(data)
@@ -99,12 +99,12 @@ def test_producer_snapshot_that_knows_only_a_marker() -> None:
     assert write_producer_snapshot(entries) == data
 
 
-def test_empty_producer_snapshot() -> None:
+def test_empty_producer_snapshot_parses() -> None:
     assert parse_producer_snapshot(file("snapshot-empty")) == ()
     assert write_producer_snapshot(()) == file("snapshot-empty")
 
 
-def test_leader_epoch_checkpoint(convert: Any) -> None:  # noqa: ANN401
+def test_leader_epoch_checkpoint_of_kafka_parses(convert: Any) -> None:  # noqa: ANN401
     data = file("leader-epoch")
 
     checkpoint = LeaderEpochCheckpoint.from_bytes(convert(data))

@@ -23,7 +23,8 @@ from segment_format.kernels.decompress import (
 )
 from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress
-from segment_format.testing import CODEC_NUMBERS, compress, strategies
+from segment_format.testing import CODEC_NUMBERS, compress
+from tests import log_strategies as strategies
 from tests.segment_format.kernels.test_memory_safety import GuardedPages
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError
 from segment_format.key_set import MULTIPLIER, KeySet
-from segment_format.testing import SimpleRecord, frame_batch, strategies, write_batch
+from segment_format.testing import SimpleRecord, frame_batch, write_batch
+from tests import log_strategies as strategies
 from tests.segment_format.kernels.yardstick import (
     ALL_COLUMNS,
     START,

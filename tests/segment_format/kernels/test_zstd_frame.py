@@ -17,7 +17,8 @@ from segment_format.errors import DecompressionError
 from segment_format.kernels.decompress import zstd_bound
 from segment_format.kernels.primitives import array_address
 from segment_format.record.compression import decompress, scan_frames
-from segment_format.testing import CODEC_NUMBERS, compress, strategies
+from segment_format.testing import CODEC_NUMBERS, compress
+from tests import log_strategies as strategies
 from tests.segment_format.kernels.test_decompress import UNHURRIED, texts
 from tests.segment_format.kernels.test_memory_safety import GuardedPages
 

@@ -11,8 +11,8 @@ from segment_format.manifest.chunk_index import (
     Chunk,
     FixedChunkIndex,
     VariableChunkIndex,
-    encode_chunk_sizes,
 )
+from tests.segment_format.manifest.writers import encode_chunk_sizes, variable_index
 
 Index = FixedChunkIndex | VariableChunkIndex
 
@@ -22,7 +22,7 @@ TABLES: list[tuple[Index, list[tuple[int, int, int, int, int]]]] = [
         [(0, 0, 100, 0, 110), (1, 100, 100, 110, 110), (2, 200, 50, 220, 30)],
     ),
     (
-        VariableChunkIndex(100, 250, [10, 20, 30]),
+        variable_index(100, 250, [10, 20, 30]),
         [(0, 0, 100, 0, 10), (1, 100, 100, 10, 20), (2, 200, 50, 30, 30)],
     ),
     (
@@ -30,7 +30,7 @@ TABLES: list[tuple[Index, list[tuple[int, int, int, int, int]]]] = [
         [(0, 0, 101, 0, 111), (1, 101, 101, 111, 111), (2, 202, 51, 222, 81)],
     ),
     (
-        VariableChunkIndex(101, 253, [33, 22, 5]),
+        variable_index(101, 253, [33, 22, 5]),
         [(0, 0, 101, 0, 33), (1, 101, 101, 33, 22), (2, 202, 51, 55, 5)],
     ),
 ]
@@ -49,7 +49,7 @@ def indexes(draw: st.DrawFn) -> Index:
     sizes = st.integers(0, 2**31 - 1) | st.integers(0, 50)
     if draw(st.booleans()):
         return FixedChunkIndex(chunk_size, file_size, draw(sizes), draw(sizes))
-    return VariableChunkIndex(
+    return variable_index(
         chunk_size, file_size, draw(st.lists(sizes, min_size=count, max_size=count))
     )
 
@@ -74,32 +74,20 @@ def table_by_counting(index: Index) -> list[Chunk]:
 
 
 @every_table
-def test_known_tables(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
+def test_chunks_match_table(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
     chunks = [Chunk(*row) for row in table]
     assert list(index.chunks()) == chunks
     assert [index.chunk(number) for number in range(index.chunk_count)] == chunks
     assert index.transformed_size == chunks[-1].transformed_stop
 
 
-@every_table
-def test_the_chunk_at_a_byte(index: Index, table: list[tuple[int, int, int, int, int]]) -> None:
-    for number, original_position, original_size, position, size in table:
-        for byte in (original_position, original_position + original_size - 1):
-            found = index.chunk_at(byte)
-            assert found is not None
-            assert found.id == number
-        for byte in (position, position + size - 1):
-            found = index.chunk_at_transformed(byte)
-            assert found is not None
-            assert found.id == number
-    assert index.chunk_at(index.original_file_size) is None
-    assert index.chunk_at_transformed(index.transformed_size) is None
-    for lookup in (index.chunk_at, index.chunk_at_transformed, index.chunks):
+def test_chunks_from_negative_position_raise() -> None:
+    for index, _ in TABLES:
         with pytest.raises(ValueError, match="negative"):
-            lookup(-1)
+            index.chunks(-1)
 
 
-def test_ranges_touch_the_chunks_of_their_bytes() -> None:
+def test_chunks_of_a_range_contain_its_bytes() -> None:
     index = FixedChunkIndex(10, 100, 10, 10)
 
     def ids(start: int, stop: int | None = None) -> list[int]:
@@ -117,24 +105,22 @@ def test_ranges_touch_the_chunks_of_their_bytes() -> None:
     assert ids(20, 10) == []
 
 
-def test_an_empty_file_has_no_chunks() -> None:
+def test_empty_file_has_no_chunks() -> None:
     for index in (
         FixedChunkIndex(100, 0, 100, 0),
-        VariableChunkIndex(100, 0, []),
-        VariableChunkIndex(100, 0, [0]),  # what the plugin would write
+        variable_index(100, 0, []),
+        variable_index(100, 0, [0]),  # what the plugin would write
     ):
         assert index.chunk_count == 0
         assert index.transformed_size == 0
         assert index.chunks() == ()
-        assert index.chunk_at(0) is None
-        assert index.chunk_at_transformed(0) is None
         with pytest.raises(IndexError):
             index.chunk(0)
 
 
 @settings(deadline=None)
 @given(indexes(), st.data())
-def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObject) -> None:
+def test_chunks_match_counted_table(index: Index, data: st.DataObject) -> None:
     table = table_by_counting(index)
     assert list(index.chunks()) == table
     assert index.transformed_size == sum(chunk.transformed_size for chunk in table)
@@ -147,27 +133,21 @@ def test_lookups_equal_the_table_made_by_counting(index: Index, data: st.DataObj
         if chunk.original_position < stop and chunk.original_stop > start and start < stop
     ]
     assert list(index.chunks(start, stop)) == touching
-    assert index.chunk_at(start) == next((c for c in table if c.original_stop > start), None)
-
-    stored = data.draw(st.integers(0, index.transformed_size + 1))
-    assert index.chunk_at_transformed(stored) == next(
-        (chunk for chunk in table if chunk.transformed_stop > stored), None
-    )
 
 
 @settings(deadline=None)
 @given(indexes())
-def test_tables_survive_pickling(index: Index) -> None:
+def test_chunk_index_pickles(index: Index) -> None:
     copy = pickle.loads(pickle.dumps(index))
     assert copy == index
     assert hash(copy) == hash(index)
     assert copy.chunks() == index.chunks()
 
 
-def test_tables_of_different_sizes_differ() -> None:
+def test_indexes_of_different_sizes_are_unequal() -> None:
     assert FixedChunkIndex(100, 250, 110, 30) != FixedChunkIndex(100, 250, 110, 31)
-    assert VariableChunkIndex(100, 250, [1, 2, 3]) != VariableChunkIndex(100, 250, [1, 3, 2])
-    assert VariableChunkIndex(100, 50, [50]) != FixedChunkIndex(100, 50, 100, 50)
+    assert variable_index(100, 250, [1, 2, 3]) != variable_index(100, 250, [1, 3, 2])
+    assert variable_index(100, 50, [50]) != FixedChunkIndex(100, 50, 100, 50)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +155,7 @@ def test_tables_of_different_sizes_differ() -> None:
     [(0, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
     + [tuple(2**31 if place == big else 1 for place in range(4)) for big in range(4)],
 )
-def test_numbers_that_are_no_sizes_are_refused(numbers: tuple[int, int, int, int]) -> None:
+def test_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidManifestError):
         FixedChunkIndex(*numbers)
 
@@ -183,26 +163,26 @@ def test_numbers_that_are_no_sizes_are_refused(numbers: tuple[int, int, int, int
 @pytest.mark.parametrize(
     "sizes", [[], [1, 2], [1, 2, 3, 4], [1, -1, 1], [1, 2**31, 1], [1, 2**70, 1]]
 )
-def test_a_list_of_another_length_or_with_no_sizes_is_refused(sizes: list[int]) -> None:
+def test_wrong_list_of_sizes_raises(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
-        VariableChunkIndex(100, 250, sizes)
+        variable_index(100, 250, sizes)
 
 
 @pytest.mark.parametrize("sizes", [[1], [0, 0]])
-def test_chunks_of_an_empty_file_are_refused(sizes: list[int]) -> None:
+def test_chunks_of_empty_file_raise(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
-        VariableChunkIndex(100, 0, sizes)
+        variable_index(100, 0, sizes)
 
 
-def test_the_text_of_a_list_is_kept_as_it_was() -> None:
+def test_text_of_chunk_sizes_is_kept() -> None:
     # Two texts of one list: zstd frames differ between versions.
     text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
     assert VariableChunkIndex(100, 250, text).transformed_chunks == text
-    assert VariableChunkIndex(100, 250, [10, 20, 30]).transformed_chunks == text
+    assert variable_index(100, 250, [10, 20, 30]).transformed_chunks == text
 
 
 @every_table
-def test_an_object_of_another_length_is_refused(
+def test_object_of_other_size_raises(
     index: Index, table: list[tuple[int, int, int, int, int]]
 ) -> None:
     total = sum(row[4] for row in table)
@@ -212,18 +192,17 @@ def test_an_object_of_another_length_is_refused(
             index.check_object_size(size)
 
 
-def test_a_deferred_table_is_the_table() -> None:
-    table = VariableChunkIndex(10, 35, [7, 0, 12, 3])
+def test_deferred_index_equals_decoded_one() -> None:
+    table = variable_index(10, 35, [7, 0, 12, 3])
     deferred = VariableChunkIndex(10, 35, table.transformed_chunks, 22)
     assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)
     copy = pickle.loads(pickle.dumps(deferred))
     assert copy.chunks() == deferred.chunks() == table.chunks()
     assert deferred == table
-    assert deferred.chunk_at_transformed(8) == table.chunk_at_transformed(8)
 
 
-def test_a_deferred_table_that_is_not_what_it_was_is_refused() -> None:
-    table = VariableChunkIndex(10, 35, [7, 0, 12, 3])
+def test_deferred_index_with_other_size_raises() -> None:
+    table = variable_index(10, 35, [7, 0, 12, 3])
     for size, text in ((23, table.transformed_chunks), (22, "no base64")):
         with pytest.raises(InvalidManifestError):
             VariableChunkIndex(10, 35, text, size).chunk(0)

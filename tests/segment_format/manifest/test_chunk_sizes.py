@@ -14,11 +14,10 @@ from segment_format.errors import InvalidManifestError
 from segment_format.manifest.chunk_index import (
     MAX_PAYLOAD_BYTES,
     decode_chunk_sizes,
-    encode_chunk_sizes,
-    pack_chunk_sizes,
     unpack_chunk_sizes,
 )
 from tests.golden_data import VECTORS
+from tests.segment_format.manifest.writers import encode_chunk_sizes, pack_chunk_sizes
 from tests.segment_format.outcomes import value_or_error
 
 AIVEN = VECTORS / "aiven_vectors"
@@ -39,7 +38,7 @@ def text_of(payload: bytes, **options: bool) -> str:
 @pytest.mark.parametrize(
     "case", CASES, ids=lambda case: f"{len(case['sizes'])}-{case['codec_hex'][:16]}"
 )
-def test_plugin_vectors(case: dict[str, Any]) -> None:
+def test_chunk_sizes_match_plugin_vectors(case: dict[str, Any]) -> None:
     payload = bytes.fromhex(case["codec_hex"])
     assert unpack_chunk_sizes(payload).tolist() == case["sizes"]
     assert pack_chunk_sizes(case["sizes"]) == payload
@@ -50,7 +49,7 @@ def test_plugin_vectors(case: dict[str, Any]) -> None:
             assert encode_chunk_sizes(case["sizes"]) == case["transformedChunks"]
 
 
-def test_plugin_vector_of_512_chunks() -> None:
+def test_chunk_sizes_match_plugin_vector_of_512_chunks() -> None:
     text = LONG["chunkIndex"]["transformedChunks"]
     assert decode_chunk_sizes(text).tolist() == LONG["sizes"]
     assert decode_chunk_sizes(encode_chunk_sizes(LONG["sizes"])).tolist() == LONG["sizes"]
@@ -71,7 +70,7 @@ WIDTHS = [
 
 
 @pytest.mark.parametrize(("sizes", "width"), WIDTHS, ids=range(len(WIDTHS)))
-def test_values_are_as_wide_as_the_largest_needs(sizes: list[int], width: int) -> None:
+def test_width_fits_largest_value(sizes: list[int], width: int) -> None:
     payload = pack_chunk_sizes(sizes)
     assert payload[8] == width
     assert len(payload) == 4 + 4 + 1 + (len(sizes) - 1) * width + 4
@@ -82,12 +81,12 @@ def test_values_are_as_wide_as_the_largest_needs(sizes: list[int], width: int) -
 
 @settings(deadline=None)
 @given(sizes_lists)
-def test_every_list_survives(sizes: list[int]) -> None:
+def test_chunk_sizes_round_trip(sizes: list[int]) -> None:
     assert decode_chunk_sizes(encode_chunk_sizes(sizes)).tolist() == sizes
 
 
 @pytest.mark.parametrize("sizes", [[-1], [-1, 1, 2], [1, -1, 2], [1, 2, -1], [2**31], [0, 2**63]])
-def test_sizes_that_are_no_sizes_are_not_written(sizes: list[int]) -> None:
+def test_impossible_size_is_not_written(sizes: list[int]) -> None:
     with pytest.raises(InvalidManifestError):
         encode_chunk_sizes(sizes)
 
@@ -113,24 +112,24 @@ def test_sizes_that_are_no_sizes_are_not_written(sizes: list[int]) -> None:
         ("00000002 0000000a 01 00 ffffffff", "outside"),
     ],
 )
-def test_payloads_that_contradict_themselves_are_refused(payload: str, reason: str) -> None:
+def test_contradictory_payload_raises(payload: str, reason: str) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
         decode_chunk_sizes(text_of(bytes.fromhex(payload)))
 
 
-def test_a_frame_without_content_size_is_refused() -> None:
+def test_frame_without_content_size_raises() -> None:
     with pytest.raises(InvalidManifestError, match="without content size"):
         decode_chunk_sizes(text_of(pack_chunk_sizes([1, 2, 3]), write_content_size=False))
 
 
-def test_a_payload_beyond_the_limit_is_refused_before_it_is_decompressed() -> None:
+def test_payload_above_limit_raises_before_decompression() -> None:
     bomb = text_of(bytes(1 << 30))
     assert len(bomb) < 1 << 18
     with pytest.raises(InvalidManifestError, match="at most"):
         decode_chunk_sizes(bomb)
 
 
-def test_a_payload_at_the_limit_is_read() -> None:
+def test_payload_at_limit_decodes() -> None:
     count = MAX_PAYLOAD_BYTES - 13 + 1
     sizes = np.full(count, 7, dtype=np.int64)
     assert len(pack_chunk_sizes(sizes)) == MAX_PAYLOAD_BYTES
@@ -139,7 +138,7 @@ def test_a_payload_at_the_limit_is_read() -> None:
         encode_chunk_sizes(np.append(sizes, 7))
 
 
-def test_a_frame_that_lies_about_its_content_is_refused() -> None:
+def test_frame_with_wrong_content_size_raises() -> None:
     frame = bytearray(base64.b64decode(text_of(pack_chunk_sizes([10, 20, 30]))))
     assert frame[4:6] == b"\x20\x0f"  # single segment, content size 15 in one byte
     for stated in (0, 14, 16, 255):
@@ -153,7 +152,7 @@ def test_a_frame_that_lies_about_its_content_is_refused() -> None:
     [lambda frame: frame + b"x", lambda frame: frame + frame, lambda frame: frame[:-1]],
     ids=["a byte more", "two frames", "cut"],
 )
-def test_only_one_whole_frame_is_accepted(change: Any) -> None:  # noqa: ANN401 - a lambda
+def test_several_or_cut_frames_raise(change: Any) -> None:  # noqa: ANN401 - a lambda
     frame = base64.b64decode(encode_chunk_sizes([1, 2, 3]))
     with pytest.raises(InvalidManifestError):
         decode_chunk_sizes(base64.b64encode(change(frame)).decode("ascii"))
@@ -162,14 +161,14 @@ def test_only_one_whole_frame_is_accepted(change: Any) -> None:  # noqa: ANN401 
 @pytest.mark.parametrize(
     "text", ["", "?", "AAAA", "KLUv/SAPeQAAAAAAAwAAAAoBAAoAAAA", "ä", "\ud800"]
 )
-def test_texts_that_are_no_list_are_refused(text: str) -> None:
+def test_invalid_text_raises(text: str) -> None:
     with pytest.raises(InvalidManifestError):
         decode_chunk_sizes(text)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_any_payload_is_a_list_or_refused(payload: bytes) -> None:
+def test_any_payload_decodes_or_raises(payload: bytes) -> None:
     outcome = value_or_error(lambda: unpack_chunk_sizes(payload))
     if isinstance(outcome, np.ndarray):
         assert int(outcome.min(initial=0)) >= 0
@@ -178,7 +177,7 @@ def test_any_payload_is_a_list_or_refused(payload: bytes) -> None:
 
 @settings(deadline=None)
 @given(sizes_lists, st.data())
-def test_any_changed_frame_is_a_list_or_refused(sizes: list[int], data: st.DataObject) -> None:
+def test_changed_frame_decodes_or_raises(sizes: list[int], data: st.DataObject) -> None:
     frame = bytearray(base64.b64decode(encode_chunk_sizes(sizes)))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -191,5 +190,5 @@ def test_any_changed_frame_is_a_list_or_refused(sizes: list[int], data: st.DataO
 @given(
     st.text(max_size=80) | st.binary(max_size=60).map(lambda data: base64.b64encode(data).decode())
 )
-def test_any_text_is_a_list_or_refused(text: str) -> None:
+def test_any_text_decodes_or_raises(text: str) -> None:
     assert value_or_error(lambda: decode_chunk_sizes(text)) is not None

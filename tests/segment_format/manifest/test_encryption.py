@@ -18,14 +18,12 @@ from segment_format.manifest.encryption import (
     PrivateKey,
     WrappedDataKey,
     decrypt,
-    encrypt,
     load_private_key,
-    load_public_key,
     unwrap_data_key,
-    wrap_data_key,
 )
 from tests.golden_data import KEYS, VECTORS
 from tests.needs import needs
+from tests.segment_format.manifest.writers import encrypt, load_public_key, wrap_data_key
 from tests.segment_format.outcomes import value_or_error
 
 AIVEN = VECTORS / "aiven_vectors"
@@ -66,13 +64,13 @@ def wrapped_in(case: str) -> WrappedDataKey:
 
 
 @pytest.mark.parametrize("case", DATA_KEYS)
-def test_data_keys_of_the_vectors(case: str) -> None:
+def test_data_key_of_vector_unwraps(case: str) -> None:
     wrapped = wrapped_in(case)
     assert wrapped.key_id == "key1"
     assert unwrap_data_key(wrapped, VECTOR_KEY).hex() == DATA_KEYS[case]
 
 
-def test_what_is_wrapped_here_opens_here() -> None:
+def test_data_key_round_trips() -> None:
     public = load_public_key(VECTOR_PUBLIC_PEM)
     wrapped = wrap_data_key(DATA_KEY, key_id="key1", public_key=public)
     again = wrap_data_key(DATA_KEY, key_id="key1", public_key=VECTOR_KEY.public_key)
@@ -80,7 +78,7 @@ def test_what_is_wrapped_here_opens_here() -> None:
     assert unwrap_data_key(wrapped, VECTOR_KEY) == unwrap_data_key(again, VECTOR_KEY) == DATA_KEY
 
 
-def test_openssl_opens_what_is_wrapped_here_and_the_other_way_round() -> None:
+def test_data_key_round_trips_through_openssl() -> None:
     needs("openssl")
     options = ["rsa_padding_mode:oaep", "rsa_oaep_md:sha3-512", "rsa_mgf1_md:sha3-512"]
     flags = [word for option in options for word in ("-pkeyopt", option)]
@@ -103,18 +101,18 @@ def test_openssl_opens_what_is_wrapped_here_and_the_other_way_round() -> None:
     assert unwrap_data_key(WrappedDataKey("key1", sealed.stdout), VECTOR_KEY) == DATA_KEY
 
 
-def test_the_wrong_key_does_not_open() -> None:
+def test_wrong_private_key_raises() -> None:
     with pytest.raises(DecryptionError, match="'key1'"):
         unwrap_data_key(wrapped_in("aes"), GOLDEN_KEY)
 
 
-def test_a_key_of_another_length_does_not_open() -> None:
+def test_private_key_of_other_length_raises() -> None:
     key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
     with pytest.raises(DecryptionError, match="256 bytes wrapped, the key makes 384"):
         unwrap_data_key(wrapped_in("aes"), load_private_key(pem_of(key)))
 
 
-def test_no_changed_ciphertext_opens() -> None:
+def test_changed_wrapped_key_raises() -> None:
     wrapped = wrapped_in("aes")
     for place in (0, 100, 255):
         changed = bytearray(wrapped.ciphertext)
@@ -145,9 +143,10 @@ def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0)
     return int.from_bytes(encoded, "big")
 
 
-def test_every_part_of_the_padding_is_checked() -> None:
+def test_wrong_padding_raises() -> None:
     def opened(block: int) -> bytes:
-        ciphertext = VECTOR_KEY.public_key.encrypt_raw(block).to_bytes(256, "big")
+        public = VECTOR_KEY.public_key
+        ciphertext = pow(block, public.public_exponent, public.modulus).to_bytes(256, "big")
         return unwrap_data_key(WrappedDataKey("key1", ciphertext), VECTOR_KEY)
 
     assert opened(oaep(DATA_KEY)) == DATA_KEY
@@ -163,21 +162,14 @@ def test_every_part_of_the_padding_is_checked() -> None:
             opened(oaep(message))
 
 
-def test_short_rsa_keys_are_refused() -> None:
+def test_short_rsa_key_raises() -> None:
     pem = pem_of(rsa.generate_private_key(public_exponent=65537, key_size=1024))
     key = load_private_key(pem)
-    with pytest.raises(ValueError, match="too short"):
-        wrap_data_key(DATA_KEY, key_id="k", public_key=key.public_key)
     with pytest.raises(DecryptionError, match="too short"):
         unwrap_data_key(WrappedDataKey("k", bytes(128)), key)
 
 
-def test_only_data_keys_of_256_bits_are_wrapped() -> None:
-    with pytest.raises(ValueError, match="32 bytes"):
-        wrap_data_key(b"short", key_id="k", public_key=VECTOR_KEY.public_key)
-
-
-def test_a_known_data_key_text() -> None:
+def test_data_key_text_parses() -> None:
     wrapped = WrappedDataKey.from_text("id:AAECAw==")
     assert wrapped == WrappedDataKey("id", bytes([0, 1, 2, 3]))
     assert wrapped.to_text() == "id:AAECAw=="
@@ -202,7 +194,7 @@ def test_a_known_data_key_text() -> None:
         "id:" + "A" * 100_000,
     ],
 )
-def test_data_key_texts_that_are_none(text: str) -> None:
+def test_invalid_data_key_text_raises(text: str) -> None:
     with pytest.raises(InvalidManifestError):
         WrappedDataKey.from_text(text)
 
@@ -210,26 +202,26 @@ def test_data_key_texts_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(
     "wrapped", [WrappedDataKey("a:b", b"x"), WrappedDataKey(" ", b"x"), WrappedDataKey("k", b"")]
 )
-def test_data_keys_without_a_text_are_not_written(wrapped: WrappedDataKey) -> None:
+def test_data_key_without_text_raises(wrapped: WrappedDataKey) -> None:
     with pytest.raises(InvalidManifestError):
         wrapped.to_text()
 
 
 @settings(deadline=None)
 @given(st.text(max_size=40))
-def test_any_text_is_a_data_key_or_refused(text: str) -> None:
+def test_any_data_key_text_parses_or_raises(text: str) -> None:
     outcome = value_or_error(lambda: WrappedDataKey.from_text(text))
     if isinstance(outcome, WrappedDataKey):
         assert WrappedDataKey.from_text(outcome.to_text()) == outcome
 
 
 @pytest.mark.parametrize("label", ["PRIVATE KEY", "RSA PRIVATE KEY", "ANYTHING AT ALL", ""])
-def test_the_label_of_a_pem_file_does_not_matter(label: str) -> None:
+def test_pem_label_is_ignored(label: str) -> None:
     pem = VECTOR_PEM.replace(b" PRIVATE KEY-", f" {label}-".encode())
     assert load_private_key(b"a comment\n" + pem.replace(b"\n", b"\r\n") + b"\n") == VECTOR_KEY
 
 
-def test_private_keys_in_other_forms_are_refused_with_advice(other_key: rsa.RSAPrivateKey) -> None:
+def test_private_key_in_other_form_raises_with_advice(other_key: rsa.RSAPrivateKey) -> None:
     pkcs1 = pem_of(other_key, serialization.PrivateFormat.TraditionalOpenSSL)
     with pytest.raises(DecryptionError, match=r"PKCS#1.*openssl pkcs8"):
         load_private_key(pkcs1)
@@ -247,16 +239,6 @@ def test_private_keys_in_other_forms_are_refused_with_advice(other_key: rsa.RSAP
         load_private_key(pem_of(ec.generate_private_key(ec.SECP256R1())))
     with pytest.raises(DecryptionError, match="PKCS#8"):
         load_private_key(VECTOR_PUBLIC_PEM)
-    with pytest.raises(DecryptionError, match="SubjectPublicKeyInfo"):
-        load_public_key(VECTOR_PEM)
-    with pytest.raises(DecryptionError, match="another kind than RSA"):
-        load_public_key(
-            ec.generate_private_key(ec.SECP256R1())
-            .public_key()
-            .public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
 
 
 @pytest.mark.parametrize(
@@ -276,16 +258,14 @@ def test_private_keys_in_other_forms_are_refused_with_advice(other_key: rsa.RSAP
         VECTOR_PEM + bytes(1 << 17),
     ],
 )
-def test_files_that_are_no_keys_are_refused(pem: bytes) -> None:
+def test_invalid_key_file_raises(pem: bytes) -> None:
     with pytest.raises(DecryptionError):
         load_private_key(pem)
-    with pytest.raises(DecryptionError):
-        load_public_key(pem)
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_any_changed_key_file_is_a_key_or_refused(data: st.DataObject) -> None:
+def test_changed_key_file_parses_or_raises(data: st.DataObject) -> None:
     changed = bytearray(VECTOR_PEM)
     changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     assert value_or_error(lambda: load_private_key(bytes(changed))) is not None
@@ -306,7 +286,7 @@ def shows_secret(text: str) -> bool:
     )
 
 
-def test_a_private_key_does_not_show(caplog: pytest.LogCaptureFixture) -> None:
+def test_private_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert shows_secret(VECTOR_PEM.decode())  # the test sees what it looks for
     assert shows_secret(str(secret_numbers(VECTOR_PEM)))
     with caplog.at_level(logging.DEBUG):
@@ -320,7 +300,7 @@ def test_a_private_key_does_not_show(caplog: pytest.LogCaptureFixture) -> None:
         vars(VECTOR_KEY)
 
 
-def test_no_error_shows_a_private_key() -> None:
+def test_errors_do_not_quote_private_key() -> None:
     broken = VECTOR_PEM.replace(b"\n", b"!\n", 5)
     with pytest.raises(DecryptionError) as of_file:
         load_private_key(broken)
@@ -332,7 +312,7 @@ def test_no_error_shows_a_private_key() -> None:
         assert not shows_secret(repr(caught.value) + str(caught.value))
 
 
-def test_a_private_key_survives_pickling() -> None:
+def test_private_key_pickles() -> None:
     copy = pickle.loads(pickle.dumps(VECTOR_KEY))
     assert isinstance(copy, PrivateKey)
     assert copy == VECTOR_KEY
@@ -343,14 +323,14 @@ def test_a_private_key_survives_pickling() -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(min_size=32, max_size=32), st.binary(max_size=40))
-def test_messages_survive(plaintext: bytes, data_key: bytes, aad: bytes) -> None:
+def test_message_round_trips(plaintext: bytes, data_key: bytes, aad: bytes) -> None:
     message = encrypt(plaintext, data_key=data_key, aad=aad)
     assert len(message) == len(plaintext) + 28
     assert decrypt(message, data_key=data_key, aad=aad) == plaintext
     assert decrypt(memoryview(message), data_key=data_key, aad=aad) == plaintext
 
 
-def test_a_known_message() -> None:
+def test_message_of_nist_vector_decrypts() -> None:
     # NIST's GCM test case 16: key, IV, AAD, plaintext and tag are published.
     key = bytes.fromhex("feffe9928665731c6d6a8f9467308308" * 2)
     iv = bytes.fromhex("cafebabefacedbaddecaf888")
@@ -365,14 +345,12 @@ def test_a_known_message() -> None:
     assert decrypt(message, data_key=key, aad=aad) == plaintext
 
 
-def test_messages_have_fresh_ivs() -> None:
+def test_messages_have_unique_ivs() -> None:
     ivs = {encrypt(b"x", data_key=DATA_KEY, aad=b"")[:12] for _ in range(50)}
     assert len(ivs) == 50
-    with pytest.raises(ValueError, match="12 bytes"):
-        encrypt(b"x", data_key=DATA_KEY, aad=b"", iv=b"short")
 
 
-def test_every_changed_byte_is_noticed() -> None:
+def test_message_with_changed_byte_raises() -> None:
     message = encrypt(b"some bytes of a segment", data_key=DATA_KEY, aad=b"aad")
     for place in range(len(message)):
         changed = bytearray(message)
@@ -382,15 +360,15 @@ def test_every_changed_byte_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 12, 27])
-def test_messages_too_short_for_iv_and_tag_are_refused(size: int) -> None:
+def test_message_below_minimum_size_raises(size: int) -> None:
     with pytest.raises(DecryptionError, match="at least 28"):
         decrypt(bytes(size), data_key=DATA_KEY, aad=b"")
 
 
-def test_wrong_keys_and_aads_are_noticed_and_the_key_id_named() -> None:
+def test_wrong_key_or_aad_fails() -> None:
     message = encrypt(b"some bytes", data_key=DATA_KEY, aad=b"aad")
-    with pytest.raises(DecryptionError, match=r"changed bytes.*'key9'"):
-        decrypt(message, data_key=DATA_KEY[::-1], aad=b"aad", key_id="key9")
+    with pytest.raises(DecryptionError, match="changed bytes"):
+        decrypt(message, data_key=DATA_KEY[::-1], aad=b"aad")
     with pytest.raises(DecryptionError, match="changed bytes"):
         decrypt(message, data_key=DATA_KEY, aad=b"other")
     with pytest.raises(DecryptionError, match="16 bytes"):

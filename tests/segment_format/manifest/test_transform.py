@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
-from segment_format.manifest.encryption import decrypt, encrypt
+from segment_format.manifest.encryption import decrypt
 from segment_format.manifest.segment_manifest import IndexRange
-from segment_format.manifest.transform import (
-    restore_chunk,
-    restore_index,
-    transform_chunk,
-    transform_index,
-)
+from segment_format.manifest.transform import restore_chunk, restore_index
+from tests.segment_format.manifest.writers import encrypt, transform_chunk, transform_index
 from tests.segment_format.outcomes import value_or_error
 
 KEY = bytes(range(32))
@@ -33,7 +29,7 @@ def chunk_of(original: bytes, stored: bytes) -> Chunk:
 
 @modes
 @keys
-def test_chunks_come_back(compression: bool, data_key: bytes | None) -> None:
+def test_chunk_round_trips(compression: bool, data_key: bytes | None) -> None:
     stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
     chunk = chunk_of(TEXT, stored)
     for given_bytes in (stored, memoryview(stored)):
@@ -45,7 +41,7 @@ def test_chunks_come_back(compression: bool, data_key: bytes | None) -> None:
 
 @settings(deadline=None)
 @given(st.binary(min_size=1, max_size=200), st.booleans(), st.booleans())
-def test_every_chunk_comes_back(original: bytes, compression: bool, encrypted: bool) -> None:
+def test_any_chunk_round_trips(original: bytes, compression: bool, encrypted: bool) -> None:
     data_key = KEY if encrypted else None
     stored = transform_chunk(original, compression=compression, data_key=data_key, aad=AAD)
     restored = restore_chunk(
@@ -54,7 +50,7 @@ def test_every_chunk_comes_back(original: bytes, compression: bool, encrypted: b
     assert bytes(restored) == original
 
 
-def test_a_plain_chunk_is_not_copied() -> None:
+def test_plain_chunk_is_not_copied() -> None:
     view = memoryview(TEXT)
     assert restore_chunk(view, chunk_of(TEXT, TEXT), compression=False) is view
 
@@ -62,7 +58,7 @@ def test_a_plain_chunk_is_not_copied() -> None:
 @modes
 @keys
 @pytest.mark.parametrize("change", [-1, 1])
-def test_stored_lengths_are_checked(compression: bool, data_key: bytes | None, change: int) -> None:
+def test_wrong_stored_length_raises(compression: bool, data_key: bytes | None, change: int) -> None:
     stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
     wrong = (stored + b"x")[: len(stored) + change]
     with pytest.raises(ChunkError, match=r"chunk 3: \d+ bytes stored") as caught:
@@ -75,7 +71,7 @@ def test_stored_lengths_are_checked(compression: bool, data_key: bytes | None, c
 @modes
 @keys
 @pytest.mark.parametrize("change", [-1, 1])
-def test_original_lengths_are_checked(
+def test_wrong_original_length_raises(
     compression: bool, data_key: bytes | None, change: int
 ) -> None:
     stored = transform_chunk(TEXT, compression=compression, data_key=data_key, aad=AAD)
@@ -85,13 +81,13 @@ def test_original_lengths_are_checked(
     assert caught.value.position == 300
 
 
-def test_a_frame_is_refused_before_it_is_decompressed() -> None:
+def test_frame_with_wrong_size_raises_before_decompression() -> None:
     bomb = zstandard.ZstdCompressor(level=3).compress(bytes(1 << 30))
     with pytest.raises(ChunkError, match="states 1073741824 bytes, the manifest 16384"):
         restore_chunk(bomb, Chunk(0, 0, 16384, 0, len(bomb)), compression=True)
 
 
-def test_a_frame_that_lies_about_its_content_is_refused() -> None:
+def test_frame_with_false_content_size_raises() -> None:
     # States 16384 bytes and holds a megabyte: the size field is changed, the blocks are not.
     frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(1 << 20)))
     assert frame[4] == 0xA0  # single segment, four bytes of content size
@@ -105,7 +101,7 @@ def test_a_frame_that_lies_about_its_content_is_refused() -> None:
         restore_chunk(bytes(frame), Chunk(0, 0, 80000, 0, len(frame)), compression=True)
 
 
-def test_frames_the_plugin_does_not_write_are_refused() -> None:
+def test_unusual_frame_raises() -> None:
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
     with pytest.raises(ChunkError, match="states no size"):
         restore_chunk(unsized, chunk_of(TEXT, unsized), compression=True)
@@ -120,7 +116,7 @@ def test_frames_the_plugin_does_not_write_are_refused() -> None:
 
 
 @modes
-def test_the_wrong_key_says_so(compression: bool) -> None:
+def test_wrong_key_raises(compression: bool) -> None:
     stored = transform_chunk(TEXT, compression=compression, data_key=KEY, aad=AAD)
     chunk = chunk_of(TEXT, stored)
     for data_key, aad in ((KEY[::-1], AAD), (KEY, AAD[::-1])):
@@ -131,12 +127,12 @@ def test_the_wrong_key_says_so(compression: bool) -> None:
         restore_chunk(stored, chunk, compression=compression, data_key=KEY)
 
 
-def test_a_chunk_too_short_to_be_encrypted_is_refused() -> None:
+def test_chunk_too_short_for_encryption_raises() -> None:
     with pytest.raises(ChunkError, match="too few"):
         restore_chunk(bytes(27), Chunk(0, 0, 1, 0, 27), compression=False, data_key=KEY, aad=AAD)
 
 
-def test_chunks_of_one_segment_can_be_swapped_and_only_their_lengths_tell() -> None:
+def test_swapped_chunks_are_detected_by_length_only() -> None:
     # The AAD binds no position: equal lengths pass, which is why batches are checked further on.
     one, two = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))
     assert restore_chunk(two, chunk_of(b"one", one), compression=False, data_key=KEY, aad=AAD) == (
@@ -146,7 +142,7 @@ def test_chunks_of_one_segment_can_be_swapped_and_only_their_lengths_tell() -> N
 
 @keys
 @pytest.mark.parametrize("original", [b"", b"some side file"])
-def test_indexes_come_back(original: bytes, data_key: bytes | None) -> None:
+def test_index_round_trips(original: bytes, data_key: bytes | None) -> None:
     stored = transform_index(original, data_key=data_key, aad=AAD)
     index_range = IndexRange(17, len(stored))
     assert bytes(restore_index(stored, index_range, data_key=data_key, aad=AAD)) == original
@@ -159,7 +155,7 @@ def test_indexes_come_back(original: bytes, data_key: bytes | None) -> None:
 
 
 @keys
-def test_index_lengths_are_checked(data_key: bytes | None) -> None:
+def test_wrong_index_length_raises(data_key: bytes | None) -> None:
     stored = transform_index(b"some side file", data_key=data_key, aad=AAD)
     for size in (0, len(stored) - 1, len(stored) + 1):
         with pytest.raises(ChunkError, match=f"manifest says {size}"):
@@ -173,7 +169,7 @@ def test_index_lengths_are_checked(data_key: bytes | None) -> None:
 
 @settings(deadline=None)
 @given(st.data(), st.booleans(), st.booleans())
-def test_any_changed_chunk_is_bytes_of_its_size_or_refused(
+def test_changed_chunk_restores_to_its_size_or_raises(
     data: st.DataObject, compression: bool, encrypted: bool
 ) -> None:
     data_key = KEY if encrypted else None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from segment_format._cursor import TaggedField
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
@@ -16,9 +17,8 @@ from segment_format.metadata.model import (
     RemotePartitionDelete,
     RemotePartitionDeleteState,
     TopicIdPartition,
-    WireDetails,
 )
-from segment_format.metadata.protocol import TaggedField
+from tests.segment_format.metadata.writers import WireDetails, write_metadata_record
 
 if TYPE_CHECKING:
     from segment_format.metadata.model import MetadataRecord
@@ -61,36 +61,53 @@ def bodies(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
+Written = tuple["MetadataRecord", bytes]
+
+
 @st.composite
-def segment_records(draw: st.DrawFn) -> MetadataRecord:
+def written_segments(draw: st.DrawFn) -> Written:
     body = draw(bodies())
     names = draw(st.permutations([entry.epoch for entry in body["segment_leader_epochs"]]))  # type: ignore[attr-defined]
     order = tuple((epoch, draw(tags)) for epoch in names)
     version = draw(st.sampled_from([0, 1]))
+    record: MetadataRecord
     if draw(st.booleans()):
-        wire = WireDetails(version, draw(tags), epochs=order)
-        return RemoteLogSegmentMetadataSnapshot(draw(st.uuids()), **body, wire=wire)  # type: ignore[arg-type]
+        record = RemoteLogSegmentMetadataSnapshot(draw(st.uuids()), **body)  # type: ignore[arg-type]
+        return record, write_metadata_record(record, WireDetails(version, draw(tags), epochs=order))
+    record = RemoteLogSegmentMetadata(draw(segments), **body)  # type: ignore[arg-type]
     wire = WireDetails(version, draw(tags), draw(tags), draw(tags), order)
-    return RemoteLogSegmentMetadata(draw(segments), **body, wire=wire)  # type: ignore[arg-type]
+    return record, write_metadata_record(record, wire)
 
 
-records = st.one_of(
-    segment_records(),
+def _written(record: MetadataRecord, wire: WireDetails) -> Written:
+    return record, write_metadata_record(record, wire)
+
+
+written_records: st.SearchStrategy[Written] = st.one_of(
+    written_segments(),
     st.builds(
-        RemoteLogSegmentMetadataUpdate,
-        segments,
-        int32s,
-        int64s,
-        custom,
-        st.sampled_from(RemoteLogSegmentState),
+        _written,
+        st.builds(
+            RemoteLogSegmentMetadataUpdate,
+            segments,
+            int32s,
+            int64s,
+            custom,
+            st.sampled_from(RemoteLogSegmentState),
+        ),
         st.builds(WireDetails, st.sampled_from([0, 1]), tags, tags, tags),
     ),
     st.builds(
-        RemotePartitionDelete,
-        partitions,
-        int32s,
-        int64s,
-        st.sampled_from(RemotePartitionDeleteState),
+        _written,
+        st.builds(
+            RemotePartitionDelete,
+            partitions,
+            int32s,
+            int64s,
+            st.sampled_from(RemotePartitionDeleteState),
+        ),
         st.builds(WireDetails, st.sampled_from([0, 1]), tags, topic_id_partition_tags=tags),
     ),
 )
+"""Records and how they can be written."""
+written_values = written_records.map(lambda written: written[1])

@@ -11,7 +11,6 @@ import pytest
 
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.kafka_uuid import uuid_to_text
-from segment_format.metadata.live_segments import known_segments, live_segments
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -24,6 +23,7 @@ from segment_format.metadata.model import (
 )
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import EXPECTED, GOLDEN, LOCAL_TIER
+from tests.segment_format.metadata.readable_segments import known_segments, live_segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def broker_records(folder: Path) -> list[MetadataRecord]:
     ],
     ids=["plugin", "local"],
 )
-def test_the_live_set_of_a_real_broker(records: Path, expected: Path) -> None:
+def test_live_segments_match_broker(records: Path, expected: Path) -> None:
     def row(topic: dict[str, Any], partition: dict[str, Any], segment: dict[str, Any]) -> object:
         return (
             topic["topic"],
@@ -108,7 +108,7 @@ def test_the_live_set_of_a_real_broker(records: Path, expected: Path) -> None:
     assert found == sorted(wanted, key=lambda entry: entry[:4])  # type: ignore[index]
 
 
-def test_uploads_that_never_finished_are_known_but_not_live() -> None:
+def test_unfinished_uploads_are_not_live() -> None:
     records = broker_records(GOLDEN)
     known = {segment.segment_id.id: segment.state for segment in known_segments(records)}
     live = {segment.segment_id.id for segment in live_segments(records)}
@@ -117,7 +117,7 @@ def test_uploads_that_never_finished_are_known_but_not_live() -> None:
     assert live == set(known) - unfinished
 
 
-def test_an_update_replaces_what_it_says() -> None:
+def test_update_replaces_its_fields() -> None:
     (segment,) = live_segments([SEGMENT, update(FINISHED, custom=b"x")])
     assert segment == replace(
         SEGMENT, broker_id=2, event_timestamp_ms=20, custom_metadata=b"x", state=FINISHED
@@ -130,7 +130,7 @@ def test_an_update_replaces_what_it_says() -> None:
 @pytest.mark.parametrize(
     ("source", "target"), [*itertools.product(RemoteLogSegmentState, repeat=2)]
 )
-def test_only_kafkas_transitions_are_followed(
+def test_forbidden_transitions_are_dropped(
     source: RemoteLogSegmentState, target: RemoteLogSegmentState
 ) -> None:
     allowed = {(STARTED, FINISHED), (STARTED, DELETING), (FINISHED, DELETING), (DELETING, DELETED)}
@@ -151,20 +151,20 @@ def test_only_kafkas_transitions_are_followed(
         assert (known[0].event_timestamp_ms == 99) == followed
 
 
-def test_events_without_a_beginning_are_dropped() -> None:
+def test_updates_of_unknown_segments_are_dropped() -> None:
     assert known_segments([update(FINISHED)]) == ()
     assert known_segments([update(FINISHED), SEGMENT]) == (SEGMENT,)
     assert known_segments([replace(SEGMENT, state=FINISHED)]) == ()
 
 
-def test_a_segment_may_be_announced_again_only_before_it_is_finished() -> None:
+def test_segment_is_announced_again_only_before_it_finishes() -> None:
     again = replace(SEGMENT, end_offset=120)
     assert known_segments([SEGMENT, again]) == (again,)
     (segment,) = known_segments([SEGMENT, update(FINISHED), again])
     assert (segment.end_offset, segment.state) == (99, FINISHED)
 
 
-def test_segments_of_other_topic_ids_and_partitions_are_others() -> None:
+def test_segments_differ_by_topic_id_and_partition() -> None:
     others = [
         replace(SEGMENT, segment_id=RemoteLogSegmentId(partition, SEGMENT.segment_id.id))
         for partition in (
@@ -177,7 +177,7 @@ def test_segments_of_other_topic_ids_and_partitions_are_others() -> None:
     assert len(known_segments([SEGMENT, *others])) == 3
 
 
-def test_snapshots_and_the_beginning_of_a_partitions_deletion_change_nothing() -> None:
+def test_snapshot_and_begun_partition_delete_change_nothing() -> None:
     snapshot = RemoteLogSegmentMetadataSnapshot(
         SEGMENT.segment_id.id,
         *(0, 9, 0, 1, 30),
@@ -193,7 +193,7 @@ def test_snapshots_and_the_beginning_of_a_partitions_deletion_change_nothing() -
     assert len(live_segments([SEGMENT, update(FINISHED), snapshot, *begun])) == 1
 
 
-def test_the_end_of_a_partitions_deletion_forgets_its_segments() -> None:
+def test_finished_partition_delete_removes_its_segments() -> None:
     other = replace(
         SEGMENT,
         segment_id=RemoteLogSegmentId(replace(PARTITION, partition=1), SEGMENT.segment_id.id),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from segment_format.kafka_uuid import uuid_from_text
+from segment_format.metadata.model import RemoteLogSegmentMetadata
 from segment_format.metadata.remote_log_segment_metadata import (
     DEFAULT_METADATA_PARTITIONS,
-    RemoteLogSegmentMetadata,
     metadata_partition,
     murmur2,
     parse_metadata_record,
@@ -23,14 +23,14 @@ CASES: list[dict[str, Any]] = json.loads((VECTORS / "kafka-vectors.json").read_t
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_vectors_of_kafka(case: dict[str, Any]) -> None:
+def test_metadata_partition_matches_kafka_vectors(case: dict[str, Any]) -> None:
     found = metadata_partition(
         uuid_from_text(case["topic_id"]), case["partition"], case["num_partitions"]
     )
     assert found == case["metadata_partition"]
 
 
-def test_a_real_broker_put_its_records_there() -> None:
+def test_metadata_partition_matches_broker() -> None:
     count = summary()["metadata_topic_partitions"]
     seen = set()
     for line in (GOLDEN / "metadata-topic" / "records.jsonl").read_text().splitlines():
@@ -56,11 +56,11 @@ def test_a_real_broker_put_its_records_there() -> None:
         (b"abc", 479470107),
     ],
 )
-def test_hashes_that_kafka_publishes(text: bytes, hashed: int) -> None:
+def test_murmur2_matches_kafka(text: bytes, hashed: int) -> None:
     assert murmur2(text) == hashed % 2**32
 
 
-def test_there_are_50_partitions_unless_said_otherwise() -> None:
+def test_metadata_topic_has_50_partitions_by_default() -> None:
     topic_id = uuid_from_text("LWgrMmVrT0a__7a4SasuPA")
     assert DEFAULT_METADATA_PARTITIONS == 50
     assert [metadata_partition(topic_id, partition) for partition in (0, 1, 2, 17)] == [

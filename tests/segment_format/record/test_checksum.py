@@ -6,11 +6,11 @@ import numpy as np
 from segment_format.record.batch_header import crc32c
 
 
-def test_the_library_is_the_c_one() -> None:
+def test_crc32c_library_is_compiled() -> None:
     assert google_crc32c.implementation == "c"
 
 
-def test_kafkas_check_value_from_any_buffer() -> None:
+def test_crc32c_of_any_buffer_matches_kafka() -> None:
     text = b"Some String"
 
     for data in (text, bytearray(text), memoryview(text), np.frombuffer(text, np.uint8)):

@@ -114,7 +114,7 @@ def sample(size: int, seed: int = 1) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 100, 16 << 10, 300_000, 5 << 20])
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_content_of_any_size_comes_back(name: str, size: int) -> None:
+def test_content_round_trips(name: str, size: int) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(size)
 
@@ -122,7 +122,7 @@ def test_content_of_any_size_comes_back(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
-def test_the_bound_is_exact(name: str) -> None:
+def test_output_limit_is_exact(name: str) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(3 << 20)
     payload = compress(data)
@@ -135,7 +135,7 @@ def test_the_bound_is_exact(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("convert", [bytearray, memoryview, lambda b: np.frombuffer(b, np.uint8)])
-def test_any_buffer_will_do(name: str, convert: Any) -> None:  # noqa: ANN401
+def test_payload_may_be_any_buffer(name: str, convert: Any) -> None:  # noqa: ANN401
     codec, compress = COMPRESSORS[name]
     data = sample(50_000)
 
@@ -186,7 +186,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_without_the_memory_it_asks_for(name: str) -> None:
+def test_decompression_bomb_raises_without_allocating(name: str) -> None:
     codec, payload = BOMBS[name]
     bound = 2 << 20
     decompress(
@@ -203,7 +203,7 @@ def test_a_bomb_is_refused_without_the_memory_it_asks_for(name: str) -> None:
     assert peak < 2 * bound + (1 << 20)
 
 
-def test_snappy_sizes_that_no_block_can_hold_are_refused_before_allocating() -> None:
+def test_snappy_impossible_size_raises_before_allocating() -> None:
     """Twelve bytes that state a size of 200 MiB, well below the default bound."""
     claimed = b"\x80\x80\x80\x64" + bytes(8)
     tracemalloc.start()
@@ -218,12 +218,12 @@ def test_snappy_sizes_that_no_block_can_hold_are_refused_before_allocating() -> 
     assert peak < 100_000
 
 
-def test_ten_gigabytes_in_zstd_are_refused_by_the_default_bound() -> None:
+def test_zstd_of_ten_gigabytes_raises_at_default_limit() -> None:
     with pytest.raises(DecompressionError, match=f"more than {DEFAULT_MAX_BATCH_BYTES} bytes"):
         decompress(ZSTD, zstd_bomb(80_000))
 
 
-def test_a_zstd_window_beyond_kafkas_limit_is_refused() -> None:
+def test_zstd_window_above_kafka_limit_raises() -> None:
     frame = bytearray(java_zstd(b"abc"))
     frame[5] = 17 << 3  # 2^27, the greatest window allowed
     assert decompress(ZSTD, frame) == b"abc"
@@ -233,7 +233,7 @@ def test_a_zstd_window_beyond_kafkas_limit_is_refused() -> None:
         decompress(ZSTD, frame)
 
 
-def test_a_false_lz4_content_size_is_ignored_as_kafka_ignores_it() -> None:
+def test_lz4_wrong_content_size_is_ignored() -> None:
     frame = bytearray(java_lz4(b"x" * 100, store_size=True))
     frame[6] = 7
     with pytest.raises(DecompressionError, match="header checksum"):
@@ -244,7 +244,7 @@ def test_a_false_lz4_content_size_is_ignored_as_kafka_ignores_it() -> None:
 
 @pytest.mark.parametrize("flags", range(0x60, 0x80, 4))
 @pytest.mark.parametrize("block_size", range(0x40, 0x80, 0x10))
-def test_lz4_header_checksums_are_computed_as_the_library_does(flags: int, block_size: int) -> None:
+def test_lz4_header_checksum_matches_library(flags: int, block_size: int) -> None:
     context = lz4.frame.create_compression_context()
     frame = b"".join(
         [
@@ -283,29 +283,29 @@ def test_lz4_header_checksums_are_computed_as_the_library_does(flags: int, block
         b"garbage",
     ],
 )
-def test_what_begins_no_gzip_member_is_ignored(rest: bytes) -> None:
+def test_gzip_trailing_bytes_are_ignored(rest: bytes) -> None:
     assert decompress(GZIP, gzip.compress(b"abc") + rest) == b"abc"
 
 
-def test_a_cut_second_gzip_member_is_refused() -> None:
+def test_gzip_cut_second_member_raises() -> None:
     with pytest.raises(DecompressionError) as caught:
         decompress(GZIP, gzip.compress(b"abc") + gzip.compress(b"d" * 1000)[:-3])
     assert caught.value.position == len(gzip.compress(b"abc"))
 
 
-def test_codecs_that_do_not_exist() -> None:
+def test_undefined_codec_raises() -> None:
     for codec, magic in ((5, 2), (7, 2), (-1, 2), (ZSTD, 1), (ZSTD, 0)):
         with pytest.raises(UnsupportedCompressionError):
             decompress(codec, java_zstd(b"abc"), magic=magic)
 
 
-def test_no_codec_hands_back_the_payload_itself() -> None:
+def test_uncompressed_payload_is_returned_unchanged() -> None:
     payload = b"abc"
 
     assert decompress(CompressionType.NONE, payload) is payload
 
 
-def test_threads_do_not_share_a_decompressor() -> None:
+def test_zstd_decompressor_is_per_thread() -> None:
     inputs = [sample(200_000, seed) for seed in range(8)]
     outputs: dict[int, bool] = {}
 
@@ -330,9 +330,7 @@ PAYLOADS = [
 
 @settings(max_examples=400)
 @given(st.integers(min_value=1, max_value=4), st.binary(max_size=200), st.integers(0, 2))
-def test_any_bytes_give_content_or_an_error_with_a_position(
-    codec: int, data: bytes, magic: int
-) -> None:
+def test_any_bytes_decompress_or_raise_with_position(codec: int, data: bytes, magic: int) -> None:
     if codec != ZSTD or magic == 2:
         assert_value_or_positioned_error(
             lambda: decompress(codec, data, magic=magic, max_output_bytes=1 << 16), size=len(data)
@@ -341,7 +339,7 @@ def test_any_bytes_give_content_or_an_error_with_a_position(
 
 @settings(max_examples=600)
 @given(st.sampled_from(PAYLOADS), st.data())
-def test_changed_payloads_give_content_within_the_bound_or_an_error(
+def test_changed_payload_stays_within_limit_or_raises(
     payload: tuple[int, bytes], data: st.DataObject
 ) -> None:
     codec, stored = payload
@@ -363,7 +361,7 @@ def test_changed_payloads_give_content_within_the_bound_or_an_error(
 
 
 @pytest.mark.parametrize("name", [name for name in COMPRESSORS if name != "raw snappy"])
-def test_a_payload_cut_anywhere_never_gives_all_of_its_content(name: str) -> None:
+def test_cut_payload_never_returns_all_content(name: str) -> None:
     codec, compress = COMPRESSORS[name]
     data = sample(3000)
     payload = compress(data)

@@ -19,7 +19,7 @@ from tests.segment_format.record.vectors import kafka_vectors, record_set
 LOG = b"".join(bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batches"])
 
 
-def test_entries_tile_the_log_and_name_offset_and_magic() -> None:
+def test_entries_tile_log() -> None:
     wanted = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 
     entries = list(iter_entries(LOG))
@@ -32,7 +32,7 @@ def test_entries_tile_the_log_and_name_offset_and_magic() -> None:
     assert entries[-1].stop == len(LOG)
 
 
-def test_a_walk_can_begin_at_any_entry() -> None:
+def test_iteration_starts_at_any_entry() -> None:
     entries = list(iter_entries(LOG))
 
     assert list(iter_entries(LOG, position=entries[5].position)) == entries[5:]
@@ -40,7 +40,7 @@ def test_a_walk_can_begin_at_any_entry() -> None:
     assert list(iter_entries(b"")) == []
 
 
-def test_a_cut_log_is_truncated_unless_cut_between_entries() -> None:
+def test_log_cut_inside_entry_raises() -> None:
     log = record_set("v2-none-createtime") + record_set("v0-none")
     borders = {entry.position for entry in iter_entries(log)}
 
@@ -58,7 +58,7 @@ def entry(length: int, magic: int, size: int = 200) -> bytes:
 
 
 @pytest.mark.parametrize("magic", [-128, -1, 3, 127])
-def test_unknown_magics_are_refused(magic: int) -> None:
+def test_unknown_magic_raises(magic: int) -> None:
     with pytest.raises(UnsupportedMagicError) as caught:
         list(iter_entries(entry(188, magic)))
     assert (caught.value.position, caught.value.offset) == (0, 7)
@@ -67,14 +67,14 @@ def test_unknown_magics_are_refused(magic: int) -> None:
 @pytest.mark.parametrize(
     ("length", "magic"), [(13, 0), (21, 1), (48, 2), (0, 0), (-1, 2), (-(2**31), 1)]
 )
-def test_lengths_below_the_least_are_refused(length: int, magic: int) -> None:
+def test_entry_length_below_minimum_raises(length: int, magic: int) -> None:
     with pytest.raises(CorruptRecordError) as caught:
         list(iter_entries(entry(length, magic)))
     assert not isinstance(caught.value, TruncatedBatchError)
     assert caught.value.position == 0
 
 
-def test_a_zero_filled_tail_is_corruption() -> None:
+def test_zero_filled_tail_raises() -> None:
     log = record_set("v2-min")
 
     with pytest.raises(CorruptRecordError) as caught:
@@ -83,7 +83,7 @@ def test_a_zero_filled_tail_is_corruption() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_tiling_entries_or_an_error_with_a_position(data: bytes) -> None:
+def test_any_bytes_tile_or_raise_with_position(data: bytes) -> None:
     entries: list[Entry] = []
     outcome = value_or_error(lambda: entries.extend(iter_entries(data)))
 

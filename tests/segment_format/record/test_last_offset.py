@@ -27,13 +27,13 @@ def batch(base: int, size: int = 10) -> bytes:
 
 
 @pytest.mark.parametrize("size", [10, WINDOW_BYTES - 80, WINDOW_BYTES, 3 * WINDOW_BYTES])
-def test_batches_of_any_size_are_stepped_over(size: int) -> None:
+def test_last_offset_steps_over_batches_of_any_size(size: int) -> None:
     data = b"".join(batch(base, size) for base in range(0, 20, 2))
     assert tail_of(data) == 19
     assert tail_of(data, 9 * len(batch(0, size))) == 19
 
 
-def test_legacy_batches_end_at_their_own_offset() -> None:
+def test_last_offset_of_legacy_batch_is_its_own() -> None:
     builder = LogBuilder(start_offset=5)
     builder.append_message_set([SimpleRecord(None, timestamp=-1)], magic=0)
     (segment,) = builder.build().segments
@@ -45,28 +45,28 @@ def test_legacy_batches_end_at_their_own_offset() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 5, 60, 61, 83])
-def test_a_cut_log_is_an_error(lost: int) -> None:
+def test_last_offset_of_cut_log_raises(lost: int) -> None:
     data = batch(0) + batch(2)
     with pytest.raises(TruncatedBatchError):
         tail_of(data[:-lost])
 
 
-def test_an_empty_log_is_an_error() -> None:
+def test_last_offset_of_empty_log_raises() -> None:
     with pytest.raises(TruncatedBatchError, match="no batch"):
         tail_of(b"")
 
 
-def test_offsets_that_do_not_ascend_are_an_error() -> None:
+def test_last_offset_raises_if_offsets_do_not_ascend() -> None:
     with pytest.raises(CorruptRecordError, match="offset 0 follows offset 1"):
         tail_of(batch(0) + batch(0))
 
 
-def test_zeros_behind_the_last_batch_are_an_error() -> None:
+def test_last_offset_raises_for_zeros_after_last_batch() -> None:
     with pytest.raises(CorruptRecordError, match="length 0"):
         tail_of(batch(0) + bytes(4096))
 
 
-def test_an_unknown_magic_is_an_error() -> None:
+def test_last_offset_raises_for_unknown_magic() -> None:
     data = bytearray(batch(0))
     data[16] = 3
     with pytest.raises(UnsupportedMagicError):
@@ -83,26 +83,26 @@ def flipped(data: bytes, at: int, bits: int) -> bytes:
     return bytes(changed)
 
 
-def test_last_batch_with_a_wrong_checksum_is_an_error() -> None:
+def test_last_batch_with_wrong_checksum_raises() -> None:
     data = batch(0) + batch(2)
     with pytest.raises(CrcMismatchError):
         end_of(flipped(data, len(batch(0)) + 26, 2))
 
 
 @pytest.mark.parametrize("facts", [{}, {"newest": 3}])
-def test_last_batch_whose_offset_has_a_flipped_bit_is_an_error(facts: dict[str, int]) -> None:
+def test_last_batch_with_flipped_offset_bit_raises(facts: dict[str, int]) -> None:
     data = flipped(batch(0) + batch(2), len(batch(0)) + 7, 16)
     with pytest.raises(CorruptRecordError, match=r"begins at offset 18|has offsets 18 to 19"):
         end_of(data, **facts)
 
 
-def test_gap_before_the_last_batch_is_no_error_in_a_compacted_log() -> None:
+def test_gap_in_compacted_log_is_accepted() -> None:
     assert end_of(batch(0) + batch(18), newest=19) == 19
     assert end_of(batch(0) + batch(5) + batch(23)) == 24
     assert end_of(batch(0) + batch(9)) == 10  # more than one bit away from 2
 
 
-def test_last_batch_that_the_index_contradicts_is_compared_with_all_before_it() -> None:
+def test_last_batch_contradicting_index_is_compared_with_all_batches() -> None:
     data = batch(0) + batch(2) + batch(4)
     at = 2 * len(batch(0))
     assert end_of(data, position=at, indexed=5) == 5
@@ -111,7 +111,7 @@ def test_last_batch_that_the_index_contradicts_is_compared_with_all_before_it() 
 
 
 @pytest.mark.parametrize("newest", [41, 42, 5, 3])
-def test_time_index_that_names_a_batch_allows_gaps(newest: int) -> None:
+def test_gap_is_accepted_if_time_index_names_a_batch(newest: int) -> None:
     data = batch(2) + batch(5) + batch(41)
     assert end_of(data, base_offset=2, newest=newest) == 42
 
@@ -125,7 +125,7 @@ def test_time_index_that_names_a_batch_allows_gaps(newest: int) -> None:
         ((2, 5, 41), 20),
     ],
 )
-def test_time_index_that_names_no_batch_is_refused(bases: tuple[int, ...], newest: int) -> None:
+def test_gap_raises_if_time_index_names_no_batch(bases: tuple[int, ...], newest: int) -> None:
     data = b"".join(map(batch, bases))
     with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
         end_of(data, base_offset=2, newest=newest)

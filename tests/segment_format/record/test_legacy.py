@@ -46,7 +46,7 @@ def decode(log: bytes) -> DecodedBatch:
     return batch
 
 
-def test_relative_offsets_with_holes_after_compaction() -> None:
+def test_compacted_wrapper_keeps_relative_offsets() -> None:
     inner = b"".join(message(offset, 1, timestamp=offset, value=b"v") for offset in (0, 3, 4))
     batch = decode(message(1004, 1, attributes=1, timestamp=4, value=gzipped(inner)))
 
@@ -55,7 +55,7 @@ def test_relative_offsets_with_holes_after_compaction() -> None:
     assert [record.timestamp for record in batch.records] == [0, 3, 4]
 
 
-def test_absolute_offsets_in_a_wrapper_of_magic_0() -> None:
+def test_wrapper_of_magic_0_has_absolute_offsets() -> None:
     inner = b"".join(message(offset, 0, value=b"v") for offset in (70, 75))
     batch = decode(message(75, 0, attributes=1, value=gzipped(inner)))
 
@@ -65,7 +65,7 @@ def test_absolute_offsets_in_a_wrapper_of_magic_0() -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
-def test_magic_0_inside_a_wrapper_of_magic_1(codec: str) -> None:
+def test_magic_0_in_wrapper_of_magic_1_decodes(codec: str) -> None:
     """KAFKA-4298: offsets follow the wrapper, timestamps the inner messages."""
     log = write_message_set(
         [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
@@ -84,7 +84,7 @@ def test_magic_0_inside_a_wrapper_of_magic_1(codec: str) -> None:
     assert batch.timestamp_type is TimestampType.CREATE_TIME
 
 
-def test_magic_1_inside_a_wrapper_of_magic_0() -> None:
+def test_magic_1_in_wrapper_of_magic_0_decodes() -> None:
     inner = message(50, 1, timestamp=5, value=b"a") + message(
         51, 1, attributes=8, timestamp=6, value=b"b"
     )
@@ -97,7 +97,7 @@ def test_magic_1_inside_a_wrapper_of_magic_0() -> None:
     ]
 
 
-def test_log_append_time_of_the_wrapper_holds_for_all() -> None:
+def test_wrapper_append_time_applies_to_all_records() -> None:
     log = write_message_set(
         [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
         base_offset=50,
@@ -112,7 +112,7 @@ def test_log_append_time_of_the_wrapper_holds_for_all() -> None:
     ] * 2
 
 
-def test_a_wrapper_with_offset_0_keeps_its_inner_offsets() -> None:
+def test_wrapper_with_offset_0_keeps_inner_offsets() -> None:
     inner = message(0, 1, value=b"a") + message(1, 1, value=b"b")
 
     assert [
@@ -125,7 +125,7 @@ def test_a_wrapper_with_offset_0_keeps_its_inner_offsets() -> None:
         decode(message(1, 1, attributes=1, value=gzipped(message(2, 1, value=b"a"))))
 
 
-def test_a_cut_last_inner_message_ends_the_set_silently() -> None:
+def test_cut_last_inner_message_is_ignored() -> None:
     inner = message(0, 1, value=b"a") + message(1, 1, value=b"b") + message(2, 1, value=b"c")[:-1]
     batch = decode(message(61, 1, attributes=1, value=gzipped(inner)))
 
@@ -158,7 +158,7 @@ def test_a_cut_last_inner_message_ends_the_set_silently() -> None:
         "negative offset",
     ],
 )
-def test_impossible_wrappers_are_refused(log: bytes) -> None:
+def test_impossible_wrapper_raises(log: bytes) -> None:
     log = record_set("v1-none") + log
 
     with pytest.raises(CorruptRecordError) as caught:
@@ -167,19 +167,19 @@ def test_impossible_wrappers_are_refused(log: bytes) -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_zstd_does_not_exist_before_magic_2(magic: int) -> None:
+def test_zstd_before_magic_2_raises(magic: int) -> None:
     with pytest.raises(UnsupportedCompressionError):
         decode(message(5, magic, attributes=4, value=b""))
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_unknown_codecs(magic: int, codec: int) -> None:
+def test_unknown_codec_raises(magic: int, codec: int) -> None:
     with pytest.raises(UnsupportedCompressionError):
         decode(message(5, magic, attributes=codec, value=b""))
 
 
-def test_inner_checksums_are_compared_as_kafkas_consumer_does() -> None:
+def test_wrong_inner_checksum_raises() -> None:
     inner = bytearray(message(0, 1, value=b"a"))
     inner[-1] ^= 1
     log = message(60, 1, attributes=1, value=gzipped(bytes(inner)))
@@ -191,7 +191,7 @@ def test_inner_checksums_are_compared_as_kafkas_consumer_does() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_lengths_beyond_the_message_are_refused(magic: int) -> None:
+def test_length_beyond_message_raises(magic: int) -> None:
     log = bytearray(message(5, magic, key=b"key", value=b"value"))
     key_at = 18 + 8 * magic
     for size in (2**31 - 1, 13):
@@ -200,7 +200,7 @@ def test_lengths_beyond_the_message_are_refused(magic: int) -> None:
             list(iter_batches(log, check_crcs=False))
 
 
-def test_the_old_header_checksum_of_lz4_belongs_to_magic_0_only() -> None:
+def test_old_lz4_header_checksum_is_accepted_only_in_magic_0() -> None:
     old = write_message_set([SimpleRecord(b"a" * 50)], base_offset=5, magic=0, codec="lz4")
     assert bytes.fromhex("04224d1860401a") in old
     assert decode(old).records[0].value == b"a" * 50
@@ -210,14 +210,14 @@ def test_the_old_header_checksum_of_lz4_belongs_to_magic_0_only() -> None:
         decode(message(5, 1, attributes=3, value=frame))
 
 
-def test_a_bomb_inside_a_message_is_refused_by_the_bound() -> None:
+def test_decompression_bomb_in_message_raises_at_limit() -> None:
     log = message(5, 1, attributes=1, value=gzipped(bytes(10 << 20)))
 
     with pytest.raises(DecompressionError, match="more than 1000 bytes"):
         list(iter_batches(log, max_batch_bytes=1000))
 
 
-def test_legacy_messages_may_stand_before_batches_of_magic_2() -> None:
+def test_legacy_messages_before_magic_2_decode() -> None:
     log = record_set("v0-gzip") + record_set("v1-none") + record_set("v2-lz4")
 
     assert [batch.magic for batch in iter_batches(log)] == [0, 1, 1, 1, 2]

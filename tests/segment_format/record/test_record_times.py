@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from segment_format.errors import CorruptRecordError, CrcMismatchError, SegmentFormatError
 from segment_format.record.batch_header import CRC_START, crc32c
 from segment_format.record.records import iter_batches, iter_record_times
-from segment_format.testing import strategies
 from segment_format.testing.batches import SimpleRecord, write_batch
+from tests import log_strategies as strategies
 from tests.golden_data import TIER
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def found(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), strategies.logs(legacy=True) | strategies.logs())
-def test_any_log(data: st.DataObject, log: BuiltLog) -> None:
+def test_record_times_of_any_log_match_decoder(data: st.DataObject, log: BuiltLog) -> None:
     for segment in log.segments:
         times = sorted({time for _, time in expected(segment.log, ALL)})
         for moment in (ALL, 0, data.draw(st.sampled_from(times or [0]))):
@@ -60,7 +60,7 @@ def raw_logs() -> list[Path]:
     return plain
 
 
-def test_every_raw_golden_segment() -> None:
+def test_record_times_of_golden_segments_match_decoder() -> None:
     paths = raw_logs()
     assert len(paths) > 50
     for path in paths:
@@ -70,7 +70,7 @@ def test_every_raw_golden_segment() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.data(), strategies.segments())
-def test_what_is_spoilt_is_refused_or_told_alike(
+def test_record_times_of_damaged_log_match_decoder_or_raise(
     data: st.DataObject, segment: SegmentFiles
 ) -> None:
     spoilt = data.draw(strategies.mutations(segment.log))
@@ -93,7 +93,7 @@ BATCH = write_batch([SimpleRecord(None, b"abc", timestamp=5 + n) for n in range(
 FIRST_RECORD = 61
 
 
-def test_a_wrong_checksum_is_seen_before_anything_is_told() -> None:
+def test_wrong_checksum_raises_before_times() -> None:
     data = bytearray(BATCH)
     data[-1] ^= 1
     with pytest.raises(CrcMismatchError):
@@ -103,7 +103,7 @@ def test_a_wrong_checksum_is_seen_before_anything_is_told() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5, 127, 1 << 7])
-def test_lengths_that_cannot_be_are_refused_as_by_the_decoder(length: int) -> None:
+def test_impossible_record_length_raises(length: int) -> None:
     data = bytearray(BATCH)
     assert data[FIRST_RECORD] == 2 * 9  # nine bytes, zigzag
     data[FIRST_RECORD] = 2 * length & 0xFF
@@ -115,7 +115,7 @@ def test_lengths_that_cannot_be_are_refused_as_by_the_decoder(length: int) -> No
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_more_or_fewer_records_than_stated_are_refused(count: int) -> None:
+def test_wrong_record_count_raises(count: int) -> None:
     data = bytearray(BATCH)
     data[57:61] = count.to_bytes(4, "big")
     data[23:27] = (count - 1).to_bytes(4, "big")

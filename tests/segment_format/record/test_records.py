@@ -57,7 +57,7 @@ def decode_one(record: bytes) -> Record:
     return decoded
 
 
-def test_the_smallest_record() -> None:
+def test_smallest_record_decodes() -> None:
     decoded = decode_one(framed(MINIMAL_BODY))
 
     assert (decoded.offset, decoded.timestamp) == (100, 1700000000000)
@@ -65,38 +65,38 @@ def test_the_smallest_record() -> None:
 
 
 @pytest.mark.parametrize("length", [b"\x01", b"\x03", b"\xff\xff\xff\xff\x0f"])
-def test_any_negative_length_is_null(length: bytes) -> None:
+def test_negative_length_is_null(length: bytes) -> None:
     decoded = decode_one(framed(b"\0\0\0" + length + length + b"\x02\x02h" + length))
 
     assert (decoded.key, decoded.value, decoded.headers) == (None, None, (("h", None),))
 
 
-def test_empty_is_not_null() -> None:
+def test_empty_value_is_not_null() -> None:
     decoded = decode_one(framed(b"\0\0\0\0\0\x02\0\0"))
 
     assert (decoded.key, decoded.value, decoded.headers) == (b"", b"", (("", b""),))
 
 
-def test_header_keys_may_repeat_and_malformed_utf8_is_replaced() -> None:
+def test_header_keys_repeat_and_invalid_utf8_is_replaced() -> None:
     decoded = decode_one(framed(b"\0\0\0\x01\x01\x04" + b"\x04a\xff\0" + b"\x04a\xff\x02z"))
 
     assert decoded.headers == (("a�", b""), ("a�", b"z"))
 
 
-def test_a_fifth_varint_byte_keeps_four_bits_as_in_kafka() -> None:
+def test_varint_fifth_byte_keeps_four_bits() -> None:
     # Bits beyond the 32nd are shifted out by Java.
     decoded = decode_one(framed(b"\0\0\x84\x80\x80\x80\x70" + b"\x01\x01\0"))
 
     assert decoded.offset == 102
 
 
-def test_the_tenth_varlong_byte_keeps_one_bit_as_in_kafka() -> None:
+def test_varlong_tenth_byte_keeps_one_bit() -> None:
     decoded = decode_one(framed(b"\0" + b"\x84" + b"\x80" * 8 + b"\x7e" + b"\0\x01\x01\0"))
 
     assert decoded.timestamp == 1700000000002
 
 
-def test_sums_wrap_at_64_bits_as_in_java() -> None:
+def test_offset_and_timestamp_sums_wrap_at_64_bits() -> None:
     decoded = decode_one(framed(b"\0" + b"\xfe" + b"\xff" * 8 + b"\x01" + b"\0\x01\x01\0"))
 
     assert decoded.timestamp == 1700000000000 + (2**63 - 1) - 2**64
@@ -128,7 +128,7 @@ def test_sums_wrap_at_64_bits_as_in_java() -> None:
     ],
     ids=lambda payload: payload.hex() or "nothing",
 )
-def test_malformed_records_are_refused(payload: bytes) -> None:
+def test_malformed_record_raises(payload: bytes) -> None:
     batch = batch_with_payload(payload, codec=0, count=1)
 
     with pytest.raises(CorruptRecordError) as caught:
@@ -138,7 +138,7 @@ def test_malformed_records_are_refused(payload: bytes) -> None:
     assert 61 <= caught.value.position <= len(batch)
 
 
-def test_positions_of_errors_count_from_the_buffers_start() -> None:
+def test_error_position_counts_from_buffer_start() -> None:
     first = record_set("v2-zstd")
     bad = batch_with_payload(framed(MINIMAL_BODY) + b"\0", codec=0, count=1)
     with pytest.raises(CorruptRecordError) as caught:
@@ -152,20 +152,20 @@ def test_positions_of_errors_count_from_the_buffers_start() -> None:
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_codec_numbers_kafka_does_not_define(codec: int) -> None:
+def test_undefined_codec_raises(codec: int) -> None:
     with pytest.raises(UnsupportedCompressionError) as caught:
         list(iter_batches(batch_with_payload(b"", codec=codec, count=0)))
     assert caught.value.position == 0
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_an_empty_batch_is_a_batch_without_records(codec: int) -> None:
+def test_empty_batch_has_no_records(codec: int) -> None:
     (batch,) = iter_batches(batch_with_payload(b"", codec=codec, count=0))
 
     assert (batch.base_offset, batch.last_offset, batch.records) == (100, 102, ())
 
 
-def test_counts_in_the_data_allocate_nothing() -> None:
+def test_stated_counts_allocate_nothing() -> None:
     hostile = [
         batch_with_payload(framed(MINIMAL_BODY), codec=0, count=2**31 - 1),
         batch_with_payload(framed(b"\0\0\0\x01\x01" + varint(2**31 - 1)), codec=0, count=1),
@@ -184,7 +184,7 @@ def test_counts_in_the_data_allocate_nothing() -> None:
     assert peak < 100_000
 
 
-def test_a_bomb_is_refused_by_the_bound_of_the_caller() -> None:
+def test_decompression_bomb_raises_at_limit() -> None:
     batch = record_set("v2-zstd")
     (decoded,) = iter_batches(batch)
     assert decoded.records
@@ -194,7 +194,7 @@ def test_a_bomb_is_refused_by_the_bound_of_the_caller() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_every_changed_byte_under_a_checksum_is_noticed(name: str) -> None:
+def test_changed_byte_under_checksum_raises(name: str) -> None:
     log = record_set(name)
     covered = [
         position
@@ -216,7 +216,7 @@ def test_every_changed_byte_under_a_checksum_is_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_all_255_values_of_every_crc_byte_are_noticed(name: str) -> None:
+def test_changed_crc_byte_raises(name: str) -> None:
     log = record_set(name)
     start = 17 if name in V2_NAMES else 12
 
@@ -231,7 +231,7 @@ def test_all_255_values_of_every_crc_byte_are_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
-def test_a_log_cut_anywhere_inside_an_entry_is_truncated(name: str) -> None:
+def test_log_cut_inside_entry_raises_truncated_batch(name: str) -> None:
     log = record_set("v2-min") + record_set(name)
     stops = {entry.stop for entry in iter_entries(log)} | {0}
 
@@ -244,7 +244,7 @@ def test_a_log_cut_anywhere_inside_an_entry_is_truncated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", V2_NAMES)
-def test_checksums_can_be_left_unchecked(name: str) -> None:
+def test_checksum_check_can_be_disabled(name: str) -> None:
     log = bytearray(record_set(name))
     log[17] ^= 0xFF
 
@@ -255,7 +255,7 @@ def test_checksums_can_be_left_unchecked(name: str) -> None:
 
 @settings(max_examples=500)
 @given(st.binary(max_size=200), st.booleans())
-def test_any_bytes_give_batches_or_an_error_with_a_position(data: bytes, check_crcs: bool) -> None:
+def test_any_bytes_decode_or_raise_with_position(data: bytes, check_crcs: bool) -> None:
     assert_value_or_positioned_error(
         lambda: list(iter_batches(data, check_crcs=check_crcs)), size=len(data)
     )
@@ -263,7 +263,7 @@ def test_any_bytes_give_batches_or_an_error_with_a_position(data: bytes, check_c
 
 @settings(max_examples=1000)
 @given(st.binary(max_size=120), st.integers(0, 7), st.integers(-2, 6))
-def test_any_payload_behind_a_valid_crc_gives_records_or_an_error(
+def test_any_payload_with_valid_crc_decodes_or_raises(
     payload: bytes, codec: int, count: int
 ) -> None:
     batch = batch_with_payload(payload, codec=codec, count=count)
@@ -273,9 +273,7 @@ def test_any_payload_behind_a_valid_crc_gives_records_or_an_error(
 
 @settings(max_examples=1000)
 @given(st.sampled_from(ALL_NAMES), st.data())
-def test_changed_logs_without_crc_check_give_batches_or_an_error(
-    name: str, data: st.DataObject
-) -> None:
+def test_changed_log_without_crc_check_decodes_or_raises(name: str, data: st.DataObject) -> None:
     log = bytearray(record_set(name))
     for _ in range(data.draw(st.integers(1, 5))):
         log[data.draw(st.integers(0, len(log) - 1))] = data.draw(st.integers(0, 255))
@@ -306,7 +304,7 @@ def test_changed_logs_without_crc_check_give_batches_or_an_error(
         unique_by=lambda record: record.offset,
     ).map(lambda records: sorted(records, key=lambda record: record.offset))
 )
-def test_records_of_any_content_come_back(records: list[Record]) -> None:
+def test_records_round_trip(records: list[Record]) -> None:
     def nullable(value: bytes | None) -> bytes:
         return b"\x01" if value is None else varint(len(value)) + value
 
@@ -332,7 +330,7 @@ def test_records_of_any_content_come_back(records: list[Record]) -> None:
         assert decoded.headers == record.headers
 
 
-def test_flags_outside_the_crc_do_not_hide_a_batch() -> None:
+def test_fields_outside_crc_do_not_hide_batch() -> None:
     """The leader epoch is not under the CRC: a follower rewrites it."""
     batch = bytearray(record_set("v2-none-createtime"))
     struct.pack_into(">i", batch, 12, -1)
@@ -343,7 +341,7 @@ def test_flags_outside_the_crc_do_not_hide_a_batch() -> None:
     assert {record.leader_epoch for record in decoded.records} == {None}
 
 
-def test_delete_horizon_of_a_control_batch_moves_its_time_delta() -> None:
+def test_control_batch_with_delete_horizon_keeps_timestamp() -> None:
     marker = bytearray(record_set("abort"))
     (plain,) = iter_batches(marker)
     horizon = plain.records[0].timestamp + 86_400_000
@@ -359,7 +357,7 @@ def test_delete_horizon_of_a_control_batch_moves_its_time_delta() -> None:
     assert decoded.records == plain.records
 
 
-def test_batches_are_decoded_when_asked_for() -> None:
+def test_batches_are_decoded_lazily() -> None:
     """A batch is decoded when it is asked for: what lies behind a broken one was not needed."""
     good, bad = record_set("v2-min"), record_set("v2-none-createtime")[:-1]
     batches = iter_batches(good + bad)

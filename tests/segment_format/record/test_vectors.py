@@ -64,7 +64,7 @@ def as_vector(batch: DecodedBatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("vector", kafka_vectors()["batches"], ids=lambda vector: vector["name"])
-def test_every_record_set_decodes_to_its_full_expected_form(vector: dict[str, Any]) -> None:
+def test_record_sets_decode_as_in_kafka(vector: dict[str, Any]) -> None:
     decoded = list(iter_batches(bytes.fromhex(vector["hex"])))
 
     assert [as_vector(batch) for batch in decoded] == vector["batches"]
@@ -74,7 +74,7 @@ def test_every_record_set_decodes_to_its_full_expected_form(vector: dict[str, An
             assert record.leader_epoch == (None if batch.leader_epoch < 0 else batch.leader_epoch)
 
 
-def test_every_record_set_in_one_log_keeps_its_positions() -> None:
+def test_record_sets_in_one_log_keep_positions() -> None:
     sets = [bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batches"]]
     wanted = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 
@@ -92,7 +92,7 @@ def test_every_record_set_in_one_log_keeps_its_positions() -> None:
     ids=["bytes", "bytearray", "memoryview", "numpy"],
 )
 @pytest.mark.parametrize("vector", kafka_vectors()["batches"], ids=lambda vector: vector["name"])
-def test_any_buffer_will_do(vector: dict[str, Any], convert: Any) -> None:  # noqa: ANN401
+def test_log_may_be_any_buffer(vector: dict[str, Any], convert: Any) -> None:  # noqa: ANN401
     decoded = list(iter_batches(convert(bytes.fromhex(vector["hex"]))))
 
     assert [as_vector(batch) for batch in decoded] == vector["batches"]
@@ -101,7 +101,7 @@ def test_any_buffer_will_do(vector: dict[str, Any], convert: Any) -> None:  # no
 @pytest.mark.parametrize(
     "case", kafka_vectors()["codec"], ids=lambda case: f"{case['codec']}-{case['case']}"
 )
-def test_every_codec_case_is_accepted_or_refused_as_kafka_does(case: dict[str, Any]) -> None:
+def test_codec_cases_match_kafka(case: dict[str, Any]) -> None:
     batch = batch_with_payload(
         bytes.fromhex(case["payload"]),
         codec=CODEC_NUMBERS[case["codec"]],
@@ -127,7 +127,7 @@ def test_every_codec_case_is_accepted_or_refused_as_kafka_does(case: dict[str, A
     assert decoded.records == reference.records[: case["declared_count"]]
 
 
-def test_the_documented_differences_are_all_there_are() -> None:
+def test_documented_codec_differences_are_complete() -> None:
     names = {(case["codec"], case["case"]) for case in kafka_vectors()["codec"]}
 
     assert set(EXCEPTIONS) <= names

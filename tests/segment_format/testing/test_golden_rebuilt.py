@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from segment_format.manifest.object_names import (
-    parse_local_file_name,
-    parse_local_partition_directory,
-)
+from segment_format.manifest.object_names import parse_local_partition_directory
 from segment_format.record.batch_header import TimestampType
 from segment_format.record.records import iter_batches
 from segment_format.testing import (
@@ -21,6 +18,7 @@ from segment_format.testing import (
     write_batch,
 )
 from tests.golden_data import CHUNK_SIZE, KEY_PREFIX, LOCAL_TIER, TIER
+from tests.object_names import parse_local_file_name
 from tests.segment_format.testing.restored import restore
 
 if TYPE_CHECKING:

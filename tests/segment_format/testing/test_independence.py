@@ -33,7 +33,7 @@ def test_no_module_imports_a_parser() -> None:
             assert foreign <= SHARED, path.name
 
 
-def test_only_the_strategies_need_hypothesis() -> None:
+def test_import_loads_no_optional_library() -> None:
     code = (
         "import sys, segment_format.testing;"
         "print(sorted({'hypothesis', 'cryptography', 'numba', 'pyarrow'} & set(sys.modules)))"

@@ -34,7 +34,7 @@ def offset_entries(index: bytes) -> list[tuple[int, int]]:
     return list(struct.iter_unpack(">ii", index))
 
 
-def test_an_entry_needs_more_than_the_interval_since_the_last_one() -> None:
+def test_index_entry_needs_more_than_the_interval() -> None:
     def entries(interval: int) -> list[tuple[int, int]]:
         builder = LogBuilder(index_interval_bytes=interval)
         for _ in range(5):
@@ -45,7 +45,7 @@ def test_an_entry_needs_more_than_the_interval_since_the_last_one() -> None:
     assert entries(2 * SIZE) == [(3, 3 * SIZE)]
 
 
-def test_the_first_batch_with_the_largest_time_stands_in_the_time_index() -> None:
+def test_time_index_names_first_batch_with_largest_timestamp() -> None:
     builder = LogBuilder()
     for time in (5, 9, 9, 7):
         builder.append([SimpleRecord(b"", timestamp=time)])
@@ -54,7 +54,7 @@ def test_the_first_batch_with_the_largest_time_stands_in_the_time_index() -> Non
     assert segment.max_timestamp_ms == 9
 
 
-def test_batches_appended_at_once_share_one_entry() -> None:
+def test_batches_of_one_append_share_an_index_entry() -> None:
     builder = LogBuilder(index_interval_bytes=0)
     builder.append(ONE)
     with builder.one_append():
@@ -64,7 +64,7 @@ def test_batches_appended_at_once_share_one_entry() -> None:
     assert offset_entries(builder.build().segments[0].index) == [(2, SIZE), (3, 3 * SIZE)]
 
 
-def test_a_hole_before_a_roll_belongs_to_the_segment_before_it() -> None:
+def test_hole_before_roll_belongs_to_previous_segment() -> None:
     builder = LogBuilder(start_offset=10)
     builder.append(ONE)
     builder.skip_offsets(4)
@@ -76,7 +76,7 @@ def test_a_hole_before_a_roll_belongs_to_the_segment_before_it() -> None:
     ]
 
 
-def test_an_epoch_without_records_leaves_no_trace() -> None:
+def test_epoch_without_records_is_not_recorded() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE)
     builder.set_leader_epoch(2)
@@ -87,7 +87,7 @@ def test_an_epoch_without_records_leaves_no_trace() -> None:
     assert segment.epochs == ((1, 0), (5, 1))
 
 
-def test_a_checkpoint_ends_with_its_segment_and_tells_the_whole_past() -> None:
+def test_checkpoint_has_whole_lineage_up_to_its_segment() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE * 3)
     builder.set_leader_epoch(2)
@@ -107,7 +107,7 @@ def test_legacy_entries_have_no_epoch() -> None:
     assert segment.epochs == ((4, 2),)
 
 
-def test_a_moved_log_start_shows_in_later_checkpoints_and_cuts_the_rows() -> None:
+def test_moved_log_start_changes_checkpoints_and_rows() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE * 4)
     builder.roll()
@@ -120,7 +120,7 @@ def test_a_moved_log_start_shows_in_later_checkpoints_and_cuts_the_rows() -> Non
     assert [row.offset for row in log.rows(start=1, stop=4)] == [3]
 
 
-def test_a_marker_right_behind_the_tier_leaves_its_transaction_undecided() -> None:
+def test_marker_after_tier_leaves_transaction_undecided() -> None:
     builder = LogBuilder()
     builder.append(ONE)
     builder.send(7, ONE)
@@ -135,7 +135,7 @@ def test_a_marker_right_behind_the_tier_leaves_its_transaction_undecided() -> No
     assert [row.offset for row in log.rows()] == [0, 1, 2]
 
 
-def test_aborted_rows_are_only_read_uncommitted() -> None:
+def test_aborted_rows_are_read_uncommitted_only() -> None:
     builder = LogBuilder()
     builder.send(7, ONE)
     builder.append(ONE, producer_id=8)
@@ -149,7 +149,7 @@ def test_aborted_rows_are_only_read_uncommitted() -> None:
         log.rows("snapshot")
 
 
-def test_a_first_stable_offset_of_another_transaction_stands_in_the_index() -> None:
+def test_transaction_index_has_last_stable_offset_of_open_transaction() -> None:
     builder = LogBuilder()
     builder.send(1, ONE)
     builder.send(2, ONE)
@@ -165,7 +165,7 @@ def test_a_first_stable_offset_of_another_transaction_stands_in_the_index() -> N
     assert entries == [(1, 0, 3, 1), (3, 2, 4, 1), (1, 6, 7, 8)]
 
 
-def test_sequences_count_on_through_segments_and_begin_anew_with_an_epoch() -> None:
+def test_sequences_continue_across_segments_and_restart_with_epoch() -> None:
     builder = LogBuilder()
     builder.append(ONE * 3, producer_id=7)
     builder.roll()
@@ -175,14 +175,14 @@ def test_sequences_count_on_through_segments_and_begin_anew_with_an_epoch() -> N
     assert [row.sequence for row in rows] == [0, 1, 2, 3, 4, 0]
 
 
-def test_segments_roll_before_they_grow_too_large() -> None:
+def test_segment_rolls_before_its_limit() -> None:
     builder = LogBuilder(segment_bytes=2 * SIZE)
     for _ in range(5):
         builder.append(ONE)
     assert [len(one.log) for one in builder.build().segments] == [2 * SIZE, 2 * SIZE, SIZE]
 
 
-def test_an_append_is_never_cut() -> None:
+def test_append_stays_in_one_segment() -> None:
     builder = LogBuilder(segment_bytes=2 * SIZE)
     builder.append(ONE)
     with builder.one_append():
@@ -193,7 +193,7 @@ def test_an_append_is_never_cut() -> None:
     assert [len(one.log) for one in builder.build().segments] == [3 * SIZE]
 
 
-def test_log_append_time_takes_the_place_of_the_records_times() -> None:
+def test_log_append_time_replaces_record_times() -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(timestamp=5)], timestamp_type=LOG_APPEND_TIME, log_append_time=90)
     builder.append_message_set([SimpleRecord(timestamp=5)], magic=0)
@@ -216,7 +216,7 @@ def test_snappy_streams_have_blocks_of_32_kib() -> None:
     assert second == struct.pack(">i", 3) + b"\x01\x00" + noise[-1:]
 
 
-def test_an_empty_index_stays_empty_when_encrypted() -> None:
+def test_empty_index_stays_empty_if_encrypted() -> None:
     objects: dict[str, bytes] = {}
     key = EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())
     builder = LogBuilder()
@@ -267,8 +267,6 @@ def plain_in_transaction(builder: LogBuilder) -> object:
         ),
     ],
 )
-def test_what_no_broker_would_write_is_refused(
-    mistake: Callable[[LogBuilder], object], message: str
-) -> None:
+def test_impossible_appends_raise(mistake: Callable[[LogBuilder], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mistake(LogBuilder())

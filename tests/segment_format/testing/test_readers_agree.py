@@ -13,7 +13,7 @@ from segment_format.index.checkpoints import LeaderEpochCheckpoint
 from segment_format.index.producer_snapshot import parse_producer_snapshot
 from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
 from segment_format.index.transaction_index import parse_transaction_index
-from segment_format.isolation import AbortedIntervals, last_stable_offset, open_transactions
+from segment_format.isolation import AbortedIntervals
 from segment_format.record.records import iter_batches
 from segment_format.testing import (
     READ_COMMITTED,
@@ -22,8 +22,8 @@ from segment_format.testing import (
     SimpleRecord,
     write_batch,
 )
-from segment_format.testing.foreign import foreign_compressors
-from segment_format.testing.strategies import (
+from tests.foreign_compressors import foreign_compressors
+from tests.log_strategies import (
     BatchCase,
     batches,
     logs,
@@ -31,6 +31,7 @@ from segment_format.testing.strategies import (
     mutations,
     records,
 )
+from tests.segment_format.undecided import last_stable_offset, open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +86,7 @@ def meant_facts(rows: Sequence[ExpectedRow]) -> list[tuple[object, ...]]:
 
 @settings(UNHURRIED, max_examples=200)
 @given(batches() | message_sets())
-def test_entries_decode_to_the_rows_meant(case: BatchCase) -> None:
+def test_entries_decode_to_expected_rows(case: BatchCase) -> None:
     decoded = list(iter_batches(case.data))
     assert [fact for batch in decoded for fact in read_facts(batch)] == meant_facts(case.rows)
     assert decoded[0].base_offset == case.base_offset
@@ -126,7 +127,7 @@ def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: in
 
 @settings(UNHURRIED, max_examples=150)
 @given(st.booleans().flatmap(lambda legacy: logs(legacy=legacy, codec=st.just("none"))), st.data())
-def test_isolation_levels_give_the_rows_meant(log: BuiltLog, data: st.DataObject) -> None:
+def test_isolation_levels_return_expected_rows(log: BuiltLog, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(log.segments)))
     first, end = log.segments[0].base_offset, log.end_offset(count)
     start = data.draw(st.integers(first, end))
@@ -163,7 +164,7 @@ def test_side_files_describe_the_log(log: BuiltLog) -> None:
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 @settings(UNHURRIED, max_examples=30)
 @given(produced=records(max_size=12))
-def test_payloads_of_other_clients_are_read(codec: str, produced: list[SimpleRecord]) -> None:
+def test_payloads_of_other_clients_decode(codec: str, produced: list[SimpleRecord]) -> None:
     for compressor in foreign_compressors(codec).values():
         data = write_batch(produced, base_offset=5, codec=codec, compressor=compressor)
         (batch,) = iter_batches(data)
@@ -174,7 +175,7 @@ def test_payloads_of_other_clients_are_read(codec: str, produced: list[SimpleRec
 
 @settings(UNHURRIED, max_examples=100)
 @given(st.data())
-def test_mutated_batches_are_read_or_refused(data: st.DataObject) -> None:
+def test_mutated_batches_decode_or_raise(data: st.DataObject) -> None:
     case = data.draw(batches())
     changed = data.draw(mutations(case.data))
     try:

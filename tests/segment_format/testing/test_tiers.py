@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from segment_format.manifest.object_names import (
-    parse_local_file_name,
-    parse_local_partition_directory,
-    parse_object_key,
-)
+from segment_format.manifest.object_names import parse_local_partition_directory
 from segment_format.manifest.segment_manifest import SegmentManifest
 from segment_format.testing import (
     AivenTierWriter,
@@ -21,10 +17,11 @@ from segment_format.testing import (
     SegmentFiles,
     SimpleRecord,
 )
-from segment_format.testing.strategies import (
+from tests.golden_data import KEYS
+from tests.log_strategies import (
     segments,
 )
-from tests.golden_data import KEYS
+from tests.object_names import parse_local_file_name, parse_object_key
 from tests.segment_format.testing.restored import restore
 
 if TYPE_CHECKING:
@@ -66,7 +63,6 @@ def test_aiven_objects_hold_the_segment(
     log, indexes, manifest_json = objects.values()
     for key in written.keys:
         parsed = parse_object_key(key, prefix=key_prefix)
-        assert parsed is not None
         assert (parsed.topic, parsed.partition) == ("my-topic.1", 3)
         assert parsed.base_offset == segment.base_offset
     assert restore(log, indexes, manifest_json) == (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from segment_format.testing import CODEC_NUMBERS, LogBuilder, SimpleRecord
-from segment_format.testing.uniform import uniform_segment, write_uniform_batches
+from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 
 def values_of(data: bytes, sizes: list[int], key_size: int | None, value_size: int) -> list[bytes]:
@@ -46,7 +46,7 @@ def values_of(data: bytes, sizes: list[int], key_size: int | None, value_size: i
     base_offset=st.integers(0, 1 << 40),
     payload=st.sampled_from(["random", "json"]),
 )
-def test_uniform_batches_are_those_of_the_log_builder(
+def test_uniform_batches_match_log_builder(
     batch_count: int,
     records_per_batch: int,
     value_size: int,
@@ -87,7 +87,7 @@ def key_of(offset: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("codec", [name for name in CODEC_NUMBERS if name != "none"])
-def test_compressed_batches_hold_the_same_payload(codec: str) -> None:
+def test_compressed_batches_have_the_same_payload(codec: str) -> None:
     fast = write_uniform_batches(
         batch_count=3, records_per_batch=70, value_size=90, codec=codec, payload="json"
     )
@@ -135,6 +135,6 @@ def test_seeds_differ_and_repeat() -> None:
         {"batch_count": 1, "records_per_batch": 0, "value_size": 1},
     ],
 )
-def test_nothing_to_write_is_refused(arguments: dict[str, int]) -> None:
+def test_empty_batches_raise(arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least one"):
         write_uniform_batches(**arguments)  # type: ignore[arg-type]

@@ -1,10 +1,8 @@
 """Hypothesis strategies for Kafka's bytes, each with the truth a reader has to find in them.
 
-    @given(logs())
-    def test_reader(log):
-        assert read(log.segments, "read_committed") == log.rows("read_committed")
-
-Needs `hypothesis`, which nothing else in the package does.
+@given(logs())
+def test_reader(log):
+    assert read(log.segments, "read_committed") == log.rows("read_committed")
 """
 
 from __future__ import annotations
@@ -211,10 +209,26 @@ def logs(
         steps += ["send", "send", "send", "idempotent", "commit", "abort", "abort", "bump"]
     if compaction:
         steps += ["hole", "compacted", "empty", "control"]
-    chosen = draw(st.lists(st.sampled_from(steps), min_size=1, max_size=max_steps))
+    steps_taken = draw(st.lists(st.sampled_from(steps), min_size=1, max_size=max_steps))
+    open_now = _take_steps(draw, builder, steps_taken, names, content)
+    builder.append([SimpleRecord(b"end", timestamp=NO_TIMESTAMP)])
+    if transactions and draw(st.booleans()):
+        for producer_id in sorted(open_now):
+            (builder.commit if draw(st.booleans()) else builder.abort)(producer_id)
+    return builder.build()
+
+
+def _take_steps(
+    draw: st.DrawFn,
+    builder: LogBuilder,
+    steps: list[str],
+    names: st.SearchStrategy[str],
+    content: st.SearchStrategy[list[SimpleRecord]],
+) -> set[int]:
+    """Performs the steps and returns the producers whose transactions are open after them."""
     open_now: set[int] = set()
     leader_epoch, producer_epoch = 3, 0
-    for step in chosen:
+    for step in steps:
         producer_id = draw(st.sampled_from(_PRODUCER_IDS))
         if step == "append":
             builder.append(draw(content), codec=draw(names))
@@ -245,11 +259,7 @@ def logs(
             builder.append_empty_batch(draw(st.integers(1, 5)), producer_id=producer_id + 200)
         else:
             builder.append_control(draw(st.sampled_from([2, 3, 4, 5, 6, 77])))
-    builder.append([SimpleRecord(b"end", timestamp=NO_TIMESTAMP)])
-    if transactions and draw(st.booleans()):
-        for producer_id in sorted(open_now):
-            (builder.commit if draw(st.booleans()) else builder.abort)(producer_id)
-    return builder.build()
+    return open_now
 
 
 def segments() -> st.SearchStrategy[SegmentFiles]:

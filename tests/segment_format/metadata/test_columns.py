@@ -12,20 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from segment_format._cursor import TaggedField, write_uvarint
 from segment_format.arrow import iter_arrow
 from segment_format.errors import InvalidMetadataError
-from segment_format.metadata import parse_columns
-from segment_format.metadata.columns import metadata_records
-from segment_format.metadata.model import WireDetails
-from segment_format.metadata.parse_columns import parse_metadata_columns
-from segment_format.metadata.protocol import TaggedField, write_uvarint
-from segment_format.metadata.remote_log_segment_metadata import (
-    parse_metadata_record,
-    write_metadata_record,
-)
+from segment_format.metadata import columns as columns_module
+from segment_format.metadata.columns import metadata_records, parse_metadata_columns
+from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN
-from tests.segment_format.metadata.any_records import records
+from tests.segment_format.metadata.any_records import Written, written_records, written_values
 from tests.segment_format.metadata.test_records import COPY_STARTED, EXPECTED, RECORDS, VALUES
+from tests.segment_format.metadata.writers import WireDetails, write_metadata_record
 
 if TYPE_CHECKING:
     from segment_format.metadata.model import MetadataRecord
@@ -38,15 +34,15 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_records_of_real_brokers_and_kafkas_vectors_are_read_without_the_readable_parser(
+def test_usual_records_need_no_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
-    monkeypatch.setattr(parse_columns, "parse_metadata_record", None)
+    monkeypatch.setattr(columns_module, "parse_metadata_record", None)
     assert read(REAL + [VALUES[name] for name in EXPECTED], kind) == expected
 
 
-def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
+def test_metadata_topic_of_broker_parses_from_its_log() -> None:
     found = []
     for partition in range(3):
         folder = GOLDEN / "metadata-topic" / f"__remote_log_metadata-{partition}"
@@ -66,11 +62,16 @@ def test_the_topic_a_real_broker_wrote_is_read_from_its_log() -> None:
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(records, max_size=12), st.sampled_from([pa.binary(), pa.large_binary()]), st.data())
-def test_any_records_mean_what_the_readable_parser_reads(
-    wanted: list[MetadataRecord], kind: pa.DataType, data: st.DataObject
+@given(
+    st.lists(written_records, max_size=12),
+    st.sampled_from([pa.binary(), pa.large_binary()]),
+    st.data(),
+)
+def test_columns_match_readable_parser(
+    written: list[Written], kind: pa.DataType, data: st.DataObject
 ) -> None:
-    values = pa.array([write_metadata_record(record) for record in wanted], kind)
+    wanted = [record for record, _ in written]
+    values = pa.array([value for _, value in written], kind)
     start = data.draw(st.integers(0, len(wanted)))
     found = list(metadata_records(parse_metadata_columns(values.slice(start))))
     assert found == wanted[start:]
@@ -94,12 +95,14 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.lists(records.map(write_metadata_record) | st.sampled_from(REAL), min_size=1, max_size=4),
+    st.lists(
+        written_values | st.sampled_from(REAL),
+        min_size=1,
+        max_size=4,
+    ),
     st.data(),
 )
-def test_damaged_records_mean_the_same_or_raise_the_same(
-    values: list[bytes], data: st.DataObject
-) -> None:
+def test_damaged_records_match_readable_parser(values: list[bytes], data: st.DataObject) -> None:
     values = [damaged(value, data) for value in values]
     outcomes = [outcome(value) for value in values]
     refused = [place for place, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)]
@@ -114,7 +117,7 @@ def test_damaged_records_mean_the_same_or_raise_the_same(
     assert str(caught.value) == str(wanted.at(wanted.position, 100 + refused[0]))
 
 
-def test_each_byte_of_a_real_record_may_be_another() -> None:
+def test_changed_bytes_match_readable_parser() -> None:
     readable, wanted = [], []
     for position, byte in itertools.product(
         range(len(REAL[0])), (0, 1, 2, 3, 4, 14, 127, 128, 255)
@@ -131,7 +134,7 @@ def test_each_byte_of_a_real_record_may_be_another() -> None:
     assert read(readable) == wanted
 
 
-def test_numbers_may_be_written_longer_than_they_need() -> None:
+def test_overlong_varints_parse() -> None:
     value = write_metadata_record(COPY_STARTED)
     longer = b"\x81\x80\0" + b"\x80\x80\x80\x80\0" + value[2:]
     assert value[3] == len("foo") + 1
@@ -139,29 +142,26 @@ def test_numbers_may_be_written_longer_than_they_need() -> None:
     assert read([longer, value, longest]) == [COPY_STARTED] * 3
 
 
-def test_what_is_unusual_is_read_among_what_is_usual() -> None:
+def test_unusual_records_parse_among_usual_ones() -> None:
     many = tuple(TaggedField(tag, bytes([tag])) for tag in range(1, 9))
-    unusual = [
-        replace(COPY_STARTED, wire=WireDetails(record_tags=many)),
-        replace(COPY_STARTED, wire=WireDetails(segment_id_tags=many[:1])),
-        replace(COPY_STARTED, wire=WireDetails(epochs=((2, many[:1]), (0, ())))),
-        replace(COPY_STARTED, wire=WireDetails(1, many[:3], epochs=((2, ()), (0, ())))),
-        replace(
-            COPY_STARTED,
-            segment_id=replace(
-                COPY_STARTED.segment_id,
-                topic_id_partition=replace(
-                    COPY_STARTED.segment_id.topic_id_partition, topic="ü" * 100
-                ),
-            ),
-            custom_metadata=bytes(20_000),
-        ),
+    unusual: list[tuple[MetadataRecord, bytes]] = [
+        (COPY_STARTED, write_metadata_record(COPY_STARTED, wire))
+        for wire in (
+            WireDetails(record_tags=many),
+            WireDetails(segment_id_tags=many[:1]),
+            WireDetails(epochs=((2, many[:1]), (0, ()))),
+            WireDetails(1, many[:3], epochs=((2, ()), (0, ()))),
+        )
     ]
-    wanted = [*EXPECTED.values(), *unusual, *EXPECTED.values()] * 3
-    assert read([write_metadata_record(record) for record in wanted]) == wanted
+    partition = replace(COPY_STARTED.segment_id.topic_id_partition, topic="ü" * 100)
+    segment_id = replace(COPY_STARTED.segment_id, topic_id_partition=partition)
+    long = replace(COPY_STARTED, segment_id=segment_id, custom_metadata=bytes(20_000))
+    usual = [(record, write_metadata_record(record)) for record in (*EXPECTED.values(), long)]
+    written = [*usual, *unusual, *usual] * 3
+    assert read([value for _, value in written]) == [record for record, _ in written]
 
 
-def test_order_is_kept_over_many_records() -> None:
+def test_columns_keep_order_of_many_records() -> None:
     wanted = [
         replace(COPY_STARTED, broker_id=number) if number % 3 else EXPECTED["type2"]
         for number in range(20_000)
@@ -170,15 +170,15 @@ def test_order_is_kept_over_many_records() -> None:
     assert read([values[id(record)] for record in wanted]) == wanted
 
 
-def test_an_error_names_the_value_where_offsets_are_not_known() -> None:
+def test_error_without_offsets_names_the_value() -> None:
     with pytest.raises(InvalidMetadataError, match=r"value 9001: .*at byte"):
         read([REAL[0]] * 9001 + [REAL[0][:-1]])
 
 
-def test_what_are_no_values_is_refused() -> None:
+def test_invalid_arrays_raise() -> None:
     with pytest.raises(ValueError, match="1 null values of 2"):
         parse_metadata_columns(pa.array([REAL[0], None], pa.binary()))
-    with pytest.raises(TypeError, match="binary values wanted, not string"):
+    with pytest.raises(TypeError, match="expected binary values, not string"):
         parse_metadata_columns(pa.array(["a"]))
     assert read([]) == []
 
@@ -198,7 +198,7 @@ HEAD = VALUES["type0"][: VALUES["type0"].index(bytes.fromhex("030000000000000000
     ],
     ids=["topic", "epochs", "custom metadata", "tagged fields", "tagged field"],
 )
-def test_lengths_in_the_data_do_not_decide_what_is_allocated(value: bytes) -> None:
+def test_stated_lengths_allocate_nothing(value: bytes) -> None:
     values = pa.array([REAL[0]] * 999 + [value], pa.binary())
     pool = pa.default_memory_pool().bytes_allocated()
     tracemalloc.start()
@@ -212,7 +212,7 @@ def test_lengths_in_the_data_do_not_decide_what_is_allocated(value: bytes) -> No
     assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
 
 
-def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
+def test_long_epoch_list_takes_proportional_memory() -> None:
     epochs = tuple(
         replace(COPY_STARTED.segment_leader_epochs[0], epoch=number, start_offset=number)
         for number in range(10_000)
@@ -234,13 +234,13 @@ def test_a_long_list_of_epochs_takes_memory_as_the_data_does() -> None:
         ("0000000000000050" + "00", "8000000000000050" + "00", "starts before"),
     ],
 )
-def test_epochs_that_no_broker_writes_are_refused(old: str, new: str, reason: str) -> None:
+def test_impossible_epochs_raise(old: str, new: str, reason: str) -> None:
     value = VALUES["type0"].replace(bytes.fromhex(old), bytes.fromhex(new))
     with pytest.raises(InvalidMetadataError, match=reason):
         read([value])
 
 
 @pytest.mark.parametrize("tags", ["0205000400", "0205000500"])
-def test_tags_that_do_not_ascend_are_refused(tags: str) -> None:
+def test_tags_out_of_order_raise(tags: str) -> None:
     with pytest.raises(InvalidMetadataError, match="after tag 5"):
         read([VALUES["type0"][:-1] + bytes.fromhex(tags)])

@@ -1,7 +1,7 @@
-"""Large segments of equal records, made with numpy instead of a loop over records.
+"""Writes large segments of equal records with numpy instead of a loop over records.
 
-One batch is written the readable way and repeated; offsets, times, keys and values are then filled
-in for all batches at once. The result is what `write_batch` would give, batch by batch.
+`write_batch` writes one batch, which is repeated; offsets, times, keys and values are then filled
+in for all batches at once. The result equals the output of `write_batch` for each batch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UniformBatches:
     """A run of equal batches.
 
     Attributes:
-        data: All of them, in order.
+        data: Bytes of all batches, in order.
         sizes: Bytes of each, int64.
         next_offset: The offset after the last record.
         max_timestamp: Largest timestamp in ms.
@@ -88,7 +88,7 @@ def write_uniform_batches(
     `records_per_batch` ms after the one before.
 
     Args:
-        batch_count: How many batches.
+        batch_count: Number of batches.
         records_per_batch: Records in each.
         value_size: Bytes of every value.
         key_size: Bytes of every key; None makes null keys. A key begins with the record's offset,
@@ -189,8 +189,8 @@ def uniform_segment(
     Args:
         batches: As written by `write_uniform_batches`.
         leader_epoch: The same as there.
-        log_start: Where the epoch began; None for these batches' first offset, which tells readers
-            that the log has nothing before them.
+        log_start: Start offset of the epoch; None takes the first offset of the batches, so the log
+            begins with them.
         index_interval_bytes: Kafka's `index.interval.bytes`.
     """
     count = len(batches.sizes)
@@ -224,12 +224,12 @@ class _Group:
     """Neighbouring records of a batch that have the same size.
 
     Attributes:
-        first: Number of the first one in its batch.
-        count: How many.
-        position: Where the first one begins in the batch.
-        size: Bytes of each.
-        key_at: Where the key begins in a record.
-        value_at: Where the value begins in a record.
+        first: Number of the first record in its batch.
+        count: Number of records.
+        position: Position of the first record in the batch.
+        size: Bytes of each record.
+        key_at: Position of the key in a record.
+        value_at: Position of the value in a record.
     """
 
     first: int

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from segment_format.index.checkpoints import EpochEntry
 from segment_format.metadata import live_segments as fold_columns
-from segment_format.metadata.columns import columns_of, metadata_records
-from segment_format.metadata.live_segments import LiveSegments, known_segments, live_segments
+from segment_format.metadata.columns import columns_of, metadata_records, parse_metadata_columns
+from segment_format.metadata.live_segments import LiveSegments
 from segment_format.metadata.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
@@ -28,9 +28,9 @@ from segment_format.metadata.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from segment_format.metadata.parse_columns import parse_metadata_columns
 from segment_format.metadata.remote_log_segment_metadata import parse_metadata_record
 from tests.golden_data import GOLDEN, LOCAL_TIER
+from tests.segment_format.metadata.readable_segments import known_segments, live_segments
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def folded(events: list[MetadataRecord], borders: list[int]) -> LiveSegments:
 @pytest.mark.parametrize("mixing", [fold_columns._ODD, 0], ids=["mixed", "all numbers alike"])
 @settings(deadline=None, max_examples=150)
 @given(histories, st.lists(st.integers(0, 60), max_size=6), st.sampled_from([1, 5, 1000]))
-def test_any_history_leaves_what_the_readable_fold_leaves(
+def test_any_history_matches_readable_segments(
     mixing: int, events: list[MetadataRecord], borders: list[int], at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -114,9 +114,7 @@ def test_any_history_leaves_what_the_readable_fold_leaves(
 
 @settings(deadline=None, max_examples=100)
 @given(histories, st.lists(st.integers(0, 60), max_size=3))
-def test_every_event_that_changes_nothing_is_counted(
-    events: list[MetadataRecord], borders: list[int]
-) -> None:
+def test_dropped_events_are_counted(events: list[MetadataRecord], borders: list[int]) -> None:
     unknown: list[MetadataRecord] = []
     forbidden: list[MetadataRecord] = []
     deleted = 0
@@ -139,7 +137,7 @@ def test_every_event_that_changes_nothing_is_counted(
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("folder", [GOLDEN, LOCAL_TIER], ids=["plugin", "local"])
-def test_the_live_set_of_a_real_broker(
+def test_live_segments_match_broker(
     monkeypatch: pytest.MonkeyPatch, folder: Path, size: int
 ) -> None:
     monkeypatch.setattr(fold_columns, "_FOLDED_AT_ONCE", 20)
@@ -168,7 +166,7 @@ def update(number: int, state: RemoteLogSegmentState) -> RemoteLogSegmentMetadat
     return RemoteLogSegmentMetadataUpdate(segment(number).segment_id, 1, 20, None, state)
 
 
-def test_a_history_of_any_length_is_followed() -> None:
+def test_long_history_is_applied() -> None:
     again: list[MetadataRecord] = [update(1, FINISHED), update(1, STARTED), segment(1)] * 3000
     live = folded([segment(1), *again, update(1, DELETING)], [])
     (found,) = metadata_records(live.segments())
@@ -178,7 +176,7 @@ def test_a_history_of_any_length_is_followed() -> None:
     assert len(live.dropped.first) == 10
 
 
-def test_what_was_deleted_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_segments_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold_columns, "_FOLDED_AT_ONCE", 1000)
     live = LiveSegments()
     states = (FINISHED, DELETING, DELETED)
@@ -194,7 +192,7 @@ def test_what_was_deleted_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> No
     assert kept < 1_000_000  # of 3 MB of columns
 
 
-def test_a_segment_from_before_its_partition_was_deleted_is_unknown_after_it() -> None:
+def test_segment_is_unknown_after_its_partition_was_deleted() -> None:
     delete = RemotePartitionDelete(
         PARTITIONS[0], 1, 15, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
     )

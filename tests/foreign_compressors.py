@@ -1,7 +1,7 @@
-"""Payloads as other clients than the Java producer compress them, all of which Kafka accepts.
+"""Compresses payloads like clients other than the Java producer.
 
-Librdkafka, sarama, franz-go and the others frame the same codecs in their own ways: content sizes,
-checksums, other block sizes, several streams in a row. The broker stores what they send.
+librdkafka, sarama, franz-go and others frame the same codecs differently: with content sizes,
+checksums, other block sizes, several streams in a row. Kafka accepts and stores all of them.
 """
 
 from __future__ import annotations

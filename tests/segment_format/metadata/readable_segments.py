@@ -1,0 +1,117 @@
+"""Rebuilds the live set of segments event by event: the oracle for `LiveSegments`.
+
+Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
+partition deletes `RemotePartitionMetadataStore`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from segment_format.metadata.model import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemoteLogSegmentState,
+    RemotePartitionDelete,
+    RemotePartitionDeleteState,
+)
+
+if TYPE_CHECKING:
+    import uuid
+    from collections.abc import Iterable
+
+    from segment_format.metadata.model import MetadataRecord, RemoteLogSegmentId
+
+_Key = tuple["uuid.UUID", int, "uuid.UUID"]
+
+
+def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """Every segment that the events leave behind, in any state before DELETE_SEGMENT_FINISHED.
+
+    Events of one metadata partition must come in their order; several metadata partitions may be
+    chained. What a broker drops is dropped here: a segment that does not begin in
+    COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
+    unknown segment, a transition Kafka does not allow, snapshots (type 3). The end of a partition's
+    deletion forgets its segments.
+
+    Args:
+        records: Parsed events; those of other topics may be among them.
+
+    Returns:
+        The segments with their last state, broker, event time and custom metadata, in order of
+        topic, topic id, partition, start offset and event time.
+    """
+    known: dict[_Key, RemoteLogSegmentMetadata] = {}
+    for record in records:
+        if isinstance(record, RemoteLogSegmentMetadata):
+            _add(known, record)
+        elif isinstance(record, RemoteLogSegmentMetadataUpdate):
+            _update(known, record)
+        elif isinstance(record, RemotePartitionDelete):
+            _forget_partition(known, record)
+    return tuple(sorted(known.values(), key=_order))
+
+
+def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
+    """The segments that may be read: those of `known_segments` in state COPY_SEGMENT_FINISHED.
+
+    The set can still hold duplicates, overlaps and segments of dead branches: leader epochs decide
+    between them.
+    """
+    finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    return tuple(segment for segment in known_segments(records) if segment.state is finished)
+
+
+def _key(segment_id: RemoteLogSegmentId) -> _Key:
+    partition = segment_id.topic_id_partition
+    return partition.topic_id, partition.partition, segment_id.id
+
+
+def _order(segment: RemoteLogSegmentMetadata) -> tuple[str, bytes, int, int, int, bytes]:
+    partition = segment.segment_id.topic_id_partition
+    return (
+        partition.topic,
+        partition.topic_id.bytes,
+        partition.partition,
+        segment.start_offset,
+        segment.event_timestamp_ms,
+        segment.segment_id.id.bytes,
+    )
+
+
+def _add(known: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
+    started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    key = _key(record.segment_id)
+    previous = known.get(key)
+    if record.state is started and (previous is None or previous.state is started):
+        known[key] = record
+
+
+def _update(
+    known: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
+) -> None:
+    key = _key(update.segment_id)
+    previous = known.get(key)
+    if previous is None or not previous.state.may_become(update.state):
+        return
+    if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+        del known[key]
+        return
+    known[key] = replace(
+        previous,
+        broker_id=update.broker_id,
+        event_timestamp_ms=update.event_timestamp_ms,
+        custom_metadata=update.custom_metadata,  # None clears the old value
+        state=update.state,
+    )
+
+
+def _forget_partition(
+    known: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
+) -> None:
+    if delete.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        return
+    partition = delete.topic_id_partition
+    for key in [key for key in known if key[:2] == (partition.topic_id, partition.partition)]:
+        del known[key]
