@@ -25,8 +25,8 @@ from kts_source.layout.layout import (
     SegmentEntry,
     SegmentName,
     TopicFolder,
+    segment_or_orphan,
 )
-from kts_source.layout.listing import segment_or_orphan
 from kts_source.planning.metadata_topic import REMOTE_LOG_METADATA
 from kts_source.planning.scan_plan import CatalogPart
 from kts_source.texts import some

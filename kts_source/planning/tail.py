@@ -15,8 +15,8 @@ from kts_source.errors import (
     TopicNotFoundError,
 )
 from kts_source.layout.find_layout import find_layout
-from kts_source.layout.kafka_logs.described import lost_reason
-from kts_source.layout.kafka_logs.disks import Disks
+from kts_source.layout.kafka_logs.kafka_logs import Disks
+from kts_source.layout.kafka_logs.recovered_segments import lost_reason
 from kts_source.layout.layout import TopicFolder
 from kts_source.options.selection import Assign, Subscribe
 from kts_source.planning.assemble import PlannedPartition, assembled

@@ -17,11 +17,12 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kts_source.layout.kafka_logs.described import described, lost_partition, lost_reason
-from kts_source.layout.kafka_logs.filling import Filler, ReplicaSource
+from kts_source.layout.kafka_logs.recovered_segments import described, lost_partition, lost_reason
 from kts_source.layout.kafka_logs.replica import EPOCHS_FILE, Recovery
-from kts_source.layout.kafka_logs.surviving import (
+from kts_source.layout.kafka_logs.replica_choice import (
     Branch,
+    Filler,
+    ReplicaSource,
     agreed_to,
     furthest,
     newest_branch,
@@ -46,10 +47,9 @@ from kts_source.planning.union_log import OffsetSpan, between, union_log
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kts_source.layout.kafka_logs.described import Lost
-    from kts_source.layout.kafka_logs.disks import Disks
-    from kts_source.layout.kafka_logs.replica import Replica
-    from kts_source.layout.kafka_logs.surviving import SurvivingLog
+    from kts_source.layout.kafka_logs.kafka_logs import Disks
+    from kts_source.layout.kafka_logs.recovered_segments import Lost
+    from kts_source.layout.kafka_logs.replica import Replica, SurvivingLog
     from kts_source.layout.layout import TopicFolder
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import SkippedSegment
