@@ -22,7 +22,6 @@ import hashlib
 import hmac
 import os
 import re
-import ssl
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from kts_source.broker.settings import TLS_1_2, TLS_1_3
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
@@ -260,9 +260,6 @@ def _certificate_der(certificate: object) -> bytes:
     return certificate.public_bytes(Encoding.DER)
 
 
-_VERSIONS: Final = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
-
-
 def ssl_context(security: Security) -> ssl.SSLContext:
     """Returns the context of connections to brokers; raises as `tls_context`."""
     assert security.tls is not None, security.protocol
@@ -282,10 +279,13 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
     Raises:
         InvalidOptionError: OpenSSL rejects the certificates or the key, or they do not match.
     """
+    import ssl  # not at import time: most scans open no connection to a broker
+
+    versions = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.check_host_name
-    context.minimum_version = _VERSIONS[tls.oldest]
-    context.maximum_version = _VERSIONS[tls.newest]
+    context.minimum_version = versions[tls.oldest]
+    context.maximum_version = versions[tls.newest]
     # As in Java, intermediate certificates may be trusted, too.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if tls.trusted:
@@ -304,7 +304,9 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
 
 def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
     """Loads the client's certificate and key into a context. `ssl` accepts only files."""
-    blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", one) for one in tls.chain)]
+    import ssl
+
+    blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", der) for der in tls.chain)]
     try:
         with _file_of("".join(blocks).encode()) as path:
             context.load_cert_chain(path)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 MAX_OFFSET: Final = (1 << 63) - 1
+_NO_MARK: Final = "no high watermark is recorded, so none of its records is read: see endOfLog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,7 @@ def surviving_log(
         promised = best.log_start
         stop = min(end, max(promised, replicated))
         if end > stop:
-            text = "no high watermark is recorded, so none of its records is read: see endOfLog"
-            notes.append(Orphan((best.folder,), text))
+            notes.append(Orphan((best.folder,), _NO_MARK))
     elif end == best.log_start or replicated >= end:
         stop = promised = end
     else:

@@ -77,7 +77,7 @@ def test_what_nobody_uses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for port in range(1, 40):
         with borrowed_cluster(_settings(port)):
             pass
-    assert len(module._idle) == module._MOST_IDLE
+    assert len(module._idle) == module._MAX_IDLE
     with borrowed_cluster(_settings(39)) as again, borrowed_cluster(_settings(39)) as other:
         assert again is not other
     assert again in module._idle
