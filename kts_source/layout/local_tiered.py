@@ -205,7 +205,8 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
 
     The name of a damaged segment counts, too: its offsets are lost, not empty.
     """
-    bases = {item.base_offset for item in (*listing.segments, *listing.orphans)}
+    bases: set[int | None] = {entry.base_offset for entry in listing.segments}
+    bases |= {orphan.base_offset for orphan in listing.orphans}
     ascending = sorted(base for base in bases if base is not None)
     completed = []
     for entry in listing.segments:
