@@ -1,8 +1,8 @@
-"""What can go wrong between an option and a row: one root, `TieredKafkaError`, a class per kind.
+"""The exceptions of the source: one root, `TieredKafkaError`, and a class per kind of failure.
 
-Every error may carry the place it concerns (topic, partition, offset, object, byte position); the
-layer that knows a fact adds it with `located`. Texts never hold a credential: what comes from a
-client library passes `secret.scrub`.
+Errors may carry the topic, partition, offset, object and byte position that they concern; the layer
+that knows a fact adds it with `located`. Texts never hold credentials: messages of client libraries
+pass `secret.scrub`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kts_source.texts import printable
 
 
 class Place(TypedDict, total=False):
-    """What an error concerns."""
+    """The location that an error concerns."""
 
     topic: str | None
     partition: int | None
@@ -32,13 +32,13 @@ class TieredKafkaError(Exception):
     """Root of all errors of the source.
 
     Attributes:
-        retriable: Whether the same call, made again later, stands a chance.
-        message: The text without the place.
-        topic: Topic concerned, where one is known.
-        partition: Partition number, where one is known.
-        offset: Kafka offset, where one is known.
-        uri: Object or folder concerned, free of credentials.
-        position: Byte position in that object, where one is known.
+        retriable: Whether the same call may succeed later.
+        message: The text without the location.
+        topic: Topic, if known.
+        partition: Partition number, if known.
+        offset: Kafka offset, if known.
+        uri: Object or folder, without credentials, if known.
+        position: Byte position in that object, if known.
     """
 
     retriable: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class TieredKafkaError(Exception):
     uri: str | None = None
     position: int | None = None
 
-    # Pickling calls this with `args`, and then restores all attributes.
+    # Unpickling calls this with `args`, then restores all attributes.
     def __init__(self, message: str, **place: Unpack[Place]) -> None:
         super().__init__(message)
         self.message = message
@@ -57,11 +57,11 @@ class TieredKafkaError(Exception):
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
         where = [f"{label} {value}" for label, value in facts if value is not None]
-        # Names of objects come from strangers, and terminals and logs show this text.
+        # Object names are untrusted, and this text is shown in terminals and logs.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **place: Unpack[Place]) -> Self:
-        """The same error with the facts that were still unknown filled in; known ones stay."""
+        """Adds facts that are not set yet, and returns the error itself."""
         if unknown := place.keys() - _LABELS.keys():
             raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
         for name, value in place.items():
@@ -71,14 +71,14 @@ class TieredKafkaError(Exception):
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
-    """An option that is unknown, malformed, missing, or contradicts another."""
+    """An option is unknown, malformed or missing, or contradicts another one."""
 
 
 class KeyPrefixError(InvalidOptionError):
-    """A topic whose folder's name begins with what should be the end of the key prefix.
+    """The key prefix is cut short: topic folders begin with its end.
 
     Attributes:
-        key_prefix: The one that is meant; empty where it is not known.
+        key_prefix: The right key prefix; empty if unknown.
     """
 
     def __init__(self, message: str, *, key_prefix: str = "", **place: Unpack[Place]) -> None:
@@ -87,43 +87,42 @@ class KeyPrefixError(InvalidOptionError):
 
 
 class TopicNotFoundError(TieredKafkaError, LookupError):
-    """A topic or partition that was asked for and has nothing in the tier."""
+    """A requested topic or partition has no data in the tier."""
 
 
 class TierNotFoundError(TieredKafkaError, FileNotFoundError):
-    """No tier where the path and the key prefix point."""
+    """There is no tier at the path and key prefix."""
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets the tier should hold and does not: a hole, or an object that retention took away."""
+    """Offsets that the tier should hold are missing, for example deleted by retention."""
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Offsets or timestamps asked for that lie outside what the tier holds."""
+    """Requested offsets or timestamps are outside the range that the tier holds."""
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """A Spark without Python data sources (before 4.0), or none at all, where one is needed."""
+    """Spark is missing, or has no Python data sources (before 4.0)."""
 
 
 class PlanTooLargeError(TieredKafkaError):
-    """A plan above the limits that the user set."""
+    """The plan exceeds `maxPlanBytes` or `maxPlanRequests`."""
 
 
 class CorruptSegmentError(TieredKafkaError):
-    """Bytes of a segment, an index or a manifest that are not what was written."""
+    """A segment, an index or a manifest is damaged."""
 
 
 class InvalidValueError(TieredKafkaError, ValueError):
-    """A key or a value that is not what option `key.format` or `value.format` says."""
+    """A key or value does not match `key.format` or `value.format`."""
 
 
 class StoreError(TieredKafkaError):
-    """A store that did not give what was asked for.
+    """A request to the object store failed.
 
     Attributes:
-        attempts: One line per attempt that failed before this error, oldest first, free of
-            credentials.
+        attempts: One line per earlier failed attempt, oldest first, free of credentials.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class StoreError(TieredKafkaError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """No object of that key. Where listing is not allowed, some stores answer 403 instead."""
+    """The object does not exist. Some stores answer 403 instead if listing is not allowed."""
 
 
 class StoreNotFoundError(StoreError, TierNotFoundError):
@@ -149,79 +148,79 @@ class ObjectChangedError(StoreError):
 
 
 class ArchivedObjectError(StoreError):
-    """Objects in a storage class that must be restored before they can be read."""
+    """Objects are in a storage class that must be restored before they can be read."""
 
 
 class TruncatedObjectError(StoreError):
-    """The object ends before the range that was asked for."""
+    """The object ends before the requested range."""
 
 
 class ObjectTooLargeError(StoreError):
-    """The object is larger than what the caller is ready to hold."""
+    """The object is larger than the caller accepts."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The store refuses: no, wrong or expired credentials, or no right to this object."""
+    """Credentials are missing, wrong or expired, or do not allow access to the object."""
 
 
 class InvalidKeyError(StoreError, ValueError):
-    """A key that could leave the store's root."""
+    """A key points outside the store's root."""
 
 
 class StoreUnavailableError(StoreError):
-    """Throttling, server errors, resets, time-outs or short answers outlasted every attempt."""
+    """All attempts failed: throttling, server errors, resets, timeouts or short responses."""
 
     retriable: ClassVar[bool] = True
 
 
 class StreamOffsetError(TieredKafkaError):
-    """A position in a checkpoint that this version cannot read, or that options contradict."""
+    """A position in a checkpoint is unreadable for this version, or contradicts options."""
 
 
 class BrokerError(TieredKafkaError):
-    """A broker that refuses, is too old, or answers what cannot be used."""
+    """A broker refuses a request, is too old, or returns an invalid response."""
 
 
 class BrokerAccessError(BrokerError):
-    """Brokers do not let the user describe or read a topic."""
+    """The user may not describe or read a topic."""
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker gave a proper answer, however often it was asked."""
+    """No broker answered, in spite of retries."""
 
     retriable: ClassVar[bool] = True
 
 
 class LeaderChangedError(BrokerError):
-    """The leader of a partition, or what it has, changed while it was being planned."""
+    """The leader of a partition changed while the partition was planned."""
 
     retriable: ClassVar[bool] = True
 
 
 class OldBrokerError(BrokerError):
-    """A broker before Kafka 4.0 would have to read its tier, and may return aborted rows there."""
+    """A broker before Kafka 4.0 would read its tier and might return aborted records."""
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry that does not answer as it should; the rows are not to blame."""
+    """A schema registry returned an error or an invalid response; the rows may be valid."""
 
 
 class RegistryUnavailableError(RegistryError):
-    """A schema registry that does not answer, or only that it cannot now, however often asked."""
+    """A schema registry did not answer, in spite of retries."""
 
     retriable: ClassVar[bool] = True
 
 
 class ExportError(TieredKafkaError):
-    """An export that cannot begin or go on."""
+    """An export cannot start or continue."""
 
 
 class RangeGapError(ExportError):
-    """Offsets between what is committed and what would be committed next are missing."""
+    """Offsets are missing between the committed ones and the next commit."""
 
 
 class RangeOverlapError(ExportError):
-    """Offsets that would be committed are committed already."""
+    """Offsets of the next commit are already committed."""
 
 
 class CommitConflictError(ExportError):
@@ -229,16 +228,16 @@ class CommitConflictError(ExportError):
 
 
 class FingerprintError(ExportError):
-    """The table was begun with other rules (isolation, columns, transform, partitioning)."""
+    """The table was created with other settings (isolation, columns, transform, partitioning)."""
 
 
 class SchemaChangedError(ExportError):
-    """Typed columns that are not those of the table they would go into."""
+    """Typed columns do not match those of the target table."""
 
 
 class TransformError(ExportError):
-    """A transform that failed, or returned what cannot be written."""
+    """A transform failed, or returned an invalid result."""
 
 
 class UnsupportedTargetError(ExportError):
-    """A target that cannot keep the promise of exactly once."""
+    """The target cannot guarantee exactly-once writes."""

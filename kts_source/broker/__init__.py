@@ -1,1 +1,1 @@
-"""Brokers beside the tier: how they are reached, spoken to and read."""
+"""Brokers: options, authentication, connections and fetches."""

@@ -1,4 +1,4 @@
-"""A range of offsets that brokers serve, as a plan fixes it."""
+"""A range of offsets that brokers serve, as a plan stores it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class BrokerRange:
     """Offsets of one partition that are read from brokers.
 
     Attributes:
-        topic_id: The incarnation; brokers are asked by it, so a re-created topic gives no rows.
+        topic_id: Id of the incarnation, so that a re-created topic returns no rows.
         leader_epoch: An epoch whose records, or later ones, reach the end of the range; a leader
-            of another one must have it up to there.
+            of another epoch must have it up to there.
         start_offset: First offset, inclusive.
-        stop_offset: One past the last offset; the log reached that far when it was planned.
-        read_committed: Whether brokers tell what was aborted; otherwise every batch comes.
-        nominal_bytes: How many bytes that may be: an estimate.
+        stop_offset: One past the last offset; the log reached it when it was planned.
+        read_committed: Whether brokers report aborted transactions; otherwise all batches count.
+        nominal_bytes: Estimated bytes of the range.
     """
 
     topic: str
@@ -34,7 +34,7 @@ class BrokerRange:
         return self.nominal_bytes
 
     def part(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """Some of its offsets [start, stop)."""
+        """Returns a part of the range, offsets [start, stop)."""
         offsets = self.stop_offset - self.start_offset
         share = self.nominal_bytes * (stop_offset - start_offset) // max(offsets, 1)
         return replace(
@@ -45,9 +45,9 @@ class BrokerRange:
         )
 
     def between(self, start_offset: int, stop_offset: int) -> BrokerRange:
-        """The same for other offsets."""
+        """Returns the range with other offsets and the same estimate of bytes."""
         return replace(self, start_offset=start_offset, stop_offset=stop_offset)
 
     def from_offset(self, offset: int) -> BrokerRange:
-        """The offsets that are not below one of them."""
+        """Returns the part of the range from an offset on."""
         return self if offset <= self.start_offset else self.part(offset, self.stop_offset)

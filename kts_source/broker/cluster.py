@@ -1,19 +1,13 @@
-"""A cluster: which topics it has, who leads their partitions, and what the leaders know of offsets.
+"""Requests to a cluster: metadata and configurations of topics, offsets and epochs of leaders.
 
-Every request about partitions names the leader epoch that the metadata gave, so that answers of a
-leader that was replaced do not pass for the new one's.
+Requests about partitions name the leader epoch of the metadata, so that a replaced leader cannot
+answer in place of the new one.
 
-What a cluster tells of its topics.
+Brokers before Kafka 4.0 do not report all aborted transactions of records that they read from their
+tier (KAFKA-17801); those on their own disks they report exactly.
 
-How topics are configured, as a broker tells (DescribeConfigs, KIP-133).
-
-What brokers before Kafka 4.0 do not tell: all aborted transactions of what they read from their
-own tier (KAFKA-17801). What is on their disks they tell exactly.
-
-Clusters whose connections one task after the other uses: a login takes as long as a small read.
-
-A task has its cluster to itself until it ends, whichever threads run it: answers come in the order
-of requests. Then the next one may have it, in any thread.
+A login takes as long as a small read, so tasks reuse connections: a task borrows a `Cluster` and
+returns it at its end. A cluster is used by one task at a time, as responses arrive in order.
 """
 
 from __future__ import annotations
@@ -52,12 +46,7 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a partition.
-
-    Attributes:
-        node: Id of the broker; −1 while there is none.
-        epoch: Leader epoch.
-    """
+    """The leader of a partition: id of the broker, −1 for none, and its leader epoch."""
 
     node: int
     epoch: int
@@ -65,10 +54,10 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class ClusterTopic:
-    """A topic as the cluster has it.
+    """A topic in the metadata of the cluster.
 
     Attributes:
-        topic_id: Its incarnation, 22 characters.
+        topic_id: Id of its incarnation, 22 characters.
         leaders: Partition number to its leader, all partitions, ascending.
     """
 
@@ -79,11 +68,11 @@ class ClusterTopic:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """What a leader knows of an epoch that it was asked for.
+    """A leader's response about an epoch.
 
     Attributes:
-        epoch: The greatest epoch it knows that is not above the one asked; −1 none.
-        end_offset: One past that epoch's last offset; −1 none.
+        epoch: The greatest epoch it knows that is not above the requested one; −1 = none.
+        end_offset: One past that epoch's last offset; −1 = none.
     """
 
     epoch: int
@@ -91,7 +80,7 @@ class EpochEnd:
 
 
 def by_topic(places: Iterable[TopicPartition]) -> list[tuple[str, list[int]]]:
-    """Partition numbers by topic, as requests name them."""
+    """Groups partition numbers by topic, as requests need them."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in places:
         numbers[topic].append(number)
@@ -103,11 +92,11 @@ _TOPIC: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigs:
-    """Some configurations of a topic, where they are told.
+    """Some configurations of a topic.
 
     Attributes:
-        values: Name to text, defaults of the broker included.
-        refusal: Why there are none; empty where they are told.
+        values: Name to text, including the broker's defaults.
+        refusal: Why there are none; empty without an error.
     """
 
     values: Mapping[str, str]
@@ -117,15 +106,15 @@ class TopicConfigs:
 def topic_configs(
     cluster: Cluster, topics: Iterable[str], names: Sequence[str]
 ) -> dict[str, TopicConfigs]:
-    """Configurations of topics. A user without the ACL DescribeConfigs on one is refused that one.
+    """Asks for configurations of topics (DescribeConfigs, KIP-133); needs ACL DescribeConfigs.
 
     Args:
-        cluster: Who is asked.
-        topics: Which.
-        names: Of the configurations.
+        cluster: The cluster to ask.
+        topics: Names of topics.
+        names: Names of configurations.
 
     Raises:
-        BrokerError: A broker refuses all of it, or does not know such a request.
+        BrokerError: A broker refuses the request or does not support it.
         BrokerUnavailableError: No broker answers.
     """
     from kafka.protocol.admin.configs import DescribeConfigsRequest
@@ -141,30 +130,31 @@ def topic_configs(
     request = DescribeConfigsRequest(
         resources=resources, include_synonyms=False, include_documentation=False
     )
-    found = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer about it"))
-    for one in cluster.ask_any(request).results:
-        values = {config.name: config.value for config in one.configs if config.value is not None}
-        refusal = error_name(one.error_code) if one.error_code else ""
-        if one.resource_name in found:
-            found[one.resource_name] = TopicConfigs({} if refusal else values, refusal)
-    return found
+    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer about it"))
+    for result in cluster.ask_any(request).results:
+        refusal = error_name(result.error_code) if result.error_code else ""
+        values = {config.name: config.value for config in result.configs}
+        values = {name: value for name, value in values.items() if value is not None}
+        if result.resource_name in configs:
+            configs[result.resource_name] = TopicConfigs({} if refusal else values, refusal)
+    return configs
 
 
 LEAK: Final = (
     "brokers before Kafka 4.0 may return aborted records where they read their tier (KAFKA-17801)"
 )
 _KAFKA_3_5: Final = 8
-"""Version of ListOffsets that can ask for the first local offset."""
+"""Version of ListOffsets that can return the first local offset."""
 _KAFKA_4_0: Final = 10
-"""The one that came with the brokers that tell all."""
+"""Version of ListOffsets of brokers that report all aborted transactions."""
 
 
 def knows_local_start(cluster: Cluster, place: TopicPartition) -> bool:
-    """Whether the leader of a partition can tell where its own disk begins; before Kafka 3.6 there
-    was no tier, and everything is on it.
+    """Returns whether the leader can return the first offset on its disk. Before Kafka 3.6 there
+    was no tier, so all records are on it.
 
     Raises:
-        LeaderChangedError: It does not answer any more.
+        LeaderChangedError: The leader no longer answers.
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -172,11 +162,11 @@ def knows_local_start(cluster: Cluster, place: TopicPartition) -> bool:
 
 
 def told_from(cluster: Cluster, place: TopicPartition) -> int:
-    """The first offset from which on the leader of a partition tells all aborted transactions; 0
-    where it always does. It only grows: what was fetched from above it before was told exactly.
+    """Returns the offset from which on the leader reports all aborted transactions, 0 if always. It
+    only grows, so responses about higher offsets stay exact.
 
     Raises:
-        LeaderChangedError: Another one leads.
+        LeaderChangedError: Another broker leads.
         BrokerError: Brokers refuse, or do not answer.
     """
     if tells_all(cluster, place):
@@ -185,10 +175,10 @@ def told_from(cluster: Cluster, place: TopicPartition) -> int:
 
 
 def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
-    """Whether the leader of a partition tells all aborted transactions wherever it reads.
+    """Returns whether the leader reports all aborted transactions of all its records.
 
     Raises:
-        LeaderChangedError: It does not answer any more.
+        LeaderChangedError: The leader no longer answers.
     """
     from kafka.protocol.consumer import ListOffsetsRequest
 
@@ -197,9 +187,8 @@ def tells_all(cluster: Cluster, place: TopicPartition) -> bool:
 
 
 def node_tells_all(cluster: Cluster, node: int) -> bool:
-    """Whether a broker, leader or follower, reports all aborted transactions wherever it reads.
-
-    During a rolling upgrade the leader's version says nothing about its followers.
+    """Returns whether a broker, leader or follower, reports all aborted transactions. During a
+    rolling upgrade, the leader's version does not apply to its followers.
 
     Raises:
         LostConnectionError: The broker cannot be reached.
@@ -215,9 +204,9 @@ EARLIEST: Final = -2
 EARLIEST_LOCAL: Final = -4
 
 _PATIENCE_SECONDS: Final = 60.0
-"""How long a question is asked again while answers say that it may pass."""
+"""How long a request is repeated after transient errors."""
 _INCOMPLETE_SECONDS: Final = 10.0
-"""How long to wait for metadata that describe all partitions."""
+"""How long a request is repeated while metadata lack partitions."""
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 1.0
 _EXPIRES_EARLY_SECONDS: Final = 30.0
@@ -226,11 +215,7 @@ _NO_LEADER: Final = -1
 
 
 class Cluster:
-    """Asks brokers. From any thread; one connection to each broker.
-
-    Args:
-        settings: How brokers are reached.
-    """
+    """A client of one cluster with one connection per broker. From any thread."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
@@ -256,19 +241,18 @@ class Cluster:
         counts: Mapping[str, int] | None = None,
         selects: Callable[[Iterable[str]], Collection[str]] | None = None,
     ) -> dict[str, ClusterTopic]:
-        """Topics by name; those that the cluster does not have are left out.
+        """Returns the topics that exist, by name.
 
         Args:
-            names: Which; `None` = all that may be described, internal ones left out.
-            counts: Topic id to the number of partitions that the topic has at least: Kafka never
-                removes any. Metadata that describe fewer are asked for again.
-            selects: Returns those of all names that matter; metadata of other topics need not be
-                complete. `None` = all matter.
+            names: Names of topics; `None` = all that the user may describe, except internal ones.
+            counts: Topic id to the minimum number of partitions, which Kafka never removes.
+                Metadata with fewer are requested again.
+            selects: Returns the names that matter; metadata of other topics may be incomplete.
+                `None` = all matter.
 
         Raises:
-            BrokerError: The cluster refuses to describe one that was named.
-            BrokerUnavailableError: No broker answers, none knows a topic that there is, or none
-                describes all partitions that a topic is known to have.
+            BrokerError: The cluster refuses to describe a named topic.
+            BrokerUnavailableError: No broker answers, or metadata stay incomplete.
         """
         wanted = None if names is None else sorted(set(names))
         began = time.monotonic()
@@ -286,27 +270,27 @@ class Cluster:
         raise AssertionError
 
     def known_leader(self, place: TopicPartition) -> Leader | None:
-        """Who led the partition when metadata were last asked for, if they were."""
+        """Returns the leader in the last metadata, if any."""
         return self._leaders.get(place)
 
     def renew_leader(self, place: TopicPartition, topic_id: str) -> ClusterTopic | None:
-        """Asks anew who leads a partition of a topic id; `None` where the topic is gone."""
+        """Requests the metadata of a partition's topic again; `None` if the topic is gone."""
         topic = self.topics([place[0]], counts={topic_id: place[1] + 1}).get(place[0])
         return topic if topic is not None and place[1] in topic.leaders else None
 
     def offsets(
         self, places: Iterable[TopicPartition], timestamp: int, *, read_committed: bool
     ) -> dict[TopicPartition, int]:
-        """What leaders answer to ListOffsets.
+        """Asks leaders for offsets (ListOffsets).
 
         Args:
-            places: Partitions whose leaders are known by `topics`.
-            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset
-                whose record is dated at or after it, −1 where there is none.
+            places: Partitions whose leaders `topics` has returned.
+            timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset of
+                a record with this or a later timestamp, −1 if there is none.
             read_committed: Whether `LATEST` is the last stable offset, not the high watermark.
 
         Raises:
-            LeaderChangedError: A partition has another leader since.
+            LeaderChangedError: A partition has another leader now.
             BrokerError: See `topics`.
         """
         from kafka.protocol.consumer import ListOffsetsRequest
@@ -333,7 +317,7 @@ class Cluster:
             )
 
         def parse(answer: Any) -> dict[TopicPartition, tuple[int, int]]:  # noqa: ANN401
-            # Every log has a start and an end, so an answer without one is no answer.
+            # Every log has a start and an end: a response without one counts as an error.
             always = timestamp in (LATEST, EARLIEST)
             return {
                 (topic.name, part.partition_index): (
@@ -351,10 +335,10 @@ class Cluster:
     def epoch_ends(
         self, wanted: Mapping[TopicPartition, Sequence[int]]
     ) -> dict[TopicPartition, list[EpochEnd]]:
-        """What leaders know of epochs, in the order asked (OffsetForLeaderEpoch, KIP-320).
+        """Asks leaders for the ends of epochs, in the order asked (OffsetForLeaderEpoch, KIP-320).
 
         Raises:
-            LeaderChangedError: A partition has another leader since.
+            LeaderChangedError: A partition has another leader now.
             BrokerError: See `topics`.
         """
         from kafka.protocol.consumer import OffsetForLeaderEpochRequest
@@ -399,13 +383,13 @@ class Cluster:
         return {place: answered.get(place, []) for place in wanted}
 
     def last_epochs(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The epochs of the last records below some offsets.
+        """Returns the epochs of the last records below some offsets.
 
-        A leader that wrote nothing leaves no trace in its followers' logs: the epoch of its own is
-        not one that the next leader can be asked for.
+        A leader that wrote nothing leaves no trace in its followers' logs, so the next leader does
+        not know its epoch.
 
         Raises:
-            LeaderChangedError: A partition has another leader since.
+            LeaderChangedError: A partition has another leader now.
             BrokerError: See `topics`.
         """
         found = {place: self._leaders[place].epoch for place in ends}
@@ -422,21 +406,21 @@ class Cluster:
         return found
 
     def ask(self, node: int, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
-        """One answer of one broker.
+        """Sends a request to a broker and returns the response.
 
         Raises:
-            LostConnectionError: It did not answer.
-            BrokerError: It refuses.
+            LostConnectionError: The broker did not answer.
+            BrokerError: The broker refuses.
         """
         with self._locks.setdefault(node, threading.Lock()):
             return self.connection(node).ask(request, patience_seconds=patience_seconds)
 
     def connection(self, node: int) -> Connection:
-        """The connection to a broker, opened or opened anew where there is none.
+        """Returns the connection to a broker, a new one if none is usable.
 
         Raises:
-            LostConnectionError: It cannot be reached.
-            BrokerError: It refuses.
+            LostConnectionError: The broker cannot be reached.
+            BrokerError: The broker refuses.
         """
         known = self._connections.get(node)
         if known is not None and known.is_usable(_EXPIRES_EARLY_SECONDS):
@@ -451,8 +435,8 @@ class Cluster:
         return opened
 
     def _taken_over(self, node: int) -> Connection | None:
-        """The connection that metadata came through, if it is one to this broker: a login takes as
-        long as a small read, and metadata are seldom asked for again.
+        """Returns the connection that metadata came through if it is one to this broker: that saves
+        a login, and metadata are seldom requested again.
         """
         with self._any_lock:
             known = self._any
@@ -465,10 +449,10 @@ class Cluster:
         return None
 
     def knows(self, place: TopicPartition, request: Any, version: int) -> bool:  # noqa: ANN401
-        """Whether the leader of a partition knows at least this version of a request.
+        """Returns whether the leader of a partition supports this version of a request.
 
         Raises:
-            LeaderChangedError: It does not answer any more.
+            LeaderChangedError: The leader no longer answers.
         """
         try:
             return self.node_knows(self._leaders[place].node, request, version)
@@ -477,7 +461,7 @@ class Cluster:
             raise LeaderChangedError(str(error), topic=topic, partition=number) from None
 
     def node_knows(self, node: int, request: Any, version: int) -> bool:  # noqa: ANN401
-        """Whether a broker supports at least this version of a request.
+        """Returns whether a broker supports this version of a request.
 
         Raises:
             LostConnectionError: The broker cannot be reached.
@@ -491,7 +475,7 @@ class Cluster:
         request: Callable[[Sequence[TopicPartition]], Any],
         parse: Callable[[Any], Mapping[TopicPartition, tuple[int, Any]]],
     ) -> dict[TopicPartition, Any]:
-        """Asks each leader about its partitions, again where the answer may pass."""
+        """Asks each leader about its partitions and repeats requests after transient errors."""
         waiting = dict.fromkeys(places, "not asked yet")
         answered: dict[TopicPartition, Any] = {}
         began = time.monotonic()
@@ -525,7 +509,7 @@ class Cluster:
         raise AssertionError
 
     def _check_leaders(self, waiting: Iterable[TopicPartition]) -> None:
-        """Raises `LeaderChangedError` where somebody else leads now."""
+        """Raises LeaderChangedError if a partition has another leader now."""
         before = {place: self._leaders[place] for place in waiting}
         self.topics({topic for topic, _ in before})
         for place, leader in before.items():
@@ -540,8 +524,8 @@ class Cluster:
     def _described(
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
-        """Returns topics by name, and error texts by topic: of those that brokers cannot describe
-        yet, and of those whose description lacks partitions.
+        """Requests metadata once. Returns topics by name, and error texts of topics that brokers
+        cannot describe yet and of topics whose metadata lack partitions.
         """
         from kafka.protocol.metadata import MetadataRequest
 
@@ -582,7 +566,7 @@ class Cluster:
         return found, undecided, incomplete
 
     def ask_any(self, request: Any) -> Any:  # noqa: ANN401
-        """The answer of any broker, the one asked last before others. Raises as `topics` does."""
+        """Returns the response of any broker, preferably the last one asked. Raises as `topics`."""
         with self._any_lock:
             if self._any is not None and self._any.is_usable(_EXPIRES_EARLY_SECONDS):
                 try:
@@ -611,7 +595,7 @@ class Cluster:
 
 
 def _refuse(place: TopicPartition, code: int) -> None:
-    """Raises what an error code means where it will not pass."""
+    """Raises the exception of an error code unless it is transient."""
     if code in PASSING or code in NEW_LEADER:
         return
     topic, number = place
@@ -619,40 +603,35 @@ def _refuse(place: TopicPartition, code: int) -> None:
 
 
 def _pauses() -> Iterable[Callable[[], None]]:
-    """Longer and longer ones, for ever; called between two attempts."""
+    """Yields functions that sleep, each longer than the last, to be called between attempts."""
     seconds = _FIRST_PAUSE_SECONDS
     while True:
         yield lambda wait=seconds: time.sleep(wait)  # type: ignore[misc]
         seconds = min(2 * seconds, _MAX_PAUSE_SECONDS)
 
 
-_MOST_IDLE: Final = 16
-"""Of this process; each may hold a connection to every broker, with the memory of an answer."""
+_MAX_IDLE: Final = 16
+"""Per process; each may hold a connection to every broker with the memory of a response."""
 _idle: list[Cluster] = []
 _lock = threading.Lock()
 
 
 @contextmanager
 def borrowed_cluster(settings: BrokerSettings) -> Iterator[Cluster]:
-    """A cluster that nobody else uses meanwhile, with the connections of an earlier task if there
-    are any.
-
-    Args:
-        settings: How brokers are reached.
-    """
+    """Yields a cluster for exclusive use, with the connections of an earlier task if possible."""
     cluster = _taken(settings) or Cluster(settings)
     try:
         yield cluster
     finally:
         with _lock:
             _idle.append(cluster)
-            too_many = _idle.pop(0) if len(_idle) > _MOST_IDLE else None
+            too_many = _idle.pop(0) if len(_idle) > _MAX_IDLE else None
         if too_many is not None:
             too_many.close()
 
 
 def _taken(settings: BrokerSettings) -> Cluster | None:
-    """The one that was given back last."""
+    """Returns the cluster with these settings that was used last."""
     with _lock:
         for number in reversed(range(len(_idle))):
             if _idle[number].settings == settings:
@@ -669,7 +648,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """A child that was forked has the same sockets, and answers come to who asked."""
+    """Drops the clusters of the parent process in a forked child: they share its sockets."""
     global _lock
     _lock = threading.Lock()
     _idle.clear()

@@ -1,9 +1,7 @@
-"""One blocking connection to one broker: requests out, decoded answers in.
+"""One blocking connection to one broker, and the error codes of Kafka's protocol (`Errors`).
 
 kafka-python encodes and decodes the messages. Its own transport is not used: it receives 4 KiB at
 a time and copies four times.
-
-Error codes of Kafka's protocol that a reader meets. Source: `Errors` in Kafka.
 """
 
 from __future__ import annotations
@@ -27,70 +25,75 @@ if TYPE_CHECKING:
     from kts_source.errors import Place
 
 
-UNKNOWN_SERVER_ERROR: Final = -1
-OFFSET_OUT_OF_RANGE: Final = 1
-UNKNOWN_TOPIC_OR_PARTITION: Final = 3
-LEADER_NOT_AVAILABLE: Final = 5
-NOT_LEADER_OR_FOLLOWER: Final = 6
-REPLICA_NOT_AVAILABLE: Final = 9
-TOPIC_AUTHORIZATION_FAILED: Final = 29
-CLUSTER_AUTHORIZATION_FAILED: Final = 31
-UNSUPPORTED_VERSION: Final = 35
-FENCED_LEADER_EPOCH: Final = 74
-UNKNOWN_LEADER_EPOCH: Final = 75
-OFFSET_NOT_AVAILABLE: Final = 78
-UNKNOWN_TOPIC_ID: Final = 100
-INCONSISTENT_TOPIC_ID: Final = 103
+_NAMES: Final = {
+    -1: "UNKNOWN_SERVER_ERROR",
+    1: "OFFSET_OUT_OF_RANGE",
+    2: "CORRUPT_MESSAGE",
+    3: "UNKNOWN_TOPIC_OR_PARTITION",
+    5: "LEADER_NOT_AVAILABLE",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    7: "REQUEST_TIMED_OUT",
+    8: "BROKER_NOT_AVAILABLE",
+    9: "REPLICA_NOT_AVAILABLE",
+    13: "NETWORK_EXCEPTION",
+    14: "COORDINATOR_LOAD_IN_PROGRESS",
+    29: "TOPIC_AUTHORIZATION_FAILED",
+    31: "CLUSTER_AUTHORIZATION_FAILED",
+    35: "UNSUPPORTED_VERSION",
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+    89: "THROTTLING_QUOTA_EXCEEDED",
+    100: "UNKNOWN_TOPIC_ID",
+    103: "INCONSISTENT_TOPIC_ID",
+}
+"""Error codes that a reader may receive."""
+_CODES: Final = {name: code for code, name in _NAMES.items()}
+UNKNOWN_SERVER_ERROR: Final = _CODES["UNKNOWN_SERVER_ERROR"]
+OFFSET_OUT_OF_RANGE: Final = _CODES["OFFSET_OUT_OF_RANGE"]
+UNKNOWN_TOPIC_OR_PARTITION: Final = _CODES["UNKNOWN_TOPIC_OR_PARTITION"]
+LEADER_NOT_AVAILABLE: Final = _CODES["LEADER_NOT_AVAILABLE"]
+NOT_LEADER_OR_FOLLOWER: Final = _CODES["NOT_LEADER_OR_FOLLOWER"]
+REPLICA_NOT_AVAILABLE: Final = _CODES["REPLICA_NOT_AVAILABLE"]
+UNSUPPORTED_VERSION: Final = _CODES["UNSUPPORTED_VERSION"]
+FENCED_LEADER_EPOCH: Final = _CODES["FENCED_LEADER_EPOCH"]
+UNKNOWN_LEADER_EPOCH: Final = _CODES["UNKNOWN_LEADER_EPOCH"]
+OFFSET_NOT_AVAILABLE: Final = _CODES["OFFSET_NOT_AVAILABLE"]
+UNKNOWN_TOPIC_ID: Final = _CODES["UNKNOWN_TOPIC_ID"]
 
 NEW_LEADER: Final = frozenset(
     {LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH}
 )
-"""Somebody else leads the partition, or soon will."""
+"""Another broker leads the partition, or soon will."""
 
 PASSING: Final = NEW_LEADER | {
-    UNKNOWN_TOPIC_OR_PARTITION,  # a broker that has not heard of the topic yet
-    7,  # REQUEST_TIMED_OUT
-    8,  # BROKER_NOT_AVAILABLE
-    REPLICA_NOT_AVAILABLE,  # also: what the tier holds is not loaded yet
-    13,  # NETWORK_EXCEPTION
-    14,  # COORDINATOR_LOAD_IN_PROGRESS
-    56,  # KAFKA_STORAGE_ERROR
+    UNKNOWN_TOPIC_OR_PARTITION,  # the broker has not received the topic's metadata yet
+    _CODES["REQUEST_TIMED_OUT"],
+    _CODES["BROKER_NOT_AVAILABLE"],
+    REPLICA_NOT_AVAILABLE,  # also if the broker has not loaded its tier metadata yet
+    _CODES["NETWORK_EXCEPTION"],
+    _CODES["COORDINATOR_LOAD_IN_PROGRESS"],
+    _CODES["KAFKA_STORAGE_ERROR"],
     OFFSET_NOT_AVAILABLE,
-    89,  # THROTTLING_QUOTA_EXCEEDED
+    _CODES["THROTTLING_QUOTA_EXCEEDED"],
     UNKNOWN_SERVER_ERROR,
 }
-"""The same request stands a chance later."""
+"""Errors after which the same request may succeed later."""
 
-DENIED: Final = frozenset({TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED})
-
-TOPIC_GONE: Final = frozenset({UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID})
-
-_NAMES: Final = {
-    OFFSET_OUT_OF_RANGE: "OFFSET_OUT_OF_RANGE",
-    2: "CORRUPT_MESSAGE",
-    UNKNOWN_TOPIC_OR_PARTITION: "UNKNOWN_TOPIC_OR_PARTITION",
-    LEADER_NOT_AVAILABLE: "LEADER_NOT_AVAILABLE",
-    NOT_LEADER_OR_FOLLOWER: "NOT_LEADER_OR_FOLLOWER",
-    REPLICA_NOT_AVAILABLE: "REPLICA_NOT_AVAILABLE",
-    TOPIC_AUTHORIZATION_FAILED: "TOPIC_AUTHORIZATION_FAILED",
-    CLUSTER_AUTHORIZATION_FAILED: "CLUSTER_AUTHORIZATION_FAILED",
-    UNSUPPORTED_VERSION: "UNSUPPORTED_VERSION",
-    56: "KAFKA_STORAGE_ERROR",
-    FENCED_LEADER_EPOCH: "FENCED_LEADER_EPOCH",
-    UNKNOWN_LEADER_EPOCH: "UNKNOWN_LEADER_EPOCH",
-    OFFSET_NOT_AVAILABLE: "OFFSET_NOT_AVAILABLE",
-    UNKNOWN_TOPIC_ID: "UNKNOWN_TOPIC_ID",
-    UNKNOWN_SERVER_ERROR: "UNKNOWN_SERVER_ERROR",
-}
+DENIED: Final = frozenset(
+    {_CODES["TOPIC_AUTHORIZATION_FAILED"], _CODES["CLUSTER_AUTHORIZATION_FAILED"]}
+)
+TOPIC_GONE: Final = frozenset({UNKNOWN_TOPIC_ID, _CODES["INCONSISTENT_TOPIC_ID"]})
 
 
 def error_name(code: int) -> str:
-    """Kafka's name of an error code, and its number."""
+    """Returns Kafka's name of an error code, and its number."""
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
 
 
 def refusal(code: int, **place: Unpack[Place]) -> BrokerError:
-    """The error for a code that does not pass."""
+    """Returns the exception for an error code that a retry does not cure."""
     if code in DENIED:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **place
@@ -98,31 +101,30 @@ def refusal(code: int, **place: Unpack[Place]) -> BrokerError:
     return BrokerError(f"a broker refuses: {error_name(code)}", **place)
 
 
-_VERSIONS_API_VERSION: Final = 3
-"""Of ApiVersions; every broker from 2.4 on knows it (KIP-511)."""
+_VERSIONS_API_VERSION: Final = 3  # since Kafka 2.4 (KIP-511)
 _API_VERSIONS_KEY: Final = 18
 _SIZE: Final = struct.Struct(">i")
 _CORRELATION: Final = struct.Struct(">i")
 _MAX_ANSWER_BYTES: Final = 64 << 20
-"""Of all answers but those with records, whose bound the caller knows."""
-_LEAST_FETCH: Final = 13
-"""The first that names topics by id (Kafka 3.1, KIP-516)."""
+"""Default limit of a response; callers set another one for responses with records."""
+_MIN_FETCH: Final = 13
+"""The first version that names topics by id (Kafka 3.1, KIP-516)."""
 _FETCH_KEY: Final = 1
 _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is of no use any more; another one may do. Its text holds no credential."""
+    """The connection is no longer usable. The text holds no credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request that was sent, and whose answer is due.
+    """A request whose response has not been received.
 
     Attributes:
-        header: What kafka-python needs to decode the answer.
-        timeout_seconds: When to give up, from when somebody waits for it: the answer may lie there
-            for long, where what was read before is still written.
+        header: The header that kafka-python needs to decode the response.
+        timeout_seconds: Timeout that starts with the call of `receive`, as the caller may be busy
+            with earlier responses for long.
     """
 
     header: Any
@@ -130,7 +132,7 @@ class Pending:
 
 
 class Connection:
-    """A socket to a broker, logged in. Used by one thread at a time.
+    """An authenticated connection to a broker. Used by one thread at a time.
 
     Args:
         settings: How to connect.
@@ -141,8 +143,8 @@ class Connection:
         address: Host and port.
 
     Raises:
-        LostConnectionError: The broker cannot be reached, or hung up.
-        BrokerError: It is too old, or refuses the login.
+        LostConnectionError: The broker cannot be reached, or closed the connection.
+        BrokerError: The broker is too old, or rejects the login.
         InvalidOptionError: The extra `kafka` is not installed.
     """
 
@@ -165,28 +167,28 @@ class Connection:
             raise
 
     def is_usable(self, seconds: float) -> bool:
-        """Whether the socket is open and the login lasts for so long (KIP-368)."""
+        """Returns whether the socket is open and the login stays valid that long (KIP-368)."""
         return self._socket.fileno() >= 0 and time.monotonic() + seconds < self._expires
 
     def version(self, request: Any) -> int:  # noqa: ANN401  # kafka-python's message class
-        """The version of a request that both sides know best."""
+        """Returns the newest version of a request that both sides support."""
         return int(self._versions.api_version(request))
 
     def ask(self, request: Any, *, patience_seconds: float = 0.0) -> Any:  # noqa: ANN401
-        """The answer to a request.
+        """Sends a request and returns the response.
 
         Args:
             request: A message of kafka-python.
-            patience_seconds: How long the broker may take beyond `request.timeout.ms`.
+            patience_seconds: Time added to `request.timeout.ms`.
 
         Raises:
-            LostConnectionError: No answer came, or not all of it.
+            LostConnectionError: No complete response arrived.
             BrokerError: The broker is too old for the request.
         """
         return self.receive(self.send(request, patience_seconds=patience_seconds))
 
     def send(self, request: Any, *, patience_seconds: float = 0.0) -> Pending:  # noqa: ANN401
-        """Sends a request; `receive` gives its answer. Answers come in the order of requests."""
+        """Sends a request; `receive` returns its response. Responses arrive in order."""
         if request.API_VERSION is None:
             request.API_VERSION = self._known_version(request)
         self._correlation += 1
@@ -194,24 +196,24 @@ class Connection:
             correlation_id=self._correlation, client_id=self._settings.client_id or None
         )
         timeout = self._settings.request_timeout_seconds + patience_seconds
-        with self._losing():
+        with self._closing_on_error():
             self._socket.settimeout(timeout)
             self._socket.sendall(request.encode(framed=True, header=True))
         return Pending(request.header, timeout)
 
     def receive(self, pending: Pending, *, most_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
-        """The answer to the oldest request without one. Bytes in it are views of a buffer that the
-        next call overwrites.
+        """Returns the response to the oldest pending request. Its bytes are views of a buffer that
+        the next call overwrites.
 
         Args:
             pending: That request.
-            most_bytes: A longer answer is an error.
+            most_bytes: Maximum size of the response.
 
         Raises:
-            LostConnectionError: No answer came, or not all of it, or not one that can be decoded.
+            LostConnectionError: No complete and valid response arrived.
         """
         deadline = time.monotonic() + pending.timeout_seconds
-        with self._losing():
+        with self._closing_on_error():
             (size,) = _SIZE.unpack(self._read(4, deadline))
             if not 4 <= size <= most_bytes:
                 raise LostConnectionError(
@@ -221,12 +223,12 @@ class Connection:
                 )
             data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
-            if correlation != self._correlation_of(pending):
+            if correlation != pending.header.correlation_id:
                 raise LostConnectionError(f"{self._place} answered another request than was asked")
             return self._decoded(pending.header, data)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the socket."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -241,14 +243,10 @@ class Connection:
                 " old, or no Kafka"
             ) from None
 
-    @staticmethod
-    def _correlation_of(pending: Pending) -> int:
-        return int(pending.header.correlation_id)
-
     def _decoded(self, header: Any, data: memoryview) -> Any:  # noqa: ANN401
         message = header.get_response_class()
         is_flexible = message[None].flexible_version_q(header.request_api_version)
-        # The header of ApiVersions has no tags in any version, so that old clients can read it.
+        # The header of ApiVersions never has tags, so that old clients can read it.
         start = 5 if is_flexible and message.API_KEY != _API_VERSIONS_KEY else 4
         try:
             return message.decode(data[start:])
@@ -259,25 +257,25 @@ class Connection:
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
-        """The next bytes, in the buffer."""
+        """Reads the next bytes into the buffer."""
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
-        at = 0
-        while at < size:
+        filled = 0
+        while filled < size:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
             self._socket.settimeout(left)
-            count = self._socket.recv_into(view[at:])
+            count = self._socket.recv_into(view[filled:])
             if count == 0:
                 raise LostConnectionError(f"{self._place} hung up")
-            at += count
+            filled += count
         return view
 
     @contextlib.contextmanager
-    def _losing(self) -> Any:  # noqa: ANN401
-        """Closes the socket where it is of no use any more: an answer half read is not skipped."""
+    def _closing_on_error(self) -> Any:  # noqa: ANN401
+        """Closes the socket after an error: a partly read response cannot be skipped."""
         try:
             yield
         except LostConnectionError:
@@ -333,13 +331,13 @@ class Connection:
                 f"broker {self._place} does not tell its versions (error {answer.error_code}): it"
                 " is older than Kafka 3.1"
             )
-        known = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
-        if known.get(_FETCH_KEY, (0, 0))[1] < _LEAST_FETCH:
+        versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        if versions.get(_FETCH_KEY, (0, 0))[1] < _MIN_FETCH:
             raise BrokerError(
                 f"broker {self._place} is older than Kafka 3.1: it cannot fetch by topic id, and by"
                 " name a re-created topic answers for the one that was planned"
             )
-        self._versions = BrokerVersionData(api_versions=known)
+        self._versions = BrokerVersionData(api_versions=versions)
 
     def _log_in(self, host: str) -> None:
         from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -370,7 +368,7 @@ class Connection:
 def _own_version() -> str:
     try:
         return metadata.version("tiered-kafka")
-    except metadata.PackageNotFoundError:  # its folder is on the path, and nothing is installed
+    except metadata.PackageNotFoundError:  # run from a source folder
         return "unknown"
 
 

@@ -1,23 +1,15 @@
-r"""The `kafka.*` options of one `load()` as `BrokerSettings`.
+r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens key stores, too.
 
-No error shows a value: passwords get into the wrong options.
+Errors show no values or paths, since passwords end up in the wrong options.
 
-`sasl.jaas.config`: one login module with its options.
+`sasl.jaas.config` holds one login module with its options:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="b";
 
-As in Kafka's `JaasConfig`, which reads it with Java's `StreamTokenizer`: values in double or single
-quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments.
-Stricter in what no one means: an end of line in quotes, a name twice, more than one module.
-
-The text is a secret. Errors say what is wrong and where; they show no word of it, since what
-stands in the place of a name may be half of a password.
-
-The options of SASL, checked: who logs in, and by what.
-
-The `kafka.*` options of security, checked; the files of TLS are read and opened here.
-
-Names come without `kafka.`, and errors put it back. No error shows a value or a path.
+It is read as by Kafka's `JaasConfig` with Java's `StreamTokenizer`: values in double or single
+quotes with backslash escapes (`\n`, `\"`, `\101`), or plain words; `//` and `/* */` comments. Line
+ends in quotes, repeated names and several modules are refused. Errors name no word of the text: in
+place of a name there may be half of a password.
 """
 
 from __future__ import annotations
@@ -72,15 +64,17 @@ if TYPE_CHECKING:
     from kts_source.broker.settings import Login
 
 
-JAAS_OPTION: Final = "kafka.sasl.jaas.config"
+_JAAS: Final = "sasl.jaas.config"
+JAAS_OPTION: Final = f"{PREFIX}{_JAAS}"
 
-_MECHANISMS: Final[Mapping[str, tuple[str, ...]]] = {
+_LOGIN_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": (PLAIN,),
     "org.apache.kafka.common.security.scram.ScramLoginModule": SCRAM_MECHANISMS,
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule": (OAUTHBEARER,),
     "software.amazon.msk.auth.iam.IAMLoginModule": (AWS_MSK_IAM,),
     "com.sun.security.auth.module.Krb5LoginModule": (GSSAPI,),
 }
+"""Class name to SASL mechanisms."""
 _FLAGS: Final = ("required", "requisite", "sufficient", "optional")
 _TOKEN: Final = re.compile(
     r"""(?P<blank>[\s]+|//[^\r\n]*|/\*.*?\*/)
@@ -93,84 +87,77 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\([0-3][0-7]{0,2}|[4-7][0-7]?|.)", re.DOTALL)
 _CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _NAME: Final = re.compile(r"[A-Za-z_][\w$.-]{0,80}", re.ASCII)
-# Platforms that bring Kafka under names of their own write them before the class names.
+# Class prefixes of platforms that relocate Kafka.
 _SHADED: Final = re.compile(r"(?:kafkashaded|shadedmskiam)\.")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoginModule:
-    """One login module.
-
-    Attributes:
-        mechanisms: The SASL mechanisms that it is for.
-        options: Names to values.
-    """
+    """A login module: its SASL mechanisms, and its options by name."""
 
     mechanisms: tuple[str, ...]
     options: Mapping[str, str]
 
 
 def parse_jaas(text: str) -> LoginModule:
-    """The one login module of a text.
+    """Parses a text with one login module.
 
     Raises:
-        InvalidOptionError: Another module, several, or what is no such text.
+        InvalidOptionError: The syntax is invalid, or the module is unknown or not the only one.
     """
     tokens = _tokens(text)
     if not tokens:
-        raise _invalid_jaas("is empty")
-    name = _SHADED.sub("", tokens[0][1], count=1)
-    if tokens[0][0] != "word" or name not in _MECHANISMS:
-        raise _invalid_jaas(f"must begin with one of the login modules {', '.join(_MECHANISMS)}")
+        raise _invalid(_JAAS, "is empty")
+    module = _SHADED.sub("", tokens[0][1], count=1)
+    if tokens[0][0] != "word" or module not in _LOGIN_MODULES:
+        modules = ", ".join(_LOGIN_MODULES)
+        raise _invalid(_JAAS, f"must begin with one of the login modules {modules}")
     if len(tokens) < 2 or tokens[1][0] != "word" or tokens[1][1].lower() not in _FLAGS:
-        raise _invalid_jaas("must have 'required' behind the login module")
+        raise _invalid(_JAAS, "must have 'required' behind the login module")
     options: dict[str, str] = {}
-    place = 2
-    while place < len(tokens) and tokens[place] != ("mark", ";"):
-        kind, key = tokens[place]
-        if kind != "word" or not _NAME.fullmatch(key):
-            raise _invalid_jaas("has something else where the name of an option belongs")
-        pair = tokens[place + 1 : place + 3]
+    next_token = 2
+    while next_token < len(tokens) and tokens[next_token] != ("mark", ";"):
+        kind, name = tokens[next_token]
+        if kind != "word" or not _NAME.fullmatch(name):
+            raise _invalid(_JAAS, "has something else where the name of an option belongs")
+        number = len(options) + 1
+        pair = tokens[next_token + 1 : next_token + 3]
         if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
-            # What stands before the gap may be a value that lacks its quotes.
-            raise _invalid_jaas(f'must give its option number {len(options) + 1} as name="value"')
-        if key in options:
-            raise _invalid_jaas(f"gives its option number {len(options) + 1} a second time")
-        options[key] = pair[1][1]
-        place += 3
-    if place == len(tokens):
-        raise _invalid_jaas("must end with a semicolon")
-    if place != len(tokens) - 1:
-        raise _invalid_jaas("must hold one login module and end with its semicolon")
-    return LoginModule(_MECHANISMS[name], options)
+            # The name is not shown: it may be a value without its quotes.
+            raise _invalid(_JAAS, f'must give its option number {number} as name="value"')
+        if name in options:
+            raise _invalid(_JAAS, f"gives its option number {number} a second time")
+        options[name] = pair[1][1]
+        next_token += 3
+    if next_token == len(tokens):
+        raise _invalid(_JAAS, "must end with a semicolon")
+    if next_token != len(tokens) - 1:
+        raise _invalid(_JAAS, "must hold one login module and end with its semicolon")
+    return LoginModule(_LOGIN_MODULES[module], options)
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """Kind (`word`, `text` or `mark`) and value of all tokens; blanks and comments are left out."""
-    found: list[tuple[str, str]] = []
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
+    """Splits a text into pairs of kind (`word`, `text` or `mark`) and value; drops comments."""
+    tokens: list[tuple[str, str]] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
         if match is None:
-            quoted = text[place] in "\"'"
+            quoted = text[position] in "\"'"
             what = "a quote that is not closed" if quoted else "a character that needs quotes"
-            raise _invalid_jaas(f"has {what} at character {place}")
-        place = match.end()
+            raise _invalid(_JAAS, f"has {what} at character {position}")
+        position = match.end()
         kind = match.lastgroup
         if kind in ("double", "single"):
-            found.append(("text", _ESCAPE.sub(_character, match[kind])))
+            tokens.append(("text", _ESCAPE.sub(_unescaped, match[kind])))
         elif kind in ("word", "mark"):
-            found.append((kind, match[kind]))
-    return found
+            tokens.append((kind, match[kind]))
+    return tokens
 
 
-def _character(match: re.Match[str]) -> str:
+def _unescaped(match: re.Match[str]) -> str:
     text = match[1]
     return chr(int(text, 8)) if text[0] in "01234567" else _CONTROLS.get(text, text)
-
-
-def _invalid_jaas(problem: str) -> InvalidOptionError:
-    return InvalidOptionError(f"option {JAAS_OPTION!r} {problem}")
 
 
 _ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
@@ -186,7 +173,7 @@ _MSK_HANDLER: Final = re.compile(
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _EXTENSION: Final = "extension_"
 
-# What a login module may be given, and what of it has no effect here: Java's ways to keep tickets.
+# Options of Java's login modules without effect here.
 _WITHOUT_EFFECT: Final = frozenset({"debug", "awsDebugCreds"})
 _TAKEN: Final[Mapping[str, frozenset[str]]] = {
     PLAIN: frozenset({"username", "password", "serviceName"}),
@@ -210,16 +197,16 @@ _REFUSED: Final = frozenset(
         *("awsMaxRetries", "awsMaxBackOffTimeMs", "ticketCache", "useDefaultCcache"),
     }
 )
-"""Names that errors may show besides: those of MSK's and Java's modules that are not taken."""
+"""Options of MSK's and Java's modules that are not supported, but that errors may name."""
 
 
 def login_from(given: Mapping[str, str], mechanism: str, protocol: str) -> Login:
-    """What a mechanism needs.
+    """Returns the credentials of a mechanism, or where to get them.
 
     Args:
         given: Name in lower case, without `kafka.`, to text.
         mechanism: One of `MECHANISMS`.
-        protocol: With SASL.
+        protocol: A protocol with SASL.
 
     Raises:
         InvalidOptionError: Malformed, missing or contradictory options.
@@ -230,47 +217,50 @@ def login_from(given: Mapping[str, str], mechanism: str, protocol: str) -> Login
         return _token_source(given, options)
     if mechanism == AWS_MSK_IAM:
         if protocol != SASL_SSL:
-            raise _invalid_login("security.protocol", f"must be {SASL_SSL} for {AWS_MSK_IAM}")
+            raise _invalid("security.protocol", f"must be {SASL_SSL} for {AWS_MSK_IAM}")
         return AwsCredentials(options.get("awsProfileName", ""))
     if mechanism == GSSAPI:
         return _kerberos(given, options)
     if options.get("tokenauth", "false").strip().lower() != "false":
-        raise InvalidOptionError(
-            f"option '{JAAS_OPTION}' has tokenauth: delegation tokens are not supported, give the"
-            " user's own name and password"
+        raise _invalid(
+            _JAAS,
+            "has tokenauth: delegation tokens are not supported, give the"
+            " user's own name and password",
         )
     missing = [name for name in ("username", "password") if not options.get(name)]
     if missing:
-        raise InvalidOptionError(f"option '{JAAS_OPTION}' must give {' and '.join(missing)}")
+        raise _invalid(_JAAS, f"must give {' and '.join(missing)}")
     if any("\0" in options[name] for name in ("username", "password")):
-        raise InvalidOptionError(f"option '{JAAS_OPTION}' has a zero byte in name or password")
+        raise _invalid(_JAAS, "has a zero byte in name or password")
     return Password(options["username"], options["password"])
 
 
 def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, str]:
-    text = given.get("sasl.jaas.config")
+    text = given.get(_JAAS)
     if text is None:
         if mechanism == PLAIN or mechanism in SCRAM_MECHANISMS:
-            raise InvalidOptionError(f"option '{JAAS_OPTION}' is needed for {mechanism}")
+            raise _invalid(_JAAS, f"is needed for {mechanism}")
         return {}
     module = parse_jaas(text)
     if mechanism not in module.mechanisms:
-        raise InvalidOptionError(
-            f"option '{JAAS_OPTION}' has the login module of {' and '.join(module.mechanisms)},"
-            f" but {PREFIX}sasl.mechanism is {mechanism}"
+        raise _invalid(
+            _JAAS,
+            f"has the login module of {' and '.join(module.mechanisms)},"
+            f" but {PREFIX}sasl.mechanism is {mechanism}",
         )
     known = _REFUSED.union(*_TAKEN.values())
     for number, name in enumerate(module.options, 1):
         taken = name in _TAKEN[mechanism] or name in _WITHOUT_EFFECT
         if taken or (mechanism == OAUTHBEARER and name.startswith(_EXTENSION)):
             continue
-        if mechanism == PLAIN and name.startswith("user_"):  # for brokers: whom they let in
+        if mechanism == PLAIN and name.startswith("user_"):  # accounts on brokers
             continue
-        # An unknown name may be what is left of a password with a quote in it.
+        # An unknown name may be the rest of a password with a quote in it.
         shown = name if name in known else f"an option, number {number},"
-        raise InvalidOptionError(
-            f"option '{JAAS_OPTION}' has {shown} which is not supported; for {mechanism} it may"
-            f" have {', '.join(sorted(_TAKEN[mechanism]))}"
+        raise _invalid(
+            _JAAS,
+            f"has {shown} which is not supported; for {mechanism} it may"
+            f" have {', '.join(sorted(_TAKEN[mechanism]))}",
         )
     return module.options
 
@@ -278,7 +268,7 @@ def _module_options(given: Mapping[str, str], mechanism: str) -> Mapping[str, st
 def _check_handlers(given: Mapping[str, str], mechanism: str) -> None:
     handler = given.get(_CLIENT_HANDLER)
     if handler is not None and (mechanism != AWS_MSK_IAM or not _MSK_HANDLER.fullmatch(handler)):
-        raise _invalid_login(
+        raise _invalid(
             _CLIENT_HANDLER,
             "is not supported, but for MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
             " classes cannot run here",
@@ -288,7 +278,7 @@ def _check_handlers(given: Mapping[str, str], mechanism: str) -> None:
         mechanism != OAUTHBEARER
         or not (is_callback(handler) or _OWN_LOGIN_HANDLER.fullmatch(handler))
     ):
-        raise _invalid_login(
+        raise _invalid(
             _LOGIN_HANDLER,
             "is not supported, but for OAUTHBEARER as module:function of Python, or as Kafka's own"
             " OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
@@ -302,9 +292,7 @@ def _token_source(
     handler = given.get(_LOGIN_HANDLER, "")
     if is_callback(handler):
         if _ENDPOINT in given:
-            raise _invalid_login(
-                _ENDPOINT, f"and the function of {PREFIX}{_LOGIN_HANDLER}: give one"
-            )
+            raise _invalid(_ENDPOINT, f"and the function of {PREFIX}{_LOGIN_HANDLER}: give one")
         return TokenCallback(handler, extensions)
     if _ENDPOINT not in given:
         raise InvalidOptionError(
@@ -316,14 +304,12 @@ def _token_source(
     client_id = given.get(f"{credentials}.id", options.get("clientId", ""))
     client_secret = given.get(f"{credentials}.secret", options.get("clientSecret", ""))
     if not client_id or not client_secret:
-        raise _invalid_login(_ENDPOINT, f"needs clientId and clientSecret in {JAAS_OPTION}")
+        raise _invalid(_ENDPOINT, f"needs clientId and clientSecret in {JAAS_OPTION}")
     urlencoded = given.get("sasl.oauthbearer.header.urlencode", "false").strip().lower()
     if urlencoded not in ("true", "false"):
-        raise _invalid_login("sasl.oauthbearer.header.urlencode", "must be true or false")
+        raise _invalid("sasl.oauthbearer.header.urlencode", "must be true or false")
     if ":" in client_id and urlencoded == "false":  # RFC 7617, 2
-        raise _invalid_login(
-            _ENDPOINT, "is asked by a clientId without colon, or with urlencode=true"
-        )
+        raise _invalid(_ENDPOINT, "is asked by a clientId without colon, or with urlencode=true")
     return TokenEndpoint(
         url=given[_ENDPOINT].strip(),
         client_id=client_id,
@@ -339,50 +325,45 @@ def _check_url(text: str) -> None:
         url = urlsplit(text.strip())
         is_sound = bool(url.hostname) and url.port != 0
     except ValueError:
-        raise _invalid_login(_ENDPOINT, "is no URL") from None
+        raise _invalid(_ENDPOINT, "is no URL") from None
     if not is_sound or not re.fullmatch(r"[!-~]+", text.strip()):
-        raise _invalid_login(_ENDPOINT, "is no URL")
+        raise _invalid(_ENDPOINT, "is no URL")
     if url.username is not None or url.password is not None:
-        raise _invalid_login(_ENDPOINT, f"must not hold a user: clientId goes into {JAAS_OPTION}")
+        raise _invalid(_ENDPOINT, f"must not hold a user: clientId goes into {JAAS_OPTION}")
     if url.scheme != "https" and (url.scheme != "http" or url.hostname not in _LOOPBACK):
-        raise _invalid_login(_ENDPOINT, "must be https: the client's secret is sent there")
+        raise _invalid(_ENDPOINT, "must be https: the client's secret is sent there")
 
 
 def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """SASL extensions (RFC 7628, 3.1), such as the logical cluster of a cloud."""
-    found = tuple(
+    """Returns SASL extensions (RFC 7628, 3.1), such as the logical cluster of a cloud."""
+    extensions = tuple(
         (name.removeprefix(_EXTENSION), value)
         for name, value in options.items()
         if name.startswith(_EXTENSION)
     )
-    for name, value in found:
+    for name, value in extensions:
         is_name = re.fullmatch(r"[A-Za-z]+", name) and name != "auth"
         if not is_name or not re.fullmatch(r"[ -~\t\r\n]+", value):
-            raise InvalidOptionError(
-                f"option '{JAAS_OPTION}' has an extension_… that cannot be sent: letters name it,"
-                " and its value is printable ASCII"
+            raise _invalid(
+                _JAAS,
+                "has an extension_… that cannot be sent: letters name it,"
+                " and its value is printable ASCII",
             )
-    return found
+    return extensions
 
 
 def _kerberos(given: Mapping[str, str], options: Mapping[str, str]) -> Kerberos:
     name = "sasl.kerberos.service.name"
-    found = {text.strip() for text in (given.get(name), options.get("serviceName")) if text}
-    if len(found) != 1:
-        problem = (
-            "is needed for GSSAPI" if not found else f"and serviceName in {JAAS_OPTION} differ"
-        )
-        raise _invalid_login(name, problem)
+    services = {text.strip() for text in (given.get(name), options.get("serviceName")) if text}
+    if len(services) != 1:
+        problem = f"and serviceName in {JAAS_OPTION} differ" if services else "is needed for GSSAPI"
+        raise _invalid(name, problem)
     keytab = ""
     if options.get("useKeyTab", "false").strip().lower() == "true":
         keytab = options.get("keyTab", "")
         if not keytab or not options.get("principal"):
-            raise InvalidOptionError(f"option '{JAAS_OPTION}' needs keyTab and principal")
-    return Kerberos(found.pop(), options.get("principal", ""), keytab)
-
-
-def _invalid_login(name: str, problem: str) -> InvalidOptionError:
-    return InvalidOptionError(f"option '{PREFIX}{name}' {problem}")
+            raise _invalid(_JAAS, "needs keyTab and principal")
+    return Kerberos(services.pop(), options.get("principal", ""), keytab)
 
 
 _MAX_FILE_BYTES: Final = 16 << 20
@@ -390,7 +371,7 @@ _OLDER_VERSIONS: Final = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 
 
 def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
-    """What protects connections, and the names of options that the protocol leaves without effect.
+    """Returns the security of connections, and the names of options without effect.
 
     Args:
         given: Name in lower case, without `kafka.`, to text; none of them refused.
@@ -402,7 +383,7 @@ def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
     of_tls = frozenset(name for name in given if name.startswith("ssl."))
     of_sasl = frozenset(name for name in given if name.startswith("sasl."))
     if "security.protocol" not in given and (of_tls or of_sasl):
-        raise _invalid_option(
+        raise _invalid(
             min(of_tls | of_sasl),
             f"needs {PREFIX}security.protocol, which else is {PLAINTEXT}: SSL, SASL_PLAINTEXT or"
             " SASL_SSL",
@@ -421,17 +402,17 @@ def security_from(given: Mapping[str, str]) -> tuple[Security, frozenset[str]]:
         idle |= of_tls
     security = Security(protocol, tls, mechanism, login)
     if tls is not None:
-        # Not at import time: `ssl` is of no use to who reads no brokers.
+        # Not at import time: `ssl` is needed only with brokers.
         from kts_source.broker.tls import ssl_context
 
-        ssl_context(security)  # a key that is not the certificate's fails here, not in tasks
+        ssl_context(security)  # a key that does not match the certificate fails here
     return security, idle
 
 
 def _tls(given: Mapping[str, str]) -> Tls:
     algorithm = given.get("ssl.endpoint.identification.algorithm", "https").strip().lower()
     if algorithm not in ("", "https"):
-        raise _invalid_option("ssl.endpoint.identification.algorithm", "must be https, or empty")
+        raise _invalid("ssl.endpoint.identification.algorithm", "must be https, or empty")
     oldest, newest = _versions(given)
     chain, key = _identity(given)
     return Tls(_trusted(given), chain, key, algorithm == "https", oldest, newest)
@@ -442,12 +423,12 @@ def _versions(given: Mapping[str, str]) -> tuple[str, str]:
     known = (TLS_1_2, TLS_1_3)
     texts = [text.strip() for text in given.get(name, ",".join(known)).split(",")]
     if not all(text in known or text in _OLDER_VERSIONS for text in texts):
-        raise _invalid_option(name, f"must be {TLS_1_2}, {TLS_1_3} or both, separated by a comma")
+        raise _invalid(name, f"must be {TLS_1_2}, {TLS_1_3} or both, separated by a comma")
     allowed = [version for version in known if version in texts]
     if _choice(given, "ssl.protocol", TLS_1_3, ("TLS", *known)) == TLS_1_2:
         allowed = [version for version in allowed if version == TLS_1_2]
     if not allowed:
-        raise _invalid_option(name, f"and {PREFIX}ssl.protocol must leave {TLS_1_2} or {TLS_1_3}")
+        raise _invalid(name, f"and {PREFIX}ssl.protocol must leave {TLS_1_2} or {TLS_1_3}")
     return allowed[0], allowed[-1]
 
 
@@ -460,9 +441,9 @@ def _trusted(given: Mapping[str, str]) -> tuple[bytes, ...]:
     if inline in given:
         _check_inline(given, inline, place, "ssl.truststore.type", kind)
     if kind == PEM and password is not None:
-        raise _invalid_option(word, "has no meaning with PEM: leave it out")
+        raise _invalid(word, "has no meaning with PEM: leave it out")
     if place not in given and password is not None:
-        raise _invalid_option(word, f"needs {PREFIX}{place}")
+        raise _invalid(word, f"needs {PREFIX}{place}")
     try:
         if inline in given:
             return pem_certificates(given[inline])
@@ -473,27 +454,27 @@ def _trusted(given: Mapping[str, str]) -> tuple[bytes, ...]:
             return pem_certificates(_text(data))
         return trusted_certificates(data, password)
     except KeyStoreError as error:
-        raise _invalid_option(inline if inline in given else place, str(error)) from None
+        raise _invalid(inline if inline in given else place, str(error)) from None
 
 
 def _identity(given: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
-    """Our chain and key; empty where there is none."""
+    """Returns the client's certificate chain and key; empty without one."""
     place, key, chain, word = (
         f"ssl.keystore.{last}" for last in ("location", "key", "certificate.chain", "password")
     )
     kind = _kind(given, "ssl.keystore.type")
     password = given.get(word)
-    for one, other in ((key, chain), (chain, key)):
-        if one in given:
-            _check_inline(given, one, place, "ssl.keystore.type", kind)
+    for name, other in ((key, chain), (chain, key)):
+        if name in given:
+            _check_inline(given, name, place, "ssl.keystore.type", kind)
             if other not in given:
-                raise _invalid_option(one, f"needs {PREFIX}{other}")
+                raise _invalid(name, f"needs {PREFIX}{other}")
     if kind == PEM and password is not None:
-        raise _invalid_option(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
+        raise _invalid(word, f"has no meaning with PEM: give {PREFIX}ssl.key.password")
     if place not in given and password is not None:
-        raise _invalid_option(word, f"needs {PREFIX}{place}")
+        raise _invalid(word, f"needs {PREFIX}{place}")
     if place in given and kind != PEM and password is None:
-        raise _invalid_option(place, f"needs {PREFIX}{word}")
+        raise _invalid(place, f"needs {PREFIX}{word}")
     concerned = place
     try:
         if key in given:
@@ -510,7 +491,7 @@ def _identity(given: Mapping[str, str]) -> tuple[tuple[bytes, ...], bytes]:
         assert password is not None
         entry = key_entry(data, password)
     except KeyStoreError as error:
-        raise _invalid_option(concerned, str(error)) from None
+        raise _invalid(concerned, str(error)) from None
     return entry.chain, entry.key
 
 
@@ -518,9 +499,9 @@ def _check_inline(
     given: Mapping[str, str], name: str, place: str, type_name: str, kind: str
 ) -> None:
     if kind != PEM:
-        raise _invalid_option(name, f"needs {PREFIX}{type_name} PEM")
+        raise _invalid(name, f"needs {PREFIX}{type_name} PEM")
     if place in given:
-        raise _invalid_option(name, f"and {PREFIX}{place} mean the same: give one")
+        raise _invalid(name, f"and {PREFIX}{place} mean the same: give one")
 
 
 def _kind(given: Mapping[str, str], name: str) -> str:
@@ -530,18 +511,18 @@ def _kind(given: Mapping[str, str], name: str) -> str:
 def _file(given: Mapping[str, str], name: str) -> bytes:
     text = given[name]
     if "-----BEGIN" in text:
-        raise _invalid_option(name, "is a path; PEM itself goes into the options beside it")
+        raise _invalid(name, "is a path; PEM itself goes into the options beside it")
     path = Path(text)
     try:
         if not path.is_file():
-            raise _invalid_option(name, "names no file on the driver")
+            raise _invalid(name, "names no file on the driver")
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise _invalid_option(name, f"names a file that cannot be read: {reason}") from None
+        raise _invalid(name, f"names a file that cannot be read: {reason}") from None
     if len(data) > _MAX_FILE_BYTES:
-        raise _invalid_option(name, f"names a file of more than {_MAX_FILE_BYTES >> 20} MiB")
+        raise _invalid(name, f"names a file of more than {_MAX_FILE_BYTES >> 20} MiB")
     return data
 
 
@@ -556,11 +537,11 @@ def _choice(given: Mapping[str, str], name: str, default: str, choices: tuple[st
     by_upper = {choice.upper(): choice for choice in choices}
     choice = by_upper.get(given.get(name, default).strip().upper())
     if choice is None:
-        raise _invalid_option(name, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
+        raise _invalid(name, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
     return choice
 
 
-def _invalid_option(name: str, problem: str) -> InvalidOptionError:
+def _invalid(name: str, problem: str) -> InvalidOptionError:
     return InvalidOptionError(f"option '{PREFIX}{name}' {problem}")
 
 
@@ -576,27 +557,27 @@ _MAX_NAME: Final = 249
 def broker_settings(
     kafka_texts: Mapping[str, str],
 ) -> tuple[BrokerSettings | None, tuple[str, ...]]:
-    """What the options say of brokers. Files that they name are read here.
+    """Returns the settings of brokers. Reads the files that options name.
 
     Args:
-        kafka_texts: Name in lower case, `kafka.` included, to text.
+        kafka_texts: Name in lower case, including `kafka.`, to text.
 
     Returns:
-        The settings, `None` without `kafka.bootstrap.servers`; and the names, sorted, that have no
-        effect.
+        The settings, `None` without `kafka.bootstrap.servers`, and the names of options without
+        effect, sorted.
 
     Raises:
-        InvalidOptionError: An option that is malformed, cannot be honoured or lacks another; a file
-            that cannot be opened.
+        InvalidOptionError: An option is malformed, unsupported or lacks another one, or a file
+            cannot be opened.
     """
     given = {name.removeprefix(PREFIX): text for name, text in kafka_texts.items()}
     if _BOOTSTRAP not in given:
         return None, tuple(sorted(kafka_texts))
     for name in sorted(given):
         if reason := refusal(name):
-            raise InvalidOptionError(f"option '{PREFIX}{name}' is not supported: {reason}")
+            raise _invalid(name, f"is not supported: {reason}")
         _check_characters(name, given[name])
-    if importlib.util.find_spec("kafka") is None:  # which takes long to import
+    if importlib.util.find_spec("kafka") is None:  # importing it is slow
         raise InvalidOptionError(NEEDS_KAFKA)
     security, idle = security_from(given)
     settings = BrokerSettings(
@@ -627,36 +608,32 @@ def _servers(text: str, protocol: str) -> tuple[tuple[str, int], ...]:
         match = _SERVER.fullmatch(part)
         port = int(match["port"]) if match else 0
         if match is None or not 0 < port <= 65_535:
-            raise InvalidOptionError(
-                f"option '{PREFIX}{_BOOTSTRAP}' must be like host:9092,[::1]:9092; its entry"
-                f" {len(found) + 1} is not"
+            raise _invalid(
+                _BOOTSTRAP, f"must be like host:9092,[::1]:9092; its entry {len(found) + 1} is not"
             )
         if match["protocol"] and match["protocol"].upper() != protocol:
-            raise InvalidOptionError(
-                f"option '{PREFIX}{_BOOTSTRAP}' has another protocol before :// than"
-                f" kafka.security.protocol, which is {protocol}"
+            raise _invalid(
+                _BOOTSTRAP,
+                f"has another protocol before :// than"
+                f" kafka.security.protocol, which is {protocol}",
             )
         found[(match["ip6"] or match["host"], port)] = None
     if not found:
-        raise InvalidOptionError(f"option '{PREFIX}{_BOOTSTRAP}' names no broker")
+        raise _invalid(_BOOTSTRAP, "names no broker")
     return tuple(found)
 
 
 def _number(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
     text = given.get(name, str(default)).strip()
     if not re.fullmatch(r"\+?[0-9]{1,10}", text) or not least <= int(text) <= _MAX_INT32:
-        raise InvalidOptionError(
-            f"option '{PREFIX}{name}' must be a whole number from {least} to {_MAX_INT32}"
-        )
+        raise _invalid(name, f"must be a whole number from {least} to {_MAX_INT32}")
     return int(text)
 
 
 def _name(given: Mapping[str, str], name: str, default: str) -> str:
     text = given.get(name, default)
     if len(text) > _MAX_NAME or not text.isprintable():
-        raise InvalidOptionError(
-            f"option '{PREFIX}{name}' must be at most {_MAX_NAME} printable characters"
-        )
+        raise _invalid(name, f"must be at most {_MAX_NAME} printable characters")
     return text
 
 
@@ -664,6 +641,6 @@ def _check_characters(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidOptionError(f"option '{PREFIX}{name}' has half a character") from None
+        raise _invalid(name, "has half a character") from None
     if "\0" in text:
-        raise InvalidOptionError(f"option '{PREFIX}{name}' has a zero byte")
+        raise _invalid(name, "has a zero byte")

@@ -1,7 +1,7 @@
-"""The `kafka.*` options: which count, which are refused and why, which have no effect.
+"""The table of `kafka.*` options: supported ones, refused ones with the reason, and ignored ones.
 
-The one table that the parser, the errors and the page on brokers come from. Names are those of
-Kafka's consumer (`ConsumerConfig`, `SaslConfigs`, `SslConfigs`), without `kafka.` in front.
+Parser, errors and docs use it. Names are those of Kafka's consumer (`ConsumerConfig`,
+`SaslConfigs`, `SslConfigs`), without `kafka.` in front.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ PLAIN_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "bootstrap.servers",
         "",
-        "Brokers to ask first, `host:port,[::1]:9092`. It turns brokers on; without it no other"
-        " `kafka.` option has an effect, but for the two aliases.",
+        "Brokers to contact first, `host:port,[::1]:9092`. Without it, no other `kafka.` option has"
+        " an effect, except the two aliases.",
     ),
-    ("client.id", "tiered-kafka", "What brokers log, and set quotas by."),
-    ("client.rack", "", "Where the workers are: nearer followers serve them (KIP-392)."),
-    ("request.timeout.ms", "30000", "Time for the answer to one request."),
-    ("socket.connection.setup.timeout.ms", "10000", "Time to open one connection."),
-    ("fetch.max.wait.ms", "500", "A broker may wait so long for `fetch.min.bytes`."),
-    ("fetch.min.bytes", "1", "A broker waits for so much."),
-    ("fetch.max.bytes", "52428800", "Bytes of one answer; 57671680 at most count."),
+    ("client.id", "tiered-kafka", "Name of the client for logs and quotas of brokers."),
+    ("client.rack", "", "Rack of the workers: nearby followers serve them (KIP-392)."),
+    ("request.timeout.ms", "30000", "Timeout of one request."),
+    ("socket.connection.setup.timeout.ms", "10000", "Timeout of opening one connection."),
+    ("fetch.max.wait.ms", "500", "Maximum time that a broker waits for `fetch.min.bytes`."),
+    ("fetch.min.bytes", "1", "Minimum size of a response, before `fetch.max.wait.ms` passes."),
+    ("fetch.max.bytes", "52428800", "Maximum bytes of one response; at most 57671680 are used."),
     (
         "max.partition.fetch.bytes",
         "8388608",
-        "Bytes of one partition in one answer; 57671680 at most count.",
+        "Maximum bytes of one partition in a response; at most 57671680 are used.",
     ),
     ("isolation.level", "", "Alias of `isolationLevel`."),
     ("check.crcs", "", "Alias of `checkCrcs`."),
 )
-"""Name, default and meaning of the options that count, but for security."""
+"""Name, default and meaning of supported options, except security."""
 
 SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ("security.protocol", "PLAINTEXT", "`PLAINTEXT`, `SSL`, `SASL_PLAINTEXT` or `SASL_SSL`."),
@@ -49,16 +49,16 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
         "GSSAPI",
         "`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512`, `OAUTHBEARER`, `AWS_MSK_IAM` or `GSSAPI`.",
     ),
-    ("sasl.jaas.config", "", "One login module with its options, as Java has it."),
+    ("sasl.jaas.config", "", "One login module with its options, in Java's syntax."),
     (
         "sasl.oauthbearer.token.endpoint.url",
         "",
-        "Where OAUTHBEARER gets its token: https, or http on this machine.",
+        "Endpoint of OAUTHBEARER's token: https, or http on this machine.",
     ),
     (
         "sasl.oauthbearer.client.credentials.client.id",
         "",
-        "Client id there; wins over the login module's `clientId`.",
+        "Client id of the endpoint; wins over the login module's `clientId`.",
     ),
     (
         "sasl.oauthbearer.client.credentials.client.secret",
@@ -74,7 +74,7 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "sasl.login.callback.handler.class",
         "",
-        "`module:function` of Python that gives OAUTHBEARER's token where a connection is opened;"
+        "`module:function` of Python that returns OAUTHBEARER's token when a connection is opened;"
         " Kafka's own `OAuthBearerLoginCallbackHandler` means the endpoint.",
     ),
     (
@@ -87,12 +87,16 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "ssl.truststore.location",
         "",
-        "File of certificates that are trusted; without one, this machine's authorities are.",
+        "File with trusted certificates; default: the authorities of this machine.",
     ),
     ("ssl.truststore.password", "", "Its password."),
-    ("ssl.truststore.certificates", "", "The same in the option itself, with type `PEM`."),
+    (
+        "ssl.truststore.certificates",
+        "",
+        "Trusted certificates in the option itself, with type `PEM`.",
+    ),
     ("ssl.keystore.type", "JKS", "`PKCS12` or `PEM`; JKS opens PKCS12, as in Java."),
-    ("ssl.keystore.location", "", "File of our key and its certificates (mutual TLS)."),
+    ("ssl.keystore.location", "", "File with the client's key and certificates (mutual TLS)."),
     ("ssl.keystore.password", "", "Its password."),
     ("ssl.keystore.key", "", "The key (PKCS#8) in the option itself, with type `PEM`."),
     ("ssl.keystore.certificate.chain", "", "Its certificates, the key's own first."),
@@ -100,16 +104,16 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "ssl.endpoint.identification.algorithm",
         "https",
-        "Empty: the name in a broker's certificate is not checked.",
+        "Empty: the host name in a broker's certificate is not checked.",
     ),
     (
         "ssl.enabled.protocols",
         "TLSv1.2,TLSv1.3",
-        "Versions that may be spoken; older ones are left out.",
+        "Versions of TLS; older ones are ignored.",
     ),
-    ("ssl.protocol", "TLSv1.3", "`TLSv1.2` leaves TLSv1.3 out."),
+    ("ssl.protocol", "TLSv1.3", "`TLSv1.2` excludes TLSv1.3."),
 )
-"""Name, default and meaning of the options of security that count."""
+"""Name, default and meaning of supported options of security."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "sasl.login.*": "logins are made by Python, when a connection is opened; leave it out",
@@ -126,7 +130,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "ssl.secure.random.implementation": "TLS is Python's OpenSSL; leave it out",
     "ssl.trustmanager.algorithm": "TLS is Python's OpenSSL; leave it out",
 }
-"""Name, or its beginning before `*`, and what to do instead. What is named above is not refused."""
+"""Name, or prefix before `*`, and what to do instead; supported options are not refused."""
 
 WITHOUT_EFFECT: Final = (
     "allow.auto.create.topics",
@@ -159,8 +163,8 @@ WITHOUT_EFFECT: Final = (
     "session.timeout.ms",
     "socket.connection.setup.timeout.max.ms",
 )
-"""Names, or their beginnings before `*`: groups, commits, polling, Java's sockets and metrics, and
-what brokers check. Other names that are not of security have none either.
+"""Names, or prefixes before `*`, of ignored options: groups, commits, polling, Java's sockets and
+metrics, and checks of brokers. Other names that are not of security are ignored, too.
 """
 
 COUNTED: Final = frozenset(name for name, _, _ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS))
@@ -168,7 +172,7 @@ _OF_SECURITY: Final = re.compile(r"(?:ssl|sasl|security)\.")
 
 
 def refusal(name: str) -> str | None:
-    """Why an option is refused, and what to do; `None` where it is not.
+    """Returns why an option is refused, and what to do; `None` if it is not.
 
     Args:
         name: In lower case, without `kafka.`.
@@ -185,7 +189,7 @@ def refusal(name: str) -> str | None:
 
 
 def kafka_tables() -> dict[str, str]:
-    """The tables of `kafka.*` options in the docs, in Markdown."""
+    """Returns the tables of `kafka.*` options for the docs, in Markdown, by name."""
     return {
         "kafka-options": _table(("option", "default", "meaning"), _rows(PLAIN_OPTIONS)),
         "kafka-security": _table(("option", "default", "meaning"), _rows(SECURITY_OPTIONS)),

@@ -1,7 +1,8 @@
-"""Loads the messages of kafka-python, and not the rest of it.
+"""Imports the messages of kafka-python without the rest of it.
 
-Its package loads consumer, producer and admin client whenever any module of it is imported, which
-takes longer than to load the messages. So the package stays empty until somebody wants more of it.
+Its package imports consumer, producer and admin client with any of its modules, which takes longer
+than the messages (0.50 s instead of 0.22 s per process). So the package stays empty until another
+attribute of it is used.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _loading = False
 
 
 class _EmptyPackage(ModuleType):
-    """A package whose modules can be imported. It is loaded when anything else of it is wanted."""
+    """A package whose modules can be imported; it is executed when another attribute is used."""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         global _loading
         with _lock:
-            # Who looks through all modules asks for such names, and wants nothing.
-            is_wanted = not name.startswith("__") or name in _OF_THE_PACKAGE
-            if type(self) is _EmptyPackage and is_wanted and not _loading:
+            # Code that scans `sys.modules` looks such names up, and does not use the package.
+            is_used = not name.startswith("__") or name in _OF_THE_PACKAGE
+            if type(self) is _EmptyPackage and is_used and not _loading:
                 _loading = True
                 try:
                     _execute(self)
@@ -40,7 +41,6 @@ class _EmptyPackage(ModuleType):
 
 
 def _execute(package: ModuleType) -> None:
-    """Loads the contents of a package into its module."""
     spec = package.__spec__
     assert spec is not None
     assert spec.loader is not None
@@ -51,10 +51,10 @@ def _execute(package: ModuleType) -> None:
 def load_messages() -> None:
     """Imports the messages of Kafka's protocol.
 
-    With `KTS_TUNING=off` (`docs/tuning.md`) the whole package is loaded first.
+    With `KTS_TUNING=off` (`docs/tuning.md`) the whole package is imported.
 
     Raises:
-        ImportError: kafka-python is missing, or is not the one that is meant.
+        ImportError: kafka-python is missing, or another package has its name.
     """
     with _lock:
         if is_on() and _PACKAGE not in sys.modules:

@@ -1,11 +1,11 @@
-"""Who we are, told to a broker: the SASL exchanges, by kafka-python's mechanisms.
+"""SASL authentication, with the mechanisms of kafka-python.
 
     SaslHandshake(mechanism), then SaslAuthenticate(auth_bytes) until the exchange is done
 
-A client makes and takes the bytes of SaslAuthenticate; the connection sends them.
+A client produces and consumes the bytes of SaslAuthenticate; the connection sends them.
 
-OAUTHBEARER's tokens: from an endpoint (OAuth's client credentials grant), or from a function of
-the user's. Fetched in the process that connects, kept until most of their life is over.
+OAUTHBEARER's tokens come from an endpoint (OAuth's client credentials grant) or from a user's
+function. They are fetched in the process that connects and reused for most of their life.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ _USED_SHARE_OF_LIFE: Final = 0.8
 _LONGEST_LIFE_SECONDS: Final = 1e9
 
 _held: dict[TokenEndpoint, tuple[str, float]] = {}
-"""By endpoint and client: the token, and until when it is used (`time.monotonic`)."""
+"""By endpoint: the token, and the time until which it is reused (`time.monotonic`)."""
 _lock: Final = threading.Lock()
 
 
 def token(source: TokenEndpoint | TokenCallback) -> str:
-    """A token that is valid now.
+    """Returns a valid token.
 
     Raises:
         BrokerUnavailableError: The endpoint cannot be reached, or fails.
-        BrokerError: It refuses the client, or what it or the function gives is no token.
+        BrokerError: The endpoint rejects the client, or endpoint or function return no token.
     """
     if isinstance(source, TokenCallback):
         return _from_callback(source)
     with _lock:  # one request serves all threads
-        found = _held.get(source)
-        if found is None or time.monotonic() >= found[1]:
+        held = _held.get(source)
+        if held is None or time.monotonic() >= held[1]:
             began = time.monotonic()
             text, seconds = _from_endpoint(source)
-            found = _held[source] = (text, began + seconds * _USED_SHARE_OF_LIFE)
-        return found[0]
+            held = _held[source] = (text, began + seconds * _USED_SHARE_OF_LIFE)
+        return held[0]
 
 
 def forget(source: TokenEndpoint | TokenCallback) -> None:
-    """The broker refused the token: the next connection gets another one."""
+    """Drops a token that a broker rejected, so that the next connection fetches a new one."""
     with _lock:
         if isinstance(source, TokenEndpoint):
             _held.pop(source, None)
@@ -96,7 +96,7 @@ def _from_callback(source: TokenCallback) -> str:
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
-    """A new token and the seconds that it lives; 0 where the endpoint does not say."""
+    """Fetches a token. Returns it and its lifetime in seconds, 0 if unknown."""
     place = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
     for attempt in range(_ATTEMPTS):
@@ -121,7 +121,7 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
 
 
 def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
-    """Status and body of one request. Redirects are not followed: the secret goes to one host."""
+    """Returns status and body of one request. Ignores redirects: they would leak the secret."""
     url = urlsplit(source.url)
     assert url.hostname is not None
     deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -149,8 +149,8 @@ def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
         connection.request("POST", target, urlencode(form), headers)
         answer = connection.getresponse()
         body = b""
-        while len(body) <= _MAX_ANSWER_BYTES and (part := answer.read1(65_536)):
-            body += part
+        while len(body) <= _MAX_ANSWER_BYTES and (data := answer.read1(65_536)):
+            body += data
             if time.monotonic() > deadline:
                 raise TimeoutError
         return answer.status, body
@@ -174,7 +174,7 @@ def _parsed(place: str, body: bytes) -> tuple[str, float]:
 
 
 def _reason(body: bytes) -> str:
-    """The code of an OAuth error answer (RFC 6749, 5.2); free text may quote what was sent."""
+    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote what was sent."""
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
     except (ValueError, AttributeError, RecursionError):
@@ -182,41 +182,41 @@ def _reason(body: bytes) -> str:
     return f" ({code})" if isinstance(code, str) and re.fullmatch(r"[a-z_]{1,40}", code) else ""
 
 
-_LEAST_ITERATIONS: Final = 4096
-"""Kafka's least for SCRAM (`ScramMechanism`). Who asks for less may be out to guess the password
-from its proof.
+_MIN_ITERATIONS: Final = 4096
+"""Kafka's minimum for SCRAM (`ScramMechanism`). A request for fewer may be an attempt to guess the
+password from its proof.
 """
-_MAX_ANSWERS: Final = 16  # Kerberos takes three; a broker could go on for ever
+_MAX_ANSWERS: Final = 16  # Kerberos needs three
 _SCRAM_FIRST: Final = re.compile(rb"r=[!-+\--~]+,s=[A-Za-z0-9+/]+=*,i=([1-9][0-9]{0,8})")
-"""The server's first message as Kafka's `ScramMessages` writes it. Taken strictly: kafka-python
-takes the last of two iteration counts, and numbers as Python has them.
+"""The server's first message as Kafka's `ScramMessages` writes it. The check is strict, since
+kafka-python accepts repeated iteration counts and numbers in Python's syntax.
 """
 _MSK_REGION: Final = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 
 
 class SaslClient(Protocol):
-    """One login. All that it raises is `BrokerError`, without credentials."""
+    """One login. It raises only BrokerError, without credentials."""
 
     def auth_bytes(self) -> bytes:
-        """What to send next."""
+        """Returns the bytes to send next."""
 
     def receive(self, auth_bytes: bytes) -> None:
-        """Takes the broker's answer."""
+        """Processes the broker's response."""
 
     def is_done(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Returns whether the exchange is complete."""
 
 
 def sasl_client(security: Security, host: str) -> SaslClient:
-    """A new login by the mechanism of the settings.
+    """Starts a login.
 
     Args:
-        security: With a mechanism.
+        security: Settings with a mechanism.
         host: Name of the broker, as it was connected to.
 
     Raises:
         InvalidOptionError: A package is missing.
-        BrokerError: Credentials are not to be had.
+        BrokerError: There are no credentials.
     """
     require_kafka()
     name = security.mechanism
@@ -236,7 +236,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 
 
 def require_kafka() -> None:
-    """Raises InvalidOptionError where kafka-python is missing, or is not the one that is meant."""
+    """Raises InvalidOptionError if kafka-python is not installed."""
     try:
         load_messages()
     except ImportError:
@@ -244,7 +244,7 @@ def require_kafka() -> None:
 
 
 class _Client:
-    """A mechanism of kafka-python behind checks of what a broker sends, and errors of ours."""
+    """A mechanism of kafka-python with checks of responses and with this package's errors."""
 
     def __init__(self, security: Security, mechanism: Any) -> None:  # noqa: ANN401  # untyped there
         self._name = security.mechanism
@@ -274,20 +274,20 @@ class _Client:
 
 
 def _check_scram(name: str, message: bytes) -> None:
-    found = _SCRAM_FIRST.fullmatch(message)
-    if found is None:
+    first = _SCRAM_FIRST.fullmatch(message)
+    if first is None:
         raise BrokerError(f"login by {name} failed: the broker's first answer is none of SCRAM")
-    count = int(found[1])
-    if count < _LEAST_ITERATIONS:
+    count = int(first[1])
+    if count < _MIN_ITERATIONS:
         raise BrokerError(
             f"the broker asks for {count} iterations of {name}, less than Kafka's least of"
-            f" {_LEAST_ITERATIONS}: the password is not proved to it"
+            f" {_MIN_ITERATIONS}: the password is not proved to it"
         )
 
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Tells of errors by their class only: their texts may quote what was sent."""
+    """Names errors only by class: their texts may quote what was sent."""
     try:
         yield
     except (BrokerError, InvalidOptionError):
@@ -322,9 +322,9 @@ def _token_mechanism(login: TokenEndpoint | TokenCallback) -> Any:  # noqa: ANN4
 
 
 class _MskIam:
-    """AWS_MSK_IAM: one message, signed by the credentials that botocore finds here and now.
+    """AWS_MSK_IAM: one message, signed with the credentials that botocore finds on this machine.
 
-    kafka-python's own class knows neither profiles nor the region that a broker's name holds.
+    kafka-python's own class supports neither profiles nor the region in a broker's name.
     """
 
     def __init__(self, login: AwsCredentials, host: str) -> None:
@@ -338,8 +338,8 @@ class _MskIam:
                 "no AWS credentials for AWS_MSK_IAM on this machine: neither environment, profile"
                 " nor role has any"
             )
-        found = _MSK_REGION.search(host)
-        region = found[1] if found else session.get_config_variable("region")
+        in_name = _MSK_REGION.search(host)
+        region = in_name[1] if in_name else session.get_config_variable("region")
         if not region:
             raise BrokerError(
                 f"the AWS region of broker {host} is not known: set AWS_REGION or a profile"
@@ -374,7 +374,7 @@ def _kerberos_mechanism(login: Kerberos, host: str) -> Any:  # noqa: ANN401
     from kafka.net.sasl.gssapi import SaslMechanismGSSAPI
 
     class Mechanism(SaslMechanismGSSAPI):  # type: ignore[misc]  # kafka-python is not typed
-        """As the parent, which takes no credentials, begins; it goes on by the parent."""
+        """Starts the context with credentials, which the parent does not support."""
 
         def __init__(self) -> None:
             self._is_done = self._is_authenticated = False

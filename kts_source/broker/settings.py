@@ -1,8 +1,8 @@
-"""How brokers are reached: addresses, patience, sizes, and what proves who is who.
+"""Settings of connections to brokers: addresses, timeouts, sizes and authentication.
 
-`BrokerSettings` may be shown and logged: all that is secret is in its `security`. What expires
-(tokens, AWS credentials, Kerberos tickets) is not in it; how to get it is, and the worker that
-opens a connection gets it anew.
+`BrokerSettings` may be shown and logged: all secrets are in its `security`. Values that expire
+(tokens, AWS credentials, Kerberos tickets) are not part of it: the worker that opens a connection
+fetches them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,21 @@ TLS_1_2: Final = "TLSv1.2"
 TLS_1_3: Final = "TLSv1.3"
 
 MAX_FETCH_BYTES: Final = 57_671_680
-"""Brokers answer a fetch with no more, by their default of `fetch.max.bytes`."""
+"""Maximum size of a fetch response by the brokers' default of `fetch.max.bytes`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tls:
-    """Whom to believe, and who we are.
+    """Certificates and versions of TLS.
 
     Attributes:
-        trusted: Certificates (X.509, DER) that are believed, and what they signed; empty = the
-            authorities of the machine that connects.
-        chain: Our certificate and those between it and its authority (X.509, DER), ours first;
-            empty = none is shown.
-        key: Our private key (PKCS#8, DER, not encrypted); empty without a chain.
-        check_host_name: Whether a broker's certificate must be for the name it was reached by.
-        oldest: Oldest version of TLS that is spoken, inclusive.
-        newest: Newest one, inclusive.
+        trusted: Trusted certificates (X.509, DER); empty = the authorities of the machine.
+        chain: The client's certificate and its intermediates (X.509, DER), its own first; empty =
+            none is sent.
+        key: The client's private key (PKCS#8, DER, not encrypted); empty without a chain.
+        check_host_name: Whether a broker's certificate must match its host name.
+        oldest: Oldest version of TLS, inclusive.
+        newest: Newest version of TLS, inclusive.
     """
 
     trusted: tuple[bytes, ...]
@@ -68,14 +67,14 @@ class Password:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenEndpoint:
-    """Where OAUTHBEARER's tokens come from: OAuth's client credentials grant (RFC 6749, 4.4).
+    """An OAuth endpoint for OAUTHBEARER (client credentials grant, RFC 6749, 4.4).
 
     Attributes:
         url: The endpoint: https, or http on this machine.
-        client_id: Who asks.
-        client_secret: What proves it.
-        scope: Asked for; empty = the server's own.
-        urlencoded: Whether id and secret are URL-encoded before they go into the header.
+        client_id: Id of the client.
+        client_secret: Secret of the client.
+        scope: Requested scope; empty = the server's default.
+        urlencoded: Whether id and secret are URL-encoded in the header.
         extensions: Names and values sent to the broker with the token.
     """
 
@@ -89,10 +88,10 @@ class TokenEndpoint:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TokenCallback:
-    """A function of the user's, `module:function`, that gives OAUTHBEARER's token.
+    """A user's function that returns OAUTHBEARER's token.
 
     Attributes:
-        function: Called without arguments wherever a connection is opened.
+        function: `module:function`, called without arguments when a connection is opened.
         extensions: Names and values sent to the broker with the token.
     """
 
@@ -102,10 +101,10 @@ class TokenCallback:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class AwsCredentials:
-    """Where AWS_MSK_IAM's credentials come from: botocore's chain, on the machine that connects.
+    """Credentials of AWS_MSK_IAM: botocore's chain on the machine that connects.
 
     Attributes:
-        profile: Profile of the AWS configuration files; empty = the chain's own.
+        profile: Profile of the AWS configuration files; empty = the default of the chain.
     """
 
     profile: str
@@ -113,11 +112,11 @@ class AwsCredentials:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Kerberos:
-    """Whose ticket GSSAPI shows, to which service.
+    """The ticket of GSSAPI.
 
     Attributes:
-        service: The brokers' service name, the part of their principal before the host.
-        principal: Ours; empty = the one of the ticket cache.
+        service: The brokers' service name, the first part of their principal.
+        principal: The client's principal; empty = the one of the ticket cache.
         keytab: Path of its keys on the machine that connects; empty = the ticket cache.
     """
 
@@ -131,13 +130,13 @@ Login: TypeAlias = Password | TokenEndpoint | TokenCallback | AwsCredentials | K
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Security:
-    """What protects a connection. It travels inside `Secret` only.
+    """Encryption and authentication of connections. Pass it around inside `Secret` only.
 
     Attributes:
         protocol: One of `PROTOCOLS`.
-        tls: For SSL and SASL_SSL, else `None`.
-        mechanism: One of `MECHANISMS` for SASL_PLAINTEXT and SASL_SSL, else empty.
-        login: What the mechanism needs; `None` without one.
+        tls: With SSL and SASL_SSL, else `None`.
+        mechanism: One of `MECHANISMS` with SASL_PLAINTEXT and SASL_SSL, else empty.
+        login: Credentials of the mechanism, or `None`.
     """
 
     protocol: str = PLAINTEXT
@@ -146,7 +145,7 @@ class Security:
     login: Login | None = None
 
     def secret_values(self) -> frozenset[str]:
-        """Texts to erase from what libraries and brokers say (`secret.scrub`)."""
+        """Returns texts to erase from messages of libraries and brokers (`secret.scrub`)."""
         match self.login:
             case Password(password=value) | TokenEndpoint(client_secret=value):
                 return frozenset({value})
@@ -155,18 +154,19 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """The `kafka.*` options that count, typed.
+    """The effective `kafka.*` options, typed.
 
     Attributes:
         bootstrap: Hosts (names, IPv4, or IPv6 without brackets) and ports.
-        security: What protects connections, credentials included.
-        client_id: What brokers log and set quotas by.
-        rack: Where this client is, for followers that are nearer than the leader; empty = unknown.
-        request_timeout_seconds: For the answer to one request.
-        connect_timeout_seconds: To open one connection.
-        fetch_max_wait_ms: A broker may wait so long for `fetch_min_bytes`.
-        fetch_max_bytes: Of one answer.
-        partition_fetch_bytes: Of one partition in one answer; at most `MAX_FETCH_BYTES`.
+        security: Encryption and authentication, including credentials.
+        client_id: Name for logs and quotas of brokers.
+        rack: Rack of this client, so that nearby followers serve it; empty = unknown.
+        request_timeout_seconds: Timeout of one request.
+        connect_timeout_seconds: Timeout of opening one connection.
+        fetch_max_wait_ms: Maximum time that a broker waits for `fetch_min_bytes`.
+        fetch_max_bytes: Maximum size of one response.
+        partition_fetch_bytes: Maximum size of one partition in a response; at most
+            `MAX_FETCH_BYTES`.
     """
 
     bootstrap: tuple[tuple[str, int], ...]

@@ -1,6 +1,4 @@
-"""From `Tls` to Python's `ssl`: whom to believe, what to show, which versions to speak.
-
-Key stores and trust stores as Java has them, opened into DER: PEM, PKCS12, and JKS for trust.
+"""Reads key stores and trust stores of Java (PEM, PKCS12, JKS), and makes SSL contexts of them.
 
 JKS (`sun.security.provider.JavaKeyStore`), big-endian:
 
@@ -12,7 +10,7 @@ JKS (`sun.security.provider.JavaKeyStore`), big-endian:
     certificate: UTF type (version 2 only), u4 length, DER
 
 Private keys in JKS are encrypted by a cipher of Sun's own and are refused. Java opens a PKCS12 file
-as JKS too, its default type, so the first bytes decide between the two here as well.
+as its default type JKS, too, so here as well the first bytes distinguish the two.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import hashlib
 import hmac
 import os
 import re
-import ssl
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +32,7 @@ from kts_source.broker.settings import TLS_1_2, TLS_1_3
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12KeyAndCertificates
@@ -62,7 +60,7 @@ _PEM_KEYS: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
 
 
 class KeyStoreError(Exception):
-    """A store that cannot be opened. Its text says why and never holds a password or key."""
+    """A store that cannot be opened. The text never holds a password or key."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,10 +77,10 @@ class KeyEntry:
 
 
 def pem_certificates(text: str) -> tuple[bytes, ...]:
-    """All certificates in a text, DER; line ends may have become blanks.
+    """Returns all certificates in a text as DER; blanks may replace line ends.
 
     Raises:
-        KeyStoreError: There is none, or one is broken.
+        KeyStoreError: There is none, or one is invalid.
     """
     found = tuple(
         _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
@@ -95,10 +93,10 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
 
 
 def pem_key(text: str, password: str | None) -> bytes:
-    """The one private key in a text: PKCS#8, DER, no longer encrypted.
+    """Returns the only private key in a text, decrypted: PKCS#8, DER.
 
     Raises:
-        KeyStoreError: There is none, more than one, it is no PKCS#8, or the password is wrong.
+        KeyStoreError: There is not exactly one, it is not PKCS#8, or the password is wrong.
     """
     from cryptography.hazmat.primitives.serialization import load_der_private_key
 
@@ -127,7 +125,7 @@ def pem_key(text: str, password: str | None) -> bytes:
 
 
 def key_entry(data: bytes, password: str) -> KeyEntry:
-    """The key and its chain in a PKCS12 store.
+    """Returns the key and its chain in a PKCS12 store.
 
     Raises:
         KeyStoreError: Another kind of store, a wrong password, or no key in it.
@@ -145,11 +143,11 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
-    """The certificates, DER, that a PKCS12 or JKS store trusts. Without a password a JKS store is
-    not checked against its digest, as in Java.
+    """Returns the certificates, DER, that a PKCS12 or JKS store trusts. As in Java, the digest of a
+    JKS store is not checked without a password.
 
     Raises:
-        KeyStoreError: Another kind of store, a wrong password, broken, or nothing in it.
+        KeyStoreError: Another kind of store, a wrong password, damaged, or empty.
     """
     if data.startswith(_JKS_MAGIC):
         found = _jks_certificates(data, password)
@@ -262,38 +260,33 @@ def _certificate_der(certificate: object) -> bytes:
     return certificate.public_bytes(Encoding.DER)
 
 
-_VERSIONS: Final = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
-
-
 def ssl_context(security: Security) -> ssl.SSLContext:
-    """What wraps the sockets of a worker to brokers.
-
-    Raises:
-        InvalidOptionError: See `tls_context`.
-    """
+    """Returns the context of connections to brokers; raises as `tls_context`."""
     assert security.tls is not None, security.protocol
     return tls_context(security.tls, "kafka.ssl.truststore.…", "kafka.ssl.keystore.…")
 
 
 @functools.lru_cache(maxsize=8)
 def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContext:
-    """What wraps sockets; made once, since reading the authorities of the machine takes as long as
-    a handshake.
+    """Returns an SSL context. Contexts are cached: loading the authorities of the machine takes as
+    long as a handshake.
 
     Args:
-        tls: Whom to believe, what to show.
-        trust_options: Names of the options that say whom, for errors.
-        key_options: Names of those that say what.
+        tls: Certificates and versions.
+        trust_options: Names of the options with trusted certificates, for errors.
+        key_options: Names of the options with the client's key, for errors.
 
     Raises:
-        InvalidOptionError: Certificates or a key that OpenSSL does not take, or that do not belong
-            together.
+        InvalidOptionError: OpenSSL rejects the certificates or the key, or they do not match.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificates, and names for now
+    import ssl  # not at import time: most scans open no connection to a broker
+
+    versions = {TLS_1_2: ssl.TLSVersion.TLSv1_2, TLS_1_3: ssl.TLSVersion.TLSv1_3}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.check_host_name
-    context.minimum_version = _VERSIONS[tls.oldest]
-    context.maximum_version = _VERSIONS[tls.newest]
-    # What is trusted is trusted, as in Java: also a certificate that another one has signed.
+    context.minimum_version = versions[tls.oldest]
+    context.maximum_version = versions[tls.newest]
+    # As in Java, intermediate certificates may be trusted, too.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if tls.trusted:
         try:
@@ -310,8 +303,10 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
 
 
 def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
-    """Has the context show our certificate. `ssl` takes files only."""
-    blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", one) for one in tls.chain)]
+    """Loads the client's certificate and key into a context. `ssl` accepts only files."""
+    import ssl
+
+    blocks = [_pem("PRIVATE KEY", tls.key), *(_pem("CERTIFICATE", der) for der in tls.chain)]
     try:
         with _file_of("".join(blocks).encode()) as path:
             context.load_cert_chain(path)
@@ -324,8 +319,8 @@ def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
 
 @contextmanager
 def _file_of(data: bytes) -> Iterator[str]:
-    """A path that holds the bytes: of memory where the system can, else of a file of mode 0600 that
-    is deleted at once.
+    """Yields the path of a file with the bytes: in memory if the system can, else a file of mode
+    0600 that is deleted at the end.
     """
     if hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir():
         descriptor = os.memfd_create("tls", os.MFD_CLOEXEC)

@@ -1,1 +1,1 @@
-"""What is kept on the local disk of the driver and of the executors."""
+"""Caches on the local disk of the driver and of the executors."""

@@ -1,19 +1,19 @@
-"""The caches of one tier on this machine's disk, and reads of pinned versions through them.
+"""The caches of one tier on this machine's disk, and reads of object versions through them.
 
-One cache holds what describes segments: side files, and manifests (see `segment_pack`). Another
-holds chunks of segments, if an option asks for it. An entry is named by the object's URI, its
-version and the byte range. Objects without a version are not kept, and listings never are. Bytes
-are kept as the store gave them: encrypted segments stay encrypted, keys are never kept. Only if the
-settings ask for it are chunks kept decrypted and decompressed, so that a second scan does neither.
+One cache holds descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
+Another holds chunks of segments, if an option asks for it. The name of an entry consists of the
+object's URI, its version and the byte range. Objects without a version and listings are not cached.
+Bytes are cached as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are
+cached decrypted and decompressed only if the settings ask for it.
 
-Concurrent tasks of a machine fetch a range once. The second one waits for the first, for at most
-the read time-out; then it fetches the range itself.
+Concurrent tasks of a machine fetch a range once: the second one waits for the first, at most for
+the read timeout, and then fetches the range itself.
 
-Several values that are wanted together, as one entry of a cache: to make a file costs more than
-to write the little that a plan of one partition has to keep.
+A `Bundle` stores several values in one entry, since creating a file costs more than the few bytes
+that a plan of one partition stores:
 
     a JSON object of name to number of bytes, ended by LF
-    the bytes, one value behind the other
+    the bytes of all values, concatenated
 """
 
 from __future__ import annotations
@@ -44,12 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Bundle:
-    """The values of one entry. Used by one thread at a time.
-
-    Args:
-        cache: Where the entry is.
-        name: Of the entry.
-    """
+    """The values of one cache entry. Used by one thread at a time."""
 
     def __init__(self, cache: DiskCache, name: str) -> None:
         self._cache = cache
@@ -58,16 +53,16 @@ class Bundle:
         self._changed = False
 
     def get(self, value_name: str) -> bytes | None:
-        """The value of this name, or `None`."""
+        """Returns the value of this name, or `None`."""
         return self._all().get(value_name)
 
     def put(self, value_name: str, data: bytes) -> None:
-        """Sets a value, to be written by `save`."""
+        """Sets a value; `save` writes it."""
         self._all()[value_name] = data
         self._changed = True
 
     def save(self) -> None:
-        """Writes the entry if a value was set, and forgets it."""
+        """Writes the entry if a value was set, and drops it from memory."""
         values, self._values = self._values, None
         if self._changed and values is not None:
             sizes = json.dumps({name: len(data) for name, data in values.items()})
@@ -81,18 +76,18 @@ class Bundle:
         return self._values
 
     def _parsed(self, data: bytes) -> dict[str, bytes]:
-        found = {}
+        values = {}
         try:
-            at = data.index(b"\n") + 1
-            for name, size in json.loads(data[:at]).items():
-                if not 0 <= size <= len(data) - at:
+            start = data.index(b"\n") + 1
+            for name, size in json.loads(data[:start]).items():
+                if not 0 <= size <= len(data) - start:
                     raise ValueError("not of this length")
-                found[name] = data[at : at + size]
-                at += size
+                values[name] = data[start : start + size]
+                start += size
         except (ValueError, TypeError, AttributeError):
-            log.warning("%s: a cache entry that cannot be read is left out", self._name)
+            log.warning("cache entry %s cannot be read, so it is ignored", self._name)
             return {}
-        return found
+        return values
 
 
 _FOLDER_NAME: Final = "tiered-kafka"
@@ -101,15 +96,15 @@ _FORMAT: Final = "v1"
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """What is kept on local disk, and where.
+    """Settings of the caches on local disk; limits of `None` turn a cache off.
 
     Attributes:
-        index: Limits of the cache of manifests and side files; `None` = none is kept.
-        chunks: Limits of the cache of chunks; `None` = none is kept.
-        folder: Where; `None` = the user's cache folder.
-        patience_seconds: How long to wait for another task that fetches the same.
-        plaintext: Whether chunks are kept decrypted and decompressed.
-        schemas: Limits of the cache of what registries said of ids; `None` = none is kept.
+        index: Limits of the cache of manifests and side files.
+        chunks: Limits of the cache of chunks.
+        folder: Folder of the caches; `None` = the user's cache folder.
+        patience_seconds: How long to wait for another task that fetches the same range.
+        plaintext: Whether chunks are cached decrypted and decompressed.
+        schemas: Limits of the cache of registered schemas.
     """
 
     index: CacheLimits | None = None
@@ -124,16 +119,16 @@ NO_CACHE: Final = CacheSettings()
 
 
 class Caches:
-    """What is kept of one tier on this machine's disk.
+    """The caches of one tier on this machine's disk.
 
     Args:
-        settings: What is kept.
-        scope: Tells apart stores whose URIs do not, such as S3 servers with equal bucket names.
+        settings: Limits and folder.
+        scope: Distinguishes stores with equal URIs, such as S3 servers with equal bucket names.
 
     Attributes:
-        index: The cache of manifests and side files; `None` where none is kept.
-        chunks: The cache of chunks; `None` where none is kept.
-        plaintext: Whether chunks are kept decrypted and decompressed.
+        index: The cache of manifests and side files, or `None`.
+        chunks: The cache of chunks, or `None`.
+        plaintext: Whether chunks are cached decrypted and decompressed.
     """
 
     def __init__(self, settings: CacheSettings = NO_CACHE, *, scope: str = "") -> None:
@@ -144,16 +139,16 @@ class Caches:
 
     @property
     def counters(self) -> CacheCounters:
-        """What the caches did so far in this process."""
+        """Counters of both caches in this process."""
         caches = (self.index, self.chunks)
         return sum((cache.counters for cache in caches if cache), CacheCounters())
 
     def entry_name(self, *parts: str) -> str:
-        """The name of an entry of the index cache that belongs to this tier."""
+        """Returns the name of an index entry that belongs to this tier."""
         return "\n".join((self._scope, *parts))
 
     def side_file(self, store: ObjectStore, source: ObjectRef, start: int, stop: int) -> Data:
-        """Bytes [start, stop) of an object, from the cache of side files or the store.
+        """Returns bytes [start, stop) of an object, from the cache or the store.
 
         Raises:
             TieredKafkaError: See `ObjectStore.get_range`.
@@ -163,19 +158,17 @@ class Caches:
     def chunk_run(
         self, store: ObjectStore, source: ObjectRef, spans: Sequence[Span], restore: Restore | None
     ) -> Data:
-        """The bytes of neighbouring chunks, each from the cache or, in as few requests as may be,
-        from the store.
+        """Returns the bytes of adjacent chunks, from the cache or with few requests from the store.
 
         Args:
-            store: Where what is not kept comes from.
+            store: Store of the object.
             source: The object.
-            spans: Stored bytes [start, stop) of each chunk, one at least; each begins where the one
-                before ends.
-            restore: Decrypts and decompresses the chunk of a number, given its stored bytes; the
-                result is what is kept and returned then. `None` where `plaintext` is not set.
+            spans: Stored bytes [start, stop) of each chunk, at least one, without gaps.
+            restore: Decrypts and decompresses a chunk, given its number and stored bytes; the
+                result is cached and returned. `None` unless `plaintext` is set.
 
         Raises:
-            TieredKafkaError: See `ObjectStore.get_range`, and what `restore` raises.
+            TieredKafkaError: See `ObjectStore.get_range`, and errors of `restore`.
         """
         return self._read(self.chunks, _Ranges(store, source, spans, restore))
 
@@ -185,29 +178,29 @@ class Caches:
             is_stored_form = wanted.restore is None
             return wanted.stored(0, count) if is_stored_form else b"".join(wanted.fetch(0, count))
         names = wanted.entry_names(self._scope)
-        found = [cache.get(name) for name in names]
-        for is_missing, run in groupby(range(count), lambda number: found[number] is None):
+        parts = [cache.get(name) for name in names]
+        for is_missing, run in groupby(range(count), lambda number: parts[number] is None):
             if not is_missing:
                 continue
             numbers = list(run)
-            # Requests that overlap nearly always begin or end at the same chunk (neighbours of a
-            # cut, the same scan run twice), so holding the first and the last is enough.
+            # Overlapping requests nearly always share their first or last chunk (neighbors of a
+            # cut, the same scan run twice), so locking these two is enough.
             held = names[numbers[0]], names[numbers[-1]]
             with cache.flight(held, patience_seconds=self._patience_seconds):
                 for number in numbers:
-                    found[number] = cache.peek(names[number])
-                left = [number for number in numbers if found[number] is None]
+                    parts[number] = cache.peek(names[number])
+                left = [number for number in numbers if parts[number] is None]
                 if left:
                     for number, part in enumerate(wanted.fetch(left[0], left[-1] + 1), left[0]):
-                        found[number] = part
+                        parts[number] = part
                         cache.put(names[number], part)
-        whole = [part for part in found if part is not None]
+        whole = [part for part in parts if part is not None]
         return whole[0] if len(whole) == 1 else b"".join(whole)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """Neighbouring byte ranges of one object, and the form in which they are kept."""
+    """Adjacent byte ranges of one object, and the form in which they are cached."""
 
     store: ObjectStore
     source: ObjectRef
@@ -220,12 +213,12 @@ class _Ranges:
         return [f"{start}{low}-{high}" for low, high in self.spans]
 
     def stored(self, first: int, end: int) -> Data:
-        """Of the ranges from number `first` to before `end`, as stored, with one request."""
+        """Returns ranges `first` to before `end` as stored, with one request."""
         start, stop = self.spans[first][0], self.spans[end - 1][1]
         return self.store.get_range(self.source.key, start, stop, version=self.source.version)
 
     def fetch(self, first: int, end: int) -> Iterator[bytes]:
-        """Each of these ranges, in its form."""
+        """Yields these ranges, in the form in which they are cached."""
         view = memoryview(self.stored(first, end))
         base = self.spans[first][0]
         for number in range(first, end):
@@ -235,7 +228,7 @@ class _Ranges:
 
 
 def default_folders() -> Iterator[Path]:
-    """Where caches may be, best first; executors may have no home."""
+    """Yields possible folders of caches, best first; executors may have no home folder."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if given.startswith("/"):
         yield Path(given) / _FOLDER_NAME
@@ -248,19 +241,19 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """One more cache beside those of a tier, in the first folder that can be used.
+    """Opens another cache next to those of a tier, in the first usable folder.
 
     Args:
-        settings: Where.
-        name: Of its folder.
-        limits: How much is kept; `None` = nothing, and there is no cache.
+        settings: Settings with the folder.
+        name: Name of the cache.
+        limits: Its limits; `None` = no cache.
     """
-    (found,) = _all_opened(settings, [(name, limits)])
-    return found
+    (cache,) = _all_opened(settings, [(name, limits)])
+    return cache
 
 
 def _opened(settings: CacheSettings) -> tuple[DiskCache | None, DiskCache | None]:
-    """The caches for side files and for chunks, in the first folder that can be used."""
+    """Opens the caches of side files and of chunks, in the first usable folder."""
     index, chunks = _all_opened(settings, [("index", settings.index), ("chunks", settings.chunks)])
     return index, chunks
 

@@ -1,35 +1,31 @@
-"""Bytes kept on this machine's disk, shared by all processes of one user, bounded in bytes and by
-the time since they were last asked for.
+"""A cache on this machine's disk, shared by all processes of one user, limited in bytes and age.
 
-A folder of mode 0700 with a file for each entry:
+A folder of mode 0700 holds one file per entry:
 
     "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
     data
 
-written under another name and renamed, so a half-written entry is never seen under its own name,
-and a file that was cut or damaged does not pass its checksum: both are a miss. The file's
-modification time is the time of the last access. There is no daemon: an entry that has expired is
-dropped when it is opened, and a write sweeps the folder now and then.
+Files are written under another name and renamed, so readers never see partial entries. A truncated
+or damaged file fails its checksum and counts as a miss. The modification time is the time of the
+last access. There is no daemon: expired entries are dropped when they are opened, and writes sweep
+the folder now and then.
 
-A segmented LRU decides what goes first: entries that were never asked for again, oldest access
-first, then those that were. So one scan of much data does not flush what is used all the time. An
-entry that was asked for again has a modification time that ends in exactly half a second: a sweep
-sees that without opening it. On a file system with coarser times, plain LRU is left.
+A segmented LRU drops entries that were used once before those that were used again, so one large
+scan does not flush frequently used entries. The modification time of a reused entry ends in exactly
+half a second, which a sweep sees without opening the file. File systems with coarser times get a
+plain LRU.
 
-Why not a library: `diskcache` has a SQLite database that every read writes to, pickled values, and
-locks that outlive a killed holder; `cachetools` and `theine` keep all in memory, which ends with
-the worker.
+Why not a library: `diskcache` writes to an SQLite database on every read, pickles values, and has
+locks that outlive a killed holder; `cachetools` and `theine` keep all data in one process.
 
-The folder is opened once and its files are named relative to its descriptor. So a folder that
-another user puts in its place, or a link, is never read from or written to.
+The folder is opened once, and its files are named relative to its descriptor, so a folder or link
+that another user puts in its place is never used.
 
-A failing disk is never an error of the scan: what cannot be stored is fetched again.
+Errors of the disk never fail a scan.
 
-One holder on this machine at a time: file locks that end with their holder.
-
-`flock` belongs to an open file. So it keeps threads apart as well as processes, and ends when the
-process dies. The holder removes the lock file. Whoever locks a file that has been removed meanwhile
-tries again with the file in its place.
+Locks use `flock`, which belongs to an open file: it excludes threads as well as processes and ends
+with the process. The holder deletes the lock file; a process that locked a deleted file tries again
+with the new file.
 """
 
 from __future__ import annotations
@@ -68,15 +64,15 @@ _LONGEST_PAUSE_SECONDS: Final = 0.05
 def locked(
     paths: Sequence[str], patience_seconds: float, *, folder: int | None = None
 ) -> Iterator[bool]:
-    """Holds the locks of all paths, taken in this order, for the block.
+    """Holds the locks of all paths for the block.
 
     Args:
-        paths: Lock files; give them in the same order everywhere.
-        patience_seconds: How long to wait for all of them.
-        folder: Descriptor of the folder that relative paths are in.
+        paths: Lock files, in the same order in all callers.
+        patience_seconds: Timeout of taking all locks.
+        folder: Descriptor of the folder of relative paths.
 
     Yields:
-        Whether all are held. They are not when the patience ended or the file system has no locks.
+        Whether all locks are held; false after the timeout or if the file system has no locks.
 
     Raises:
         CancelledFetchError: The caller's scope was cancelled while waiting.
@@ -131,7 +127,7 @@ def _release(path: str, descriptor: int, folder: int | None) -> None:
     with contextlib.suppress(OSError):
         os.unlink(path, dir_fd=folder)
     with contextlib.suppress(OSError):
-        # Said in so many words: a forked child may hold a copy of the descriptor.
+        # Explicit, as a forked child may hold a copy of the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
@@ -146,20 +142,20 @@ _SWEEP: Final = "sweep"
 _SWEEP_SECONDS: Final = 60.0
 _ABANDONED_SECONDS: Final = 3600.0
 _SWEEP_SHARE: Final = 32
-"""A process sweeps after it wrote this part of the bound, and sweeps to twice as much below it."""
+"""A process sweeps after it wrote this share of the limit, to twice that share below the limit."""
 _ASKED_AGAIN_NS: Final = 500_000_000
 _SECOND_NS: Final = 1_000_000_000
 _PROTECTED_SHARE: Final = 0.75
-"""Of the bound, for entries that were asked for again; the oldest beyond it are as all others."""
+"""Share of the limit that is reserved for reused entries."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """What a cache did so far in this process.
+    """Counters of a cache in this process.
 
     Attributes:
         hits: Entries served.
-        misses: Entries asked for that were not there, had expired or were damaged.
+        misses: Entries that did not exist, were expired or damaged.
         bytes_served: Bytes of the hits.
     """
 
@@ -168,7 +164,7 @@ class CacheCounters:
     bytes_served: int = 0
 
     def __add__(self, other: CacheCounters) -> CacheCounters:
-        """The work of two caches."""
+        """Adds the counters of two caches."""
         return CacheCounters(
             self.hits + other.hits,
             self.misses + other.misses,
@@ -176,7 +172,7 @@ class CacheCounters:
         )
 
     def __sub__(self, other: CacheCounters) -> CacheCounters:
-        """The work since `other`."""
+        """Returns the difference to earlier counters."""
         return CacheCounters(
             self.hits - other.hits,
             self.misses - other.misses,
@@ -186,12 +182,12 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """How much is kept and for how long.
+    """Limits of a cache.
 
     Attributes:
-        max_bytes: Bytes of all files together; `None` = no bound. Each writing process may exceed
-            it by a thirty-second part.
-        ttl_seconds: Seconds since the last access; `None` = for ever.
+        max_bytes: Bytes of all files; `None` = no limit. Each writing process may exceed it by
+            1/32.
+        ttl_seconds: Seconds since the last access; `None` = no limit.
     """
 
     max_bytes: int | None
@@ -199,14 +195,14 @@ class CacheLimits:
 
 
 class DiskCache:
-    """Entries in one folder, by name. Used by any thread of any process at once.
+    """Entries of one folder, by name. Safe for all threads of all processes.
 
     Args:
-        folder: Made, with mode 0700, if need be.
-        limits: How much is kept and for how long.
+        folder: Created with mode 0700 if necessary.
+        limits: Limits in bytes and age.
 
     Raises:
-        OSError: The folder cannot be made, or is not the user's own.
+        OSError: The folder cannot be created, or belongs to another user.
     """
 
     def __init__(self, folder: Path, limits: CacheLimits) -> None:
@@ -221,18 +217,18 @@ class DiskCache:
 
     @property
     def counters(self) -> CacheCounters:
-        """What was done so far in this process."""
+        """Counters of this process."""
         return self._counters
 
     def get(self, name: str) -> bytes | None:
-        """The data stored under `name`, or `None`: not there, expired, or not what was written."""
+        """Returns the data of an entry; `None` if it does not exist, is expired or damaged."""
         data = self.peek(name)
         if data is None:
             self._count(CacheCounters(misses=1))
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """As `get`, but what is not there does not count as a miss."""
+        """As `get`, but does not count misses."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=self._open_private) as file:
@@ -247,7 +243,7 @@ class DiskCache:
         return data
 
     def put(self, name: str, data: bytes | memoryview) -> None:
-        """Stores `data` under `name`, in place of what was there."""
+        """Stores an entry, or replaces it."""
         name_bytes = name.encode()
         size = _HEADER.size + len(name_bytes) + len(data)
         if self._limits.max_bytes is not None and size > self._limits.max_bytes:
@@ -268,10 +264,10 @@ class DiskCache:
     def flight(
         self, names: Iterable[str], *, patience_seconds: float
     ) -> contextlib.AbstractContextManager[bool]:
-        """Holds the right to fetch these names: one holder on this machine at a time.
+        """Locks names before they are fetched: one holder on this machine at a time.
 
-        A holder that dies loses it. Who has waited for `patience_seconds` goes on without. Look
-        again into the cache inside: the holder before may have stored what is wanted.
+        The lock ends with its holder. After `patience_seconds`, the block runs without it. Look
+        into the cache again inside: the previous holder may have stored the entries.
 
         Raises:
             CancelledFetchError: The caller's scope was cancelled while waiting.
@@ -280,7 +276,7 @@ class DiskCache:
         return locked(paths, patience_seconds, folder=self._descriptor)
 
     def sweep(self) -> None:
-        """Drops what has expired, and what is beyond the bound, unless another process does so."""
+        """Drops expired entries and those above the limit, unless another process does so."""
         try:
             with locked([f"{_SWEEP}{LOCK_SUFFIX}"], 0.0, folder=self._descriptor) as held:
                 if held:
@@ -291,7 +287,7 @@ class DiskCache:
     # -- inside
 
     def _path(self, name: str, suffix: str = _ENTRY_SUFFIX) -> str:
-        # A text, not a `Path`: a plan of a large topic comes here tens of thousands of times.
+        # Not a `Path`: plans of large topics call this tens of thousands of times.
         digest = hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
         return f"{digest}{suffix}"
 
@@ -372,7 +368,7 @@ class DiskCache:
             self._drop(name)
         elif name.endswith(LOCK_SUFFIX):
             with locked([name], 0.0, folder=self._descriptor):
-                pass  # whoever holds a lock removes its file at the end
+                pass  # a holder deletes its lock file at the end
 
     def _count(self, work: CacheCounters) -> None:
         with self._lock:
@@ -391,7 +387,7 @@ class _Kept(NamedTuple):
 
 
 def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
-    """Oldest access first; last of all the newest of those that were asked for again."""
+    """Sorts entries: oldest access first, but the newest reused ones last."""
     entries.sort()
     protected: list[_Kept] = []
     left = protected_bytes
@@ -405,10 +401,10 @@ def _dropping_order(entries: list[_Kept], protected_bytes: int) -> list[_Kept]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Makes or repairs a folder that no other user can look into.
+    """Creates a folder with mode 0700, or sets that mode.
 
     Raises:
-        OSError: It cannot be made, is a link or no folder, or belongs to another user.
+        OSError: The folder cannot be created, is a link or a file, or belongs to another user.
     """
     os.close(_opened_private_folder(folder))
 
@@ -435,7 +431,7 @@ def _opened_private_folder(folder: Path) -> int:
 
 
 def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
-    """The data of an entry, if the file is what was written under this name."""
+    """Reads an entry; `None` if the file is damaged or belongs to another name."""
     header = file.read(_HEADER.size + len(name))
     if len(header) != _HEADER.size + len(name):
         return None

@@ -1,28 +1,27 @@
-"""The small side files that plans of one partition looked at, as stored, as one value in the index
-cache.
+"""Two values of the index cache per partition: side files, and facts of segments.
+
+`SideFilePack` holds the small side files that plans of one partition read, as stored:
 
     a JSON list of [object key, version, first byte, one past the last], ended by LF
-    the bytes, one behind the other
+    the bytes of all of them, concatenated
 
-What is large or of no known version is not here (`Caches.side_file` keeps it, if at all), nor is
-more than `MAX_PACK_BYTES` in all: what the last plan looked at goes before what earlier ones did.
+Objects without a version are not in it (nor in the cache), and it holds at most `MAX_PACK_BYTES`:
+side files of the last plan come before those of earlier ones.
 
-The facts of all described segments of one partition as one value in the index cache, so that
-planning a topic of 100,000 segments a second time reads hundreds of files.
-
-A line for each segment, ended by LF, its three parts separated by tabs:
+`SegmentPack` holds the facts of all described segments, so that a second plan of 100,000 segments
+reads hundreds of files. It has one line per segment, ended by LF, of three parts separated by tabs:
 
     segment id
     base offset, then suffix, size and version of every listed object of the segment
     facts, as a JSON list (see `layout.segment_facts`), which names objects by their suffixes
 
-A line serves only a segment whose listed objects are exactly the same, so the listing alone decides
-what exists, and a line is parsed only when its segment is asked for. Segments whose objects have no
-version are not kept. Data keys are kept as manifests hold them, encrypted.
+A line is used only if the listed objects are exactly the same, so the listing alone decides which
+segments exist, and it is parsed only when its segment is needed. Segments with an object without
+version are not cached. Data keys stay encrypted, as in manifests.
 
-Planners that start at once with nothing kept each read the manifests; the last one writes the pack.
-A lock for each partition would save the others' requests (3,200 for 32 partitions of 100 segments,
-a tenth of a cent) and next to no time, and a planner that is stuck would hold up all others.
+Planners that start concurrently with an empty cache each read the manifests; the last one writes
+the pack. Locks would save few requests (3,200 for 32 partitions of 100 segments, a tenth of a cent)
+and hardly any time, and one stuck planner would block all others.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class SegmentPack:
-    """What is known of the segments of one partition. Used by one thread at a time.
+    """Facts of the segments of one partition. Used by one thread at a time.
 
     Args:
-        cache: Where packs are; `None` keeps nothing.
-        name: Of the pack.
+        cache: Cache of the packs; `None` = nothing is stored.
+        name: Name of the pack.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None, name: str) -> None:
@@ -63,7 +62,7 @@ class SegmentPack:
         self._changed = False
 
     def find(self, entry: SegmentEntry) -> RemoteSegment | None:
-        """The segment as it was described before, if its objects are still the same."""
+        """Returns the segment as described earlier, if its objects are the same."""
         if self._cache is None:
             return None
         line = self._loaded(self._cache).get(entry.segment_id)
@@ -79,11 +78,11 @@ class SegmentPack:
             return None
 
     def add(self, entry: SegmentEntry, segment: RemoteSegment) -> None:
-        """Keeps what was described just now."""
+        """Adds a described segment."""
         if self._cache is None or not _is_certain(entry):
             return
         if any(index.content is not None for index in segment.objects.indexes.values()):
-            return  # worked out from more than the objects of this segment
+            return  # rebuilt from more than the objects of this segment
         suffixes = {info.key: suffix for suffix, info in entry.objects}
         facts = segment_facts(segment, lambda ref: suffixes.get(ref.key))
         if facts is None:
@@ -93,7 +92,7 @@ class SegmentPack:
         self._changed = True
 
     def save(self, entries: Sequence[SegmentEntry]) -> None:
-        """Writes the pack if it grew, without segments that are no longer listed."""
+        """Writes the pack if segments were added; drops segments that are no longer listed."""
         if self._cache is None or self._lines is None or not self._changed:
             return
         self._changed = False
@@ -110,13 +109,13 @@ class SegmentPack:
 
 
 def _identity(entry: SegmentEntry) -> str:
-    """The listed objects as text that ends in a tab."""
+    """Formats the listed objects as text that ends in a tab."""
     parts = [f"{suffix} {info.size} {info.version}" for suffix, info in entry.objects]
     return f"{entry.base_offset}|{'|'.join(parts)}\t"
 
 
 def _is_certain(entry: SegmentEntry) -> bool:
-    """Whether every object has a version, and the texts keep the form of a line."""
+    """Returns whether all objects have versions, and no text breaks the format of a line."""
     versions = [info.version for _, info in entry.objects]
     texts = [entry.segment_id, *(version for version in versions if version is not None)]
     return len(texts) == len(versions) + 1 and all(text.isprintable() for text in texts)
@@ -124,15 +123,15 @@ def _is_certain(entry: SegmentEntry) -> bool:
 
 MAX_PACK_BYTES: Final = 1 << 20
 _Place = tuple[str, str]  # object key, version
-_Part = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, what is there
+_Part = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, the bytes
 
 
 class SideFilePack:
-    """Parts of objects that hold side files. Used by one thread at a time.
+    """Byte ranges of objects with side files. Used by one thread at a time.
 
     Args:
-        cache: Where it is kept between plans; `None` keeps nothing longer than the instance.
-        name: Of the value.
+        cache: Cache of the value; `None` = the instance is not stored.
+        name: Name of the value.
     """
 
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
@@ -144,41 +143,39 @@ class SideFilePack:
         self._changed = False
 
     def find(self, source: ObjectRef, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of this version of an object, if they were read before."""
+        """Returns bytes [start, stop) of this version of an object, if they were read before."""
         if source.version is None:
             return None
         place = source.key, source.version
-        known = _holding(self._used.get(place, []), start, stop)
-        if known is None:
+        part = _holding(self._used.get(place, []), start, stop)
+        if part is None:
             if self._earlier is None:
                 self._earlier = self._loaded()
-            known = _holding(self._earlier.get(place, []), start, stop)
-            if known is None or not self._take(place, known):
+            part = _holding(self._earlier.get(place, []), start, stop)
+            if part is None or not self._take(place, part):
                 return None
-        return bytes(known[2][start - known[0] : stop - known[0]])
+        return bytes(part[2][start - part[0] : stop - part[0]])
 
     def add(self, source: ObjectRef, start: int, data: bytes) -> None:
-        """Keeps bytes read just now, from byte `start` on, if there is room."""
+        """Adds bytes from `start` on, if there is room."""
         if source.version is None:
             return
         self._changed |= self._take((source.key, source.version), (start, start + len(data), data))
 
     def has_room(self, size: int) -> bool:
-        """Whether so many more bytes can be kept."""
+        """Returns whether this many more bytes fit."""
         return self._used_bytes + size <= MAX_PACK_BYTES
 
     def save(self) -> None:
-        """Writes the value if there is something new, with as much as there is room for of what
-        earlier plans looked at.
-        """
+        """Writes the value if it changed, with ranges of earlier plans as far as they fit."""
         if self._cache is None or not self._changed:
             return
         self._changed = False
         left = MAX_PACK_BYTES
         parts: dict[tuple[str, str, int, int], bytes | memoryview] = {}
         for kept in (self._used, self._earlier or {}):
-            for (key, version), found in kept.items():
-                for start, stop, data in found:
+            for (key, version), ranges in kept.items():
+                for start, stop, data in ranges:
                     if stop - start <= left and (key, version, start, stop) not in parts:
                         parts[key, version, start, stop] = data
                         left -= stop - start
@@ -198,19 +195,20 @@ class SideFilePack:
         data = self._cache.get(self._name) if self._cache is not None else None
         if data is None:
             return {}
-        found: dict[_Place, list[_Part]] = {}
+        parts: dict[_Place, list[_Part]] = {}
         try:
-            at = data.index(b"\n") + 1
-            for key, version, start, stop in json.loads(data[:at]):
-                end = at + stop - start
-                if not at <= end <= len(data) or start < 0:
+            low = data.index(b"\n") + 1
+            for key, version, start, stop in json.loads(data[:low]):
+                high = low + stop - start
+                if not low <= high <= len(data) or start < 0:
                     raise ValueError("not of this length")
-                found.setdefault((key, version), []).append((start, stop, memoryview(data)[at:end]))
-                at = end
+                part = start, stop, memoryview(data)[low:high]
+                parts.setdefault((key, version), []).append(part)
+                low = high
         except (ValueError, TypeError):
             log.warning("%s: a value that cannot be read; reading side files anew", self._name)
             return {}
-        return found
+        return parts
 
 
 def _holding(parts: list[_Part], start: int, stop: int) -> _Part | None:

@@ -1,1 +1,1 @@
-"""Where a tier's segments stand, and what their manifests say."""
+"""Layouts of tiers: where segments are stored, and how they are described."""

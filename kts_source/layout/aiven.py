@@ -1,11 +1,10 @@
-"""The layout of Aiven's tiered storage plugin: three objects a segment, described by a JSON
-manifest.
+"""The layout of Aiven's tiered storage plugin: three objects per segment, one of them a manifest.
 
-    <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.{log,indexes,rsm-
-    manifest}
+    <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.<suffix>
+    suffixes: log, indexes, rsm-manifest
 
-The manifest is uploaded last, so a manifest stands for a complete segment unless a delete is under
-way. Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
+The manifest is uploaded last, so a segment with a manifest is complete unless it is being deleted.
+Source: `ObjectKeyFactory` and `RemoteStorageManager` of the plugin.
 """
 
 from __future__ import annotations
@@ -15,8 +14,13 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import KeyPrefixError
-from kts_source.layout.layout import PartitionListing, SegmentEntry, TopicFolder
-from kts_source.layout.listing import group_segments, read_whole
+from kts_source.layout.layout import (
+    PartitionListing,
+    SegmentEntry,
+    TopicFolder,
+    group_segments,
+    read_whole,
+)
 from kts_source.layout.remote_segment import (
     IndexType,
     ObjectRef,
@@ -60,9 +64,7 @@ class AivenLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """Folders `<prefix><topic>-<topicId>/`; `orders-` also lists `orders-eu-…`, which is
-        filtered out here.
-        """
+        """Folders `<prefix><topic>-<topicId>/`; drops `orders-eu-…` from a listing of `orders-`."""
         folders = []
         for key in store.list_folders(key_prefix + (f"{topic}-" if topic else "")):
             parsed = parse_topic_directory(key[len(key_prefix) : -1])
@@ -71,14 +73,14 @@ class AivenLayout:
         return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Folders below the topic's that are named by a number."""
+        """Folders below the topic's whose name is a number."""
         names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the objects of a partition by segment; only those with all three are segments."""
+        """Groups the objects of a partition by segment; a segment has all three objects."""
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
 
@@ -105,31 +107,31 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Under the prefix and key that the plugin had the broker keep, if it did; else, or where
-        the path is not the one of the plugin, under the key prefix.
+        """The prefix and key that the plugin had the broker record, if any, then option
+        `keyPrefix`, since the tier may have been copied to another path.
         """
         try:
-            kept = parse_custom_metadata(name.custom_metadata)
+            recorded = parse_custom_metadata(name.custom_metadata)
         except InvalidManifestError as error:  # of another plugin
             log.warning("segment %s: custom metadata: %s", name.segment_id, error)
-            kept = CustomMetadata()
-        stem = kept.object_key
+            recorded = CustomMetadata()
+        stem = recorded.object_key
         if stem is None:
             folder = f"{name.topic}-{name.topic_id}/{name.partition}"
             stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
-        prefixes = (key_prefix if kept.object_prefix is None else kept.object_prefix, key_prefix)
-        return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys(prefixes))
+        prefix = key_prefix if recorded.object_prefix is None else recorded.object_prefix
+        return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys((prefix, key_prefix)))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest and checks it against what is listed."""
         return segment_of(entry, self.manifest(store, entry))
 
     def manifest(self, store: ObjectStore, entry: SegmentEntry) -> SegmentManifest:
-        """What the manifest of a listed segment says, whatever else is listed.
+        """Reads the manifest of a listed segment; does not compare it with the listing.
 
         Raises:
-            InvalidManifestError: It is not a manifest.
-            ObjectNotFoundError: It has gone since the listing.
+            InvalidManifestError: The object is not a manifest.
+            ObjectNotFoundError: It was deleted since the listing.
         """
         info = entry.object(MANIFEST_SUFFIX)
         assert info is not None
@@ -140,8 +142,8 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """What `group_segments` makes of nearly every listing, in two thirds of the time: each three
-    objects in a row are a segment, in order. `None` for any other listing.
+    """A fast path of `group_segments` (two thirds of the time) for listings in which every three
+    objects in a row are a segment, in order; `None` for other listings.
     """
     if len(infos) % 3:
         return None
@@ -174,11 +176,11 @@ def _usual_segments(
 
 
 def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
-    """The facts of a listed segment, once its manifest is known to fit what is listed.
+    """Describes a listed segment by its manifest, after comparing the two.
 
     Raises:
-        InvalidManifestError: It does not.
-        KeyPrefixError: It is of another topic, whose name the key prefix cuts.
+        InvalidManifestError: They contradict each other, or the manifest has no offsets.
+        KeyPrefixError: The manifest is of another topic, because the key prefix is cut short.
     """
     metadata = manifest.metadata
     if metadata is None:
@@ -205,7 +207,7 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
     size = manifest.chunk_index.transformed_size
     log = entry.object(LOG_SUFFIX)
     key = entry.described_by.removesuffix(MANIFEST_SUFFIX) + LOG_SUFFIX
-    # Of a damaged segment, what the manifest promises.
+    # Without a log object, use the size that the manifest has.
     ref = ObjectRef(key, size, None) if log is None else ObjectRef.of(log)
     if size != ref.size:
         raise InvalidManifestError(
@@ -240,13 +242,13 @@ def _stored_indexes(manifest: SegmentManifest, indexes: ObjectRef) -> dict[Index
     ranges = manifest.segment_indexes
     stored = {}
     for kind, field in _INDEX_FIELDS:
-        part: IndexRange | None = getattr(ranges, field)
-        if part is None:
+        span: IndexRange | None = getattr(ranges, field)
+        if span is None:
             continue
-        if part.stop > indexes.size:
+        if span.stop > indexes.size:
             raise InvalidManifestError(
-                f"the {kind.value} index ends at byte {part.stop}, but the object {indexes.key} has"
+                f"the {kind.value} index ends at byte {span.stop}, but the object {indexes.key} has"
                 f" {indexes.size}"
             )
-        stored[kind] = StoredIndex(indexes, part.position, part.stop)
+        stored[kind] = StoredIndex(indexes, span.position, span.stop)
     return stored

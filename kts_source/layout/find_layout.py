@@ -1,4 +1,4 @@
-"""The layouts there are, by name: those that come along and those that plug-ins register."""
+"""Looks layouts up by name: built-in ones and those that plug-ins register."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ENTRY_POINT_GROUP: Final = "kts_source.layouts"
 
 
 def find_layout(name: str, *, end_of_log: bool = False, paths: int = 1) -> Layout:
-    """The layout registered under `name`, for one plan.
+    """Returns a new layout for one plan.
 
     Args:
-        name: As option `layout` has it.
-        end_of_log: As option `endOfLog` has it.
-        paths: How many paths of brokers' disks there are.
+        name: Value of option `layout`.
+        end_of_log: Value of option `endOfLog`.
+        paths: Number of paths with brokers' log directories.
 
     Raises:
-        InvalidOptionError: No such layout; names those there are.
+        InvalidOptionError: No layout has this name.
     """
     layouts: tuple[Layout, ...] = (
         AivenLayout(),

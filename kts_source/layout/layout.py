@@ -1,30 +1,39 @@
-"""What a tier's layout must tell: which segments there are, and how to read each of them.
+"""The protocol of a tier's layout, and the listing of a partition that layouts return.
 
-A layout plays the part that KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher`
-play in Java, reduced to what a reader needs.
+A layout has the role of KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher` in
+Java, reduced to what a reader needs.
 """
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from segment_format.errors import InvalidManifestError
+from segment_format.kafka_uuid import UUID_TEXT_PATTERN
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
+    from segment_format.errors import SegmentFormatError
+
+# `\d` matches the digits of every script: a broker's locale chooses them.
+_STEM: Final = re.compile(rf"(\d{{20}})-({UUID_TEXT_PATTERN.pattern})")
+_MAX_OFFSET: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFolder:
-    """One incarnation of a topic: the folder that holds its partitions.
+    """One incarnation of a topic.
 
     Attributes:
-        folder: Key prefix of its own, or one that it shares with others where there is a folder for
-            every partition; empty or ending in a slash.
+        folder: Key prefix of its partitions; empty or ending in a slash. Incarnations share it if
+            the layout has one folder per partition.
     """
 
     topic: str
@@ -34,14 +43,13 @@ class TopicFolder:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """A segment known by its name alone: whole, or one of `PartitionListing.orphans` that is
-    described.
+    """A listed segment, known by the names of its objects.
 
     Attributes:
         described_by: Key of the object that describes the segment, for error texts.
         objects: Suffix (`log`, `indexes`, …) and the listed object.
-        next_base: First offset of the next listed segment, where the layout needs it to know where
-            this one ends.
+        next_base: First offset of the next listed segment, if the layout needs it to compute the
+            end of this one.
     """
 
     topic: str
@@ -60,14 +68,15 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """Listed objects that do not make a segment; they are reported and never read.
+    """Listed objects that do not form a segment; they are reported and never read.
 
     Attributes:
-        base_offset: Where the segment begins that they are of; `None` where no name tells.
-        described: That segment, where what describes it is there: it was whole once, so what is
-            missing is lost, or being deleted. `Layout.describe` must tell its facts all the same.
-        written_ms: When the last of the objects was written; `None` where the store does not tell.
-        sizes: Bytes of each of the objects, where a listing told.
+        base_offset: First offset of their segment; `None` if no name contains it.
+        described: Their segment, if the object that describes it exists: it was complete once, so
+            the missing objects are lost or being deleted. `Layout.describe` accepts it.
+        written_ms: When the last of the objects was written; `None` if the store does not report
+            it.
+        sizes: Bytes of each object, if known from a listing.
     """
 
     keys: tuple[str, ...]
@@ -83,11 +92,11 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class PartitionListing:
-    """What the listing of one partition shows, segments in order of (base offset, segment id).
+    """The listing of one partition, segments in order of (base offset, segment id).
 
     Attributes:
-        facts: What the segments depend on beyond their own objects, such as checkpoints of a log
-            directory. A look at the partition is repeated when they change.
+        facts: What the segments depend on in addition to their own objects, such as checkpoints of
+            a log directory. If they change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -96,7 +105,7 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. An instance is of one plan; most hold no state.
+    """How a storage plugin lays segments out. One instance per plan; most hold no state.
 
     Attributes:
         name: Value of option `layout`.
@@ -122,20 +131,20 @@ class Layout(Protocol):
         """The segments of one partition, by name alone."""
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """The facts of a listed segment; reads its manifest or the like.
+        """Reads the manifest, or similar objects, of a listed segment.
 
         Raises:
-            SegmentFormatError: What describes the segment is not valid.
-            ObjectNotFoundError: It has gone since the listing.
+            SegmentFormatError: The objects that describe the segment are not valid.
+            ObjectNotFoundError: They were deleted since the listing.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentName:
-    """What brokers know of a segment that its objects are named by.
+    """A segment as brokers record it: enough to compute the keys of its objects.
 
     Attributes:
-        custom_metadata: What the storage plugin had the broker keep of it, or `None`.
+        custom_metadata: What the storage plugin had the broker record, or `None`.
     """
 
     topic: str
@@ -148,12 +157,12 @@ class SegmentName:
 
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
-    """A layout that tells the keys of a segment's objects, `<stem>.<suffix>`, without a listing.
-    Those of a partition are in one folder, in the order of base offsets.
+    """A layout whose keys, `<stem>.<suffix>`, can be computed without a listing. Those of a
+    partition are in one folder, in order of base offsets.
 
     Attributes:
-        required: Suffixes that a whole segment has; where the last is, the others were.
-        optional: Further suffixes that it may have.
+        required: Suffixes of a complete segment. The last one is uploaded last.
+        optional: Other suffixes that it may have.
         described_by: Suffix of the object that errors name.
     """
 
@@ -162,7 +171,7 @@ class NamingLayout(Layout, Protocol):
     described_by: str
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """What all keys of a partition begin with, with the slash at its end."""
+        """The prefix of all keys of a partition, with its final slash."""
 
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
@@ -170,18 +179,114 @@ class NamingLayout(Layout, Protocol):
         """The segments of one partition, from the listing of its folder."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Where the segment may be: the first stem that has objects is the one."""
+        """Possible stems of the segment's keys; the first one that has objects is right."""
 
 
 def require_format_version(layout: Layout, version: str) -> None:
-    """Refuses a stored form that a layout does not know.
-
-    Raises:
-        InvalidManifestError: Names the versions that it does.
-    """
+    """Raises InvalidManifestError for a stored form that a layout cannot read."""
     if version not in layout.format_versions:
         supported = ", ".join(layout.format_versions)
         raise InvalidManifestError(
             f"format version {version[:40]!r} of layout {layout.name!r} is not supported;"
             f" supported: {supported}"
         )
+
+
+def group_segments(
+    infos: Iterable[ObjectInfo],
+    folder: TopicFolder,
+    partition: int,
+    *,
+    prefix: str,
+    suffixes: Collection[str],
+    required: Sequence[str],
+    described_by: str,
+) -> PartitionListing:
+    """Groups a listing of objects `<base offset, 20 digits>-<segment id>.<suffix>` by segment.
+
+    Args:
+        infos: The listing, preferably in order of keys.
+        folder: Folder of the topic.
+        partition: Number of the partition.
+        prefix: Common prefix of all keys in the listing.
+        suffixes: Suffixes of a segment's objects.
+        required: Suffixes of a complete segment. If the last one exists, the upload was complete.
+        described_by: Suffix of the object that errors name; default: the last required one.
+    """
+    by_segment: dict[tuple[int, str], dict[str, ObjectInfo]] = defaultdict(dict)
+    orphans = []
+    segment, last_stem = None, None
+    for info in infos:
+        stem, _, suffix = info.key.rpartition(".")
+        if stem != last_stem:  # the objects of a segment are adjacent in most listings
+            segment, last_stem = _parse_stem(stem, len(prefix)), stem
+        if segment is None or suffix not in suffixes:
+            reason = "not the name of a segment object"
+            orphans.append(Orphan((info.key,), reason, sizes=(info.size,)))
+        else:
+            by_segment[segment][suffix] = info
+    segments = []
+    for (base_offset, segment_id), objects in sorted(by_segment.items(), key=itemgetter(0)):
+        made = segment_or_orphan(
+            (folder.topic, folder.topic_id, partition, base_offset, segment_id),
+            objects,
+            required=required,
+            described_by=described_by,
+        )
+        if isinstance(made, Orphan):
+            orphans.append(made)
+        else:
+            segments.append(made)
+    return PartitionListing(tuple(segments), tuple(orphans))
+
+
+def segment_or_orphan(
+    place: tuple[str, str, int, int, str],
+    objects: Mapping[str, ObjectInfo],
+    *,
+    required: Sequence[str],
+    described_by: str,
+) -> SegmentEntry | Orphan:
+    """Makes a segment of its objects, or an orphan if some are missing.
+
+    Args:
+        place: Topic, topic id, partition, base offset and segment id.
+        objects: Suffix to object, at least one.
+        required: See `group_segments`.
+        described_by: See `group_segments`.
+    """
+    entry = None
+    if (last := objects.get(required[-1])) is not None:
+        entry = SegmentEntry(
+            *place, objects.get(described_by, last).key, tuple(sorted(objects.items()))
+        )
+    missing = [suffix for suffix in required if suffix not in objects]
+    if entry is not None and not missing:
+        return entry
+    why = "lost" if entry else "an upload that did not finish"
+    times = [info.last_modified_ms for info in objects.values()]
+    return Orphan(
+        tuple(info.key for info in objects.values()),
+        f"no .{', no .'.join(missing)}: {why}, or a delete under way",
+        place[3],
+        entry,
+        None if None in times else max(time for time in times if time is not None),
+        tuple(info.size for info in objects.values()),
+    )
+
+
+def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
+    """Base offset and segment id that `stem` consists of from position `start` on."""
+    match = _STEM.fullmatch(stem, start)
+    if match is None or int(match[1]) > _MAX_OFFSET:
+        return None
+    return int(match[1]), match[2]
+
+
+def read_whole(
+    store: ObjectStore, info: ObjectInfo, at_most: int, too_large: type[SegmentFormatError]
+) -> bytes:
+    """Reads a listed object; raises `too_large` if it has more than `at_most` bytes."""
+    if info.size > at_most:
+        raise too_large(f"{info.key} has {info.size} bytes; at most {at_most} are read")
+    return bytes(store.get_range(info.key, 0, info.size, version=info.version))

@@ -1,15 +1,15 @@
 """The layout of `LocalTieredStorage`, the storage manager of Kafka's own tests: plain copies of a
-segment's files, and no object that describes them.
+segment's files, without a manifest.
 
     kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
 
-What the broker knew and the files do not say is worked out from them: the end offset is the last
-batch's (the broker's may be higher where compaction took the last records away, so it is only a
-lower bound), the largest timestamp is the last entry of the time index if the batches from its
-offset on confirm it, the segment's epochs are those of its leader-epoch checkpoint. A log without
-a byte ends where the next segment begins. Nothing tells when a segment was uploaded.
+The facts of a segment are computed from its files. The end offset is that of the last batch, which
+is a lower bound: the broker's is higher if compaction removed the last records. The largest
+timestamp is the last entry of the time index, if the batches from its offset on confirm it. The
+epochs are those of the leader-epoch checkpoint. An empty log ends where the next segment begins.
+The time of the upload is unknown.
 
-`.snapshot` is written last, so where it is, the others were. Source: `LocalTieredStorage`,
+`.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
 """
 
@@ -20,8 +20,13 @@ from bisect import bisect_right
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kts_source.layout.layout import PartitionListing, SegmentEntry, TopicFolder
-from kts_source.layout.listing import group_segments, read_whole
+from kts_source.layout.layout import (
+    PartitionListing,
+    SegmentEntry,
+    TopicFolder,
+    group_segments,
+    read_whole,
+)
 from kts_source.layout.remote_segment import (
     IndexType,
     ObjectRef,
@@ -64,16 +69,15 @@ _SIDE_FILES: Final = (
     (IndexType.TRANSACTION, "txnindex"),
 )
 _NO_TIMESTAMP: Final = -1
-"""Nothing tells; a broker forces an entry for the largest when it closes a segment."""
-_MOST_TIMESTAMP_READS: Final = 16
+_MAX_TIMESTAMP_READS: Final = 16
 """Usually the last batches have the largest timestamp, and one read is enough."""
 
 
 class LocalTieredLayout:
     """Segments as `LocalTieredStorage` copies them.
 
-    The key prefix may stand before `kafka-tiered-storage/` or include it. There is one folder for a
-    partition of an incarnation, so all incarnations share the folder above.
+    The key prefix may end before `kafka-tiered-storage/` or include it. There is one folder per
+    partition and incarnation, so all incarnations share their parent folder.
     """
 
     name = "local-tiered-storage"
@@ -86,13 +90,10 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id that partition folders are named by."""
+        """One for each pair of topic and id in the names of partition folders."""
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
-            named = {
-                (found, topic_id) for found, topic_id, _ in _partition_folders(store, root, topic)
-            }
-            if named:
-                return tuple(TopicFolder(*pair, root) for pair in sorted(named))
+            if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:
+                return tuple(TopicFolder(*pair, root) for pair in sorted(pairs))
         return ()
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
@@ -108,12 +109,12 @@ class LocalTieredLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Groups the files of a partition by segment; those without the required ones are none."""
+        """Groups the files of a partition by segment."""
         infos = list(store.list_objects(self.partition_folder(folder, partition)))
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """A folder beside those of other partitions and topics."""
+        """A folder next to those of other partitions and topics."""
         return f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
 
     def grouped(
@@ -132,16 +133,16 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Below the root folder, whether the key prefix stands before it or includes it."""
+        """Below the root folder, whether the key prefix includes it or not."""
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"
         stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Works the segment's facts out of its files: three side files and the log's last bytes.
+        """Computes the segment's facts from three side files and the end of the log.
 
-        Of an orphan, what its files tell: it ends where its offset index does or its last leader
-        epoch begins, or later.
+        An orphan without a log ends at the last offset that its index or leader epochs name, or
+        later.
         """
         files = dict(entry.objects)
         base, log = entry.base_offset, files.get(_LOG)
@@ -173,7 +174,7 @@ class LocalTieredLayout:
         if log is None and lineage:
             end = max(end, lineage[-1].start_offset)
         key = f"{entry.described_by.rpartition('.')[0]}.{_LOG}"
-        ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # some bytes, who knows
+        ref = ObjectRef.of(log) if log else ObjectRef(key, 1, None)  # the size is unknown
         return RemoteSegment(
             topic=entry.topic,
             topic_id=entry.topic_id,
@@ -200,14 +201,13 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Gives segments with an empty log the first offset of the next one, where they end.
+    """Sets `next_base` of segments whose log is empty, since no batch shows where they end.
 
-    A log that compaction emptied has no batch that says where its segment ends. A damaged segment
-    after it still says so by its name, and its offsets are lost, not empty.
+    The name of a damaged segment counts, too: its offsets are lost, not empty.
     """
-    bases = {entry.base_offset for entry in listing.segments}
-    bases |= {one.base_offset for one in listing.orphans if one.base_offset is not None}
-    ascending = sorted(bases)
+    bases: set[int | None] = {entry.base_offset for entry in listing.segments}
+    bases |= {orphan.base_offset for orphan in listing.orphans}
+    ascending = sorted(base for base in bases if base is not None)
     completed = []
     for entry in listing.segments:
         log = entry.object(_LOG)
@@ -221,11 +221,10 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
 def _largest_timestamp(
     store: ObjectStore, log: ObjectInfo | None, times: TimeIndex | None, index: OffsetIndex | None
 ) -> int:
-    """Returns the timestamp of the time index's last entry, if the batch at its offset has it and
-    no batch after it has a larger one.
+    """Returns the last timestamp of the time index, if the batch at its offset has it and no later
+    batch has a larger one; else −1.
 
-    The file has no checksum and may have been cut, and a segment is skipped if its largest
-    timestamp is too low.
+    The file has no checksum and may be truncated, and pruning relies on this timestamp.
     """
     if log is None or not times:
         return _NO_TIMESTAMP
@@ -245,7 +244,7 @@ def _largest_timestamp(
             if later > timestamp_ms:
                 largest = later
                 break
-            if reads > _MOST_TIMESTAMP_READS:
+            if reads > _MAX_TIMESTAMP_READS:
                 return _NO_TIMESTAMP
         else:
             return timestamp_ms
@@ -261,7 +260,7 @@ def _largest_timestamp(
 def _partition_folders(
     store: ObjectStore, root: str, topic: str | None
 ) -> Iterator[tuple[str, str, int]]:
-    """Topic, topic id and number of the partitions that have a folder below `root`."""
+    """Yields topic, topic id and number of the partitions that have a folder below `root`."""
     for key in store.list_folders(root + (f"{topic}-" if topic else "")):
         parsed = parse_local_partition_directory(key[len(root) : -1])
         if parsed is not None and (topic is None or parsed.topic == topic):
@@ -269,12 +268,15 @@ def _partition_folders(
 
 
 def _offset_index(
-    store: ObjectStore, info: ObjectInfo | None, base_offset: int, of: ObjectInfo | None
+    store: ObjectStore, info: ObjectInfo | None, base_offset: int, log: ObjectInfo | None
 ) -> OffsetIndex | None:
-    """The index, or `None` when it is not usable: the log is then walked from its start."""
+    """Reads the index; without a valid one, the log is read from its start."""
     index = _usable(store, info, base_offset, OffsetIndex)
-    if index and info and of and int(index.positions[-1]) >= of.size:
-        logger.warning("%s points behind the end of its log", printable(store.uri(info.key)))
+    if index and info and log and int(index.positions[-1]) >= log.size:
+        logger.warning(
+            "%s: the offset index points past the end of its log, so it is not used",
+            printable(store.uri(info.key)),
+        )
         return None
     return index
 
@@ -282,7 +284,7 @@ def _offset_index(
 def _usable(
     store: ObjectStore, info: ObjectInfo | None, base_offset: int, kind: type[Index]
 ) -> Index | None:
-    """The index in a side file; `None` where there is no file, or it is not valid."""
+    """Reads an index; `None` if the file does not exist or is not valid."""
     if info is None:
         return None
     try:

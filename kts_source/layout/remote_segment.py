@@ -1,7 +1,5 @@
-"""A remote segment as the tier describes it: facts about its offsets, and where its bytes are.
-
-A described segment in JSON's types and back: the one encoding of what a cache keeps and a plan
-file holds.
+"""A remote segment: its offsets, and where its bytes are. Also its encoding in JSON's types, which
+caches and plan files store.
 
 The facts of a segment are a list, in this order:
 
@@ -11,11 +9,11 @@ The facts of a segment are a list, in this order:
     chunks: [chunk size, file size, stored chunk size, stored size of the last chunk], or
         [chunk size, file size, the manifest's text of all stored sizes, their sum],
     null or [wrapped data key, AAD in base64],
-    side files: [[kind, name of the object, first byte, stop byte], …], of those that a layout
-        worked out from the log also their bytes in base64
+    side files: [[kind, name of the object, first byte, stop byte], …], and the bytes in base64 of
+        those that a layout rebuilt from the log
 
-Objects are named as the caller likes, who keeps their keys, sizes and versions. Data keys stay
-wrapped, as manifests hold them; nothing that opens them is among the facts.
+The caller chooses names of objects and stores their keys, sizes and versions. Data keys stay
+wrapped, as in manifests.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN_CHUNK_BYTES: Final = 4 << 20
-"""Files that are stored as they are have no chunks; they are read and cut in these."""
+"""Chunk size of files that are stored without chunks."""
 
 
 class IndexType(Enum):
@@ -50,7 +48,7 @@ class IndexType(Enum):
     LEADER_EPOCH = "leaderEpoch"
     TRANSACTION = "transaction"
 
-    # The default hashes the name, in Python; members are single.
+    # Faster than the default, which hashes the name in Python.
     __hash__ = object.__hash__
 
 
@@ -62,7 +60,7 @@ class ObjectRef:
         key: Key below the store's root.
         size: Length in bytes, as listed.
         version: ETag, generation or the like; a read of another version fails.
-        storage_class: As the listing reports it, for the cost and for what cannot be read.
+        storage_class: From the listing, for costs and archived objects.
     """
 
     key: str
@@ -72,17 +70,16 @@ class ObjectRef:
 
     @classmethod
     def of(cls, info: ObjectInfo) -> ObjectRef:
-        """The listed version."""
+        """Returns the listed version."""
         return cls(info.key, info.size, info.version, info.storage_class)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredIndex:
-    """Where a side file stands: bytes [start, stop) of an object, encrypted if the segment is.
+    """The location of a side file: bytes [start, stop) of an object, encrypted if the segment is.
 
     Attributes:
-        content: The file itself, where a layout has worked it out: it stands nowhere, and `source`
-            is the log it was worked out from.
+        content: Bytes of a file that a layout rebuilt; `source` is then the log.
     """
 
     source: ObjectRef
@@ -92,7 +89,7 @@ class StoredIndex:
 
     @classmethod
     def rebuilt(cls, log: ObjectRef, content: bytes) -> StoredIndex:
-        """A side file worked out from the log."""
+        """Returns a side file that was rebuilt from the log."""
         return cls(log, 0, len(content), content)
 
     @property
@@ -103,15 +100,14 @@ class StoredIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentObjects:
-    """The stored form of a segment: all that a reader of its bytes needs, and no secret.
+    """The stored form of a segment: all that reading its bytes needs, without secrets.
 
     Attributes:
-        log: The object that holds the transformed chunks.
-        chunk_index: From positions in the original segment to positions in the object.
+        log: The object with the transformed chunks.
+        chunk_index: Maps positions in the original segment to positions in the object.
         compression: Whether chunks are zstd frames.
-        encryption: Present when chunks and side files are AES-GCM messages.
-        indexes: The side files there are; a transaction index is absent when no transaction was
-            aborted.
+        encryption: Set if chunks and side files are AES-GCM messages.
+        indexes: Existing side files; without aborted transactions there is no transaction index.
     """
 
     log: ObjectRef
@@ -132,12 +128,12 @@ class RemoteSegment:
 
     Attributes:
         start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive; may lie above the last batch's.
-        max_timestamp_ms: Largest timestamp of any batch, markers included; −1 when unknown.
-        event_timestamp_ms: When the copy began; `None` where the layout does not tell.
+        end_offset: Last offset, inclusive; may be above that of the last batch.
+        max_timestamp_ms: Largest timestamp of any batch, including markers; −1 if unknown.
+        event_timestamp_ms: Start of the upload; `None` if the layout does not record it.
         leader_epochs: Epochs of this segment with their first offset in it, ascending.
-        end_is_exact: Whether the next segment of the same lineage must begin right behind
-            `end_offset`; otherwise the broker's end may be higher, with no record in between.
+        end_is_exact: Whether the next segment of the same lineage must begin right after
+            `end_offset`; otherwise the broker's end may be higher, without records in between.
     """
 
     topic: str
@@ -153,10 +149,10 @@ class RemoteSegment:
     end_is_exact: bool = True
 
     def is_dated_before(self, timestamp_ms: int) -> bool:
-        """Whether `max_timestamp_ms` proves that all records are dated before a timestamp.
+        """Returns whether `max_timestamp_ms` proves that all records are older than a timestamp.
 
         Some clients leave the largest timestamp of batch headers at −1 or 0, and brokers copy it,
-        so those values prove nothing.
+        so these values prove nothing.
         """
         return 0 < self.max_timestamp_ms < timestamp_ms
 
@@ -167,9 +163,7 @@ class RemoteSegment:
 
 
 def plain_chunks(size: int) -> FixedChunkIndex:
-    """The chunk table of a log of `size` bytes that is stored as it is: cut so that reads of it are
-    bounded.
-    """
+    """Returns the chunk table of a log that is stored without chunks, so that reads are limited."""
     step = max(min(_PLAIN_CHUNK_BYTES, size), 1)
     last = size - (-(-size // step) - 1) * step if size else 0
     return FixedChunkIndex(
@@ -183,7 +177,7 @@ def plain_chunks(size: int) -> FixedChunkIndex:
 def epochs_between(
     lineage: Sequence[EpochEntry], start_offset: int, end_offset: int
 ) -> tuple[EpochEntry, ...]:
-    """The epochs that own some of the offsets, each with its first offset among them.
+    """Returns the epochs of a range of offsets, each with its first offset in it.
 
     Args:
         lineage: Entries of a leader-epoch checkpoint.
@@ -208,14 +202,14 @@ _KINDS: Final = {kind.value: kind for kind in IndexType}
 def segment_facts(
     segment: RemoteSegment, name_of: Callable[[ObjectRef], ObjectName | None]
 ) -> list[Any] | None:
-    """The facts of a segment, see above.
+    """Encodes a segment, see above.
 
     Args:
-        segment: What a layout described.
-        name_of: The name of an object; `None` = it has none.
+        segment: The segment.
+        name_of: Returns the name of an object, or `None`.
 
     Returns:
-        `None` for a segment with an object that has no name, or with a chunk table of another kind.
+        The facts; `None` if an object has no name, or the chunk table is of another kind.
     """
     objects = segment.objects
     chunks = _chunk_facts(objects.chunk_index)
@@ -253,18 +247,17 @@ def segment_facts(
 def segment_from_facts(
     place: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """The segment whose facts these are. Chunk sizes are looked at when they are asked for: a plan
-    of many segments needs few of them.
+    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few of them.
 
     Args:
-        place: Whose facts.
+        place: Topic, topic id, partition and segment id.
         facts: From `segment_facts`. Their number and shape are checked, numbers are not.
-        ref: The object of a name; a `LookupError` where there is none.
+        ref: Returns the object of a name; raises LookupError for unknown names.
 
     Raises:
-        LookupError: They name an object that `ref` does not know, or another kind of side file.
-        TypeError, ValueError: They are not of the right shape.
-        SegmentFormatError: Chunks or a data key that cannot be.
+        LookupError: An object or the kind of a side file is unknown.
+        TypeError, ValueError: The shape is wrong.
+        SegmentFormatError: Chunks or a data key are invalid.
     """
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
     encryption, indexes = facts[9:]
@@ -300,11 +293,11 @@ def _chunk_facts(index: ChunkIndex) -> list[Any] | None:
 
 
 def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> dict[IndexType, StoredIndex]:
-    found = {}
+    indexes = {}
     source = last = None
     for kind, name, low, high, *content in facts:
-        if source is None or name != last:  # in most layouts one object holds them all
+        if source is None or name != last:  # in most layouts, one object holds all of them
             source, last = ref(name), name
         data = base64.b64decode(content[0]) if content else None
-        found[_KINDS[kind]] = StoredIndex(source, low, high, data)
-    return found
+        indexes[_KINDS[kind]] = StoredIndex(source, low, high, data)
+    return indexes

@@ -1,4 +1,4 @@
-"""What a user may ask for: the options of one `load()`, checked before any I/O."""
+"""The options of one `load()`, checked before any I/O."""
 
 from kts_source.options.option_table import (
     OPTIONS,

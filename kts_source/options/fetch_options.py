@@ -1,7 +1,4 @@
-"""How patiently objects are fetched, and from where else when the first store fails.
-
-What is kept on the local disk of the driver and of the executors.
-"""
+"""Options of requests to the store (timeouts, retries, mirror, metrics) and of the disk caches."""
 
 from __future__ import annotations
 
@@ -38,38 +35,38 @@ FETCH_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "fetchReadTimeoutMs",
         parse_positive_int32,
-        "An attempt ends when no byte comes for so long. Alias: `fetch.remote.read.timeout.ms`.",
+        "Maximum time between two received bytes. Alias: `fetch.remote.read.timeout.ms`.",
         default="5000",
     ),
     Option(
         "fetchDeadlineMs",
         parse_positive_int32,
-        "Time for one attempt in all, even while bytes still come.",
+        "Maximum total time of one attempt, even if bytes still arrive.",
         default="60000",
     ),
     Option(
         "maxAttempts",
         parse_positive_int32,
-        "Attempts of a request, if the store throttles, fails, resets, or answers late or in part;"
-        " pauses between them are random and grow.",
+        "Maximum attempts of a request if the store throttles, fails, resets, or answers late or"
+        " partly. Retries use exponential backoff with jitter.",
         default="6",
     ),
     Option(
         "hedgeAfterMs",
         parse_positive_int32,
-        "Send a request again when its answer is this late; the first answer wins. Default: never.",
+        "Send a request a second time after this many ms; the first response wins. Default: never.",
     ),
     Option(
         "fallbackPath",
         parse_text,
-        "A mirror with the same keys, such as a replica bucket, read when the first store fails."
-        " `fallback.s3.*` and `fallback.storageOptions` are its settings where they differ.",
+        "A mirror with the same keys, such as a replica bucket, that is read if the first store"
+        " fails. `fallback.s3.*` and `fallback.storageOptions` override its settings.",
     ),
     Option(
         "metricsPath",
         parse_text,
-        "Folder or URL where every task writes a line of JSON: requests, bytes, seconds, records;"
-        " read them with `kts_source.metrics.summary`.",
+        "Folder or URL where each task writes a line of JSON: requests, bytes, seconds, records."
+        " Read them with `kts_source.metrics.summary`.",
     ),
 )
 
@@ -83,10 +80,10 @@ class FetchOptions:
     """The options of this module, typed.
 
     Attributes:
-        retry_policy: Time-outs, attempts and the hedge.
+        retry_policy: Timeouts, attempts and the hedge.
         fallback_path: Root of the mirror.
         fallback_storage: Credentials and settings of the mirror's store.
-        metrics_path: Where tasks write their metrics.
+        metrics_path: Folder or URL for the metrics of tasks.
     """
 
     retry_policy: RetryPolicy
@@ -98,11 +95,15 @@ class FetchOptions:
 def fetch_options(
     values: Mapping[str, Any], storage: Mapping[str, str], fallback: Mapping[str, str]
 ) -> FetchOptions:
-    """From parsed values, by option name, to typed ones. `storage` are `s3.*` and `storageOptions`
-    of the first store, names in lower case; `fallback` those of the mirror, which replace them.
+    """Returns the settings of parsed options.
+
+    Args:
+        values: Parsed options by name.
+        storage: `s3.*` and `storageOptions` of the first store, names in lower case.
+        fallback: Those of the mirror, which override `storage`.
 
     Raises:
-        InvalidOptionError: Options of a mirror without a mirror.
+        InvalidOptionError: Options of a mirror without `fallbackPath`.
     """
     path = values["fallbackPath"]
     if fallback and path is None:
@@ -118,24 +119,24 @@ def fetch_options(
         hedge_after_seconds=None if hedge is None else hedge / 1000,
     )
     replaced = set(fallback)
-    if replaced & _CREDENTIALS:  # they belong together
+    if replaced & _CREDENTIALS:  # never mix credentials of two stores
         replaced |= _CREDENTIALS
     if "s3.endpoint" in fallback:
         replaced.add(STORAGE_OPTIONS.lower())
     inherited = {name: text for name, text in storage.items() if name not in replaced}
     mirror = Secret({}) if path is None else storage_options_from({**inherited, **fallback})
     if (metrics_path := values["metricsPath"]) is not None:
-        scheme_of(metrics_path)  # tasks only warn when they cannot write there
+        scheme_of(metrics_path)  # refuse bad URLs here: tasks only warn
     return FetchOptions(policy, path, mirror, metrics_path)
 
 
 _NO_BOUND: Final = -1
 _SCHEMAS: Final = CacheLimits(64 << 20, None)
-"""What registries say of ids does not change; the least used go when there are so many."""
+"""Limits of the cache of registered schemas, which never change."""
 
 
 def _or_no_bound(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
-    """The same parser, which takes −1 too."""
+    """Returns the same parser, which also accepts −1."""
 
     def parse_bound(name: str, text: str) -> int:
         if text.strip() == f"{_NO_BOUND}":
@@ -152,58 +153,60 @@ CACHE_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "cache",
         parse_bool,
-        "`false` keeps nothing on local disk. Listings are never kept.",
+        "`false` turns the caches on local disk off. Listings are never cached.",
         default="true",
     ),
     Option(
         "cacheDir",
         parse_text,
-        "Folder of the caches, mode 0700, one user's. Default: `tiered-kafka` in `XDG_CACHE_HOME`,"
-        " `~/.cache` or the temporary folder. Tiers in local folders are cached only if it is"
-        " given.",
+        "Folder of the caches, mode 0700, of one user. Default: `tiered-kafka` in `XDG_CACHE_HOME`,"
+        " `~/.cache` or the temporary folder. Local tiers are cached only if this option is set.",
     ),
     Option(
         "indexCacheBytes",
         _or_no_bound(parse_byte_size),
-        "Disk for manifests and indexes on each machine, −1 for no limit; the broker's"
+        "Disk space for manifests and indexes on each machine, −1 = no limit; like the broker's"
         " `remote.log.index.file.cache.total.size.bytes`.",
         default="1g",
     ),
     Option(
         "indexCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "Time from the last access until they are dropped, −1 for never.",
+        "Time from the last access until they are deleted, −1 = never.",
         default="900000",
     ),
     Option(
         "chunkCacheBytes",
         _or_no_bound(parse_byte_size),
-        "Disk for chunks of segments on each machine, −1 for no limit. They stay encrypted, unless"
-        " `cachePlaintext`. Off by default; the plugin's `fetch.chunk.cache.size`.",
+        "Disk space for chunks of segments on each machine, −1 = no limit; default: off. Chunks"
+        " stay encrypted unless `cachePlaintext` is set. The plugin's `fetch.chunk.cache.size`.",
     ),
     Option(
         "chunkCacheTtlMs",
         _or_no_bound(parse_positive_int),
-        "Time from the last access until they are dropped, −1 for never; the plugin's"
+        "Time from the last access until they are deleted, −1 = never; like the plugin's"
         " `fetch.chunk.cache.retention.ms`.",
         default="600000",
     ),
     Option(
         "cachePlaintext",
         parse_bool,
-        "`true` keeps chunks decrypted and decompressed, files of mode 0600: a second scan is"
-        " faster, but what was encrypted can be read on this machine's disk.",
+        "`true` caches decrypted and decompressed chunks in files of mode 0600. A second scan is"
+        " faster, but decrypted data is stored on this machine's disk.",
         default="false",
     ),
 )
 
 
 def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> CacheSettings:
-    """From parsed values, by option name, to typed ones.
+    """Returns the settings of parsed options.
+
+    Args:
+        values: Parsed options by name.
+        patience_seconds: How long to wait for another task that fetches the same range.
 
     Raises:
-        InvalidOptionError: How chunks are kept is said, but not that they are, or the folder is
-            the URL of a store.
+        InvalidOptionError: `cachePlaintext` without `chunkCacheBytes`, or the folder is remote.
     """
     if values["cachePlaintext"] and values["chunkCacheBytes"] is None:
         raise InvalidOptionError("option cachePlaintext needs option chunkCacheBytes")
@@ -212,7 +215,7 @@ def cache_settings(values: Mapping[str, Any], *, patience_seconds: float) -> Cac
     folder = values["cacheDir"]
     if folder is not None:
         file = local_file(folder)
-        # A relative folder stays so: workers may run elsewhere.
+        # Keep relative folders: workers may have another working directory.
         folder = str(file) if folder.lower().startswith("file:") else folder
     return CacheSettings(
         index=_limits(values["indexCacheBytes"], values["indexCacheTtlMs"]),

@@ -1,9 +1,7 @@
-"""The options of the data source: one table that the parser, the docs and the error texts come
-from.
+"""The table of options, which parser, docs and errors use.
 
-Names are spelled as Spark's own Kafka source spells them wherever it has the option. Spark hands
-option keys over in lower case, so names are compared without regard to case. Everything is checked
-here, before any I/O, so that a mistake fails at `load()`.
+Names are spelled as in Spark's own Kafka source wherever it has the option. Spark passes names in
+lower case, so they are compared without regard to case.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
 READ_COMMITTED: Final = "read_committed"
 READ_UNCOMMITTED: Final = "read_uncommitted"
 DISKS: Final = "kafka-logs"
-"""The layout of brokers' own disks."""
+"""The layout of brokers' log directories."""
 LISTING: Final = "listing"
 METADATA_TOPIC: Final = "metadata-topic"
 _MAX_REQUESTS: Final = 1024  # each has a thread
@@ -98,7 +96,7 @@ _ESSENTIAL: Final = (
     Option(
         "isolationLevel",
         partial(parse_choice, choices=(READ_COMMITTED, READ_UNCOMMITTED)),
-        "`read_committed` leaves aborted and undecided transactions out; `read_uncommitted`"
+        "`read_committed` drops records of aborted and undecided transactions; `read_uncommitted`"
         " returns every record. Alias: `kafka.isolation.level`.",
         default=READ_COMMITTED,
     ),
@@ -110,65 +108,66 @@ _ESSENTIAL: Final = (
     Option(
         "where",
         parse_text,
-        "Only rows for which this Spark SQL condition is true, decided where they are read:"
+        "Only rows for which this Spark SQL condition is true, evaluated in the tasks:"
         " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
         " `AND`, `OR`, `NOT` over the columns, `header('name')` and fields such as `value.user.id`,"
-        " also those not asked for.",
+        " including those that are not selected.",
     ),
 )
-"""The ten options that most reads need."""
+"""The options that most reads need."""
 
 _MORE: Final = (
     Option(
         "layout",
         parse_text,
-        "How objects are laid out: `aiven`, `local-tiered-storage`, `kafka-logs` (brokers' own"
-        " disks), or the name of a plug-in.",
+        "Layout of the objects: `aiven`, `local-tiered-storage`, `kafka-logs` (brokers' log"
+        " directories), or the name of a plug-in.",
         default="aiven",
     ),
     Option(
         "tailPath",
         parse_text,
         "Log directories of brokers that are gone, or a folder of them; several are separated by"
-        " commas. What the tier does not hold, above all the newest records, is read from there.",
+        " commas. Records that the tier lacks, usually the newest, are read from there.",
     ),
     Option(
         "catalog",
         partial(parse_choice, choices=(LISTING, METADATA_TOPIC)),
-        "What tells which segments there are: a `listing` of the store, or the `metadata-topic`"
-        " (`__remote_log_metadata`, with `kafka.bootstrap.servers`), for buckets that may not be"
+        "Source of the list of segments: a `listing` of the store, or the `metadata-topic`"
+        " (`__remote_log_metadata`, with `kafka.bootstrap.servers`), for buckets that cannot be"
         " listed.",
         default=LISTING,
     ),
     Option(
         "endOfLog",
         parse_bool,
-        "With `layout=kafka-logs` or `tailPath`: read all whole batches of the surviving replica,"
-        " also those above the high watermark that brokers recorded.",
+        "With `layout=kafka-logs` or `tailPath`: read all complete batches of the surviving"
+        " replica, including those above the recorded high watermark.",
         default="false",
     ),
     Option(
         "subscribePattern",
         parse_pattern,
-        "Regular expression that is found anywhere in a topic's name, as in Spark's source;"
-        " `^orders$` for a whole name.",
+        "Regular expression that matches anywhere in a topic's name, as in Spark's source;"
+        " `^orders$` matches a whole name.",
     ),
     Option("assign", parse_assign, 'Partitions: `{"topic":[0,1]}`.'),
     Option(
         "topicId",
         parse_topic_ids,
-        'Which incarnation of a re-created topic to read: an id, or JSON `{"topic":"id"}`.'
+        'Incarnation of a re-created topic to read: an id, or JSON `{"topic":"id"}`.'
         " Default: the newest by event timestamp.",
     ),
     Option(
         "startingOffsetsByTimestamp",
         parse_partition_timestamps,
-        'The same per partition: `{"topic":{"0":1700000000000}}`; wins over `startingOffsets`.',
+        'Start timestamps by partition: `{"topic":{"0":1700000000000}}`; wins over'
+        " `startingOffsets`.",
     ),
     Option(
         "endingOffsetsByTimestamp",
         parse_partition_timestamps,
-        "The same for the end; wins over `endingOffsets`.",
+        "End timestamps by partition; wins over `endingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
@@ -180,7 +179,7 @@ _MORE: Final = (
         "maxTimestampAheadMs",
         parse_int,
         "Asserts that no record's timestamp is more than this many ms after its segment's upload."
-        " Timestamp bounds then read only manifests of objects modified since, else all.",
+        " Timestamp bounds then read only manifests of objects modified since, otherwise all.",
     ),
     Option("includeHeaders", parse_bool, "Adds column `headers`.", default="false"),
     Option(
@@ -194,7 +193,7 @@ _MORE: Final = (
         "timestampRange",
         parse_timestamp_range,
         "Only rows whose timestamp is in `start,stop` (ms since the epoch, the stop exclusive; one"
-        " may be left out). It filters rows and moves no offset bound.",
+        " may be empty). It filters rows and does not change offset bounds.",
     ),
     Option(
         "timeZone",
@@ -204,8 +203,8 @@ _MORE: Final = (
     Option(
         "failOnDataLoss",
         parse_bool,
-        "`false` skips holes, vanished objects and offsets out of range with a warning that"
-        " names them.",
+        "`false` skips missing offsets, deleted objects and offsets out of range, with a warning"
+        " that names them.",
         default="true",
     ),
     Option(
@@ -217,48 +216,48 @@ _MORE: Final = (
     Option(
         "tail",
         parse_bool,
-        "With `kafka.bootstrap.servers`: read from brokers what the tier does not hold, above all"
-        " the newest records. `false` ends where the tier ends; brokers then tell the log start and"
-        " what of the tier is valid, and still fill its holes.",
+        "With `kafka.bootstrap.servers`: read records that the tier lacks, usually the newest, from"
+        " brokers. `false` ends where the tier ends; brokers then define the log start and the"
+        " valid segments, and still fill holes in the tier.",
         default="true",
     ),
     Option(
         "brokerFallback",
         parse_bool,
-        "With `kafka.bootstrap.servers`: read from brokers, too, what the store fails to give.",
+        "With `kafka.bootstrap.servers`: also read records from brokers if the store fails.",
         default="true",
     ),
     Option(
         "minPartitions",
         parse_positive_int32,
-        "At least this many tasks, if the data can be split that far.",
+        "Minimum number of tasks, if the data can be split that far.",
     ),
     Option(
         "maxRecordsPerPartition",
         parse_positive_int,
-        "At most about this many records in a task, estimated from offsets and bytes.",
+        "Approximate maximum of records in a task, estimated from offsets and bytes.",
     ),
     Option(
         "targetPartitionBytes",
         parse_byte_size,
-        "Original bytes a task should hold; large segments are split, small ones share a task.",
+        "Target of original bytes per task; large segments are split, small ones share a task.",
         default="128m",
     ),
     Option(
         "maxSegmentsPerTask",
         parse_positive_int32,
-        "At most this many segments or slices in a task.",
+        "Maximum number of segments or slices in a task.",
         default="64",
     ),
     Option(
         "maxPlanBytes",
         parse_byte_size,
-        "Refuse, before any task starts, a plan that would fetch more stored bytes.",
+        "Refuse a plan that would fetch more stored bytes, before any task starts.",
     ),
     Option(
         "maxPlanRequests",
         parse_positive_int,
-        "Refuse, before any task starts, a plan that would send more requests.",
+        "Refuse a plan that would send more requests, before any task starts.",
     ),
     Option(
         "planFile",
@@ -275,13 +274,13 @@ _MORE: Final = (
     Option(
         "maxConcurrentRequests",
         partial(parse_positive_int, most=_MAX_REQUESTS),
-        "Requests that a task sends at the same time.",
+        "Maximum concurrent requests of a task.",
         default="16",
     ),
     Option(
         "prefetchBytes",
         parse_byte_size,
-        "Stored bytes that a task may read ahead; its memory is bounded by this and some 32 MB for"
+        "Stored bytes that a task may read ahead. Its memory is limited to this and about 32 MB for"
         " decoding.",
         default="128m",
     ),
@@ -290,7 +289,7 @@ _MORE: Final = (
     Option(
         "storageOptions",
         parse_text,
-        "JSON handed to the fsspec filesystem as it is. Its values are kept secret.",
+        "JSON passed to the fsspec filesystem unchanged. Its values are kept secret.",
     ),
 )
 
@@ -298,25 +297,22 @@ OPTIONS: Final[tuple[Option, ...]] = (*_ESSENTIAL, *_MORE, *VALUE_OPTIONS, *STRE
 
 
 def options_tables() -> dict[str, str]:
-    """The tables of options in the docs, in Markdown: `essential`, `more`, `values`, `stream` and
-    `store`.
-    """
+    """Returns the tables of options for the docs, in Markdown, by name."""
     keys = "encryption.key.pairs.<id>.private.key"
     store = [
         (
             f"{keys}.file",
-            "PEM file of the private key (PKCS#8) with that key id; the driver reads it, or the"
-            " worker where the driver has no such file.",
+            "PEM file with the private key (PKCS#8) of that key id; read on the driver, or on the"
+            " worker if the driver has no such file.",
         ),
         (
             f"{keys}.env",
-            "Name of an environment variable that holds the PEM text, on the driver or on the"
-            " worker.",
+            "Environment variable with the PEM text, on the driver or on the worker.",
         ),
         (
             f"{keys}.callback",
-            "`module:function` that is called with the key id on the driver and returns the PEM"
-            " text, for secret scopes.",
+            "`module:function` that the driver calls with the key id; returns the PEM text, such as"
+            " from a secret scope.",
         ),
         *S3_OPTIONS,
     ]

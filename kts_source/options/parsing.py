@@ -1,7 +1,4 @@
-"""Texts to values, one function per kind; every error names the option and shows what was given.
-
-One row of the table of options.
-"""
+"""Parses option texts, one function per kind of value. Errors name the option and its text."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ class Option:
 
     Attributes:
         name: As users write it.
-        parse: Option name and text to value; raises `InvalidOptionError` that names the option.
+        parse: Converts option name and text to a value; raises `InvalidOptionError`.
         doc: One sentence for the docs.
-        default: Shown in the docs, and parsed like a given text; `None` = no default.
+        default: Shown in the docs and parsed like a user's text; `None` = no default.
     """
 
     name: str
@@ -43,7 +40,7 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 
 
 def check_characters(name: str, text: str) -> None:
-    """Refuses a text that no path, key or name can hold, without showing it."""
+    """Refuses zero bytes and lone surrogates, without showing the text."""
     try:
         text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
         valid = "\0" not in text
@@ -54,20 +51,19 @@ def check_characters(name: str, text: str) -> None:
 
 
 def parse_text(name: str, text: str) -> str:
-    """`text` without surrounding blanks; empty is an error."""
-    stripped = text.strip()
-    if not stripped:
+    """Strips blanks; refuses an empty text."""
+    if not (stripped := text.strip()):
         raise InvalidOptionError(f"option {name!r} is empty")
     return stripped
 
 
 def parse_bool(name: str, text: str) -> bool:
-    """`true` or `false`, in any case."""
+    """Parses `true` or `false`, in any case."""
     return parse_choice(name, text, choices=("true", "false")) == "true"
 
 
 def parse_choice(name: str, text: str, *, choices: tuple[str, ...]) -> str:
-    """One of `choices`, in any case."""
+    """Parses one of `choices`, in any case."""
     lower = text.strip().lower()
     if lower not in choices:
         raise InvalidOptionError(f"option {name!r} must be {' or '.join(choices)}, not {text!r}")
@@ -75,14 +71,14 @@ def parse_choice(name: str, text: str, *, choices: tuple[str, ...]) -> str:
 
 
 def parse_int(name: str, text: str) -> int:
-    """A decimal integer that fits 64 bits."""
+    """Parses a decimal integer of 64 bits."""
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) or not MIN_INT64 <= int(text) <= MAX_INT64:
         raise InvalidOptionError(f"option {name!r} must be a whole number, not {text!r}")
     return int(text)
 
 
 def parse_positive_int(name: str, text: str, *, most: int = MAX_INT64) -> int:
-    """A whole number from 1 to `most`."""
+    """Parses a whole number from 1 to `most`."""
     value = parse_int(name, text)
     if value <= 0:
         raise InvalidOptionError(f"option {name!r} must be positive, not {text!r}")
@@ -95,7 +91,7 @@ parse_positive_int32 = partial(parse_positive_int, most=MAX_INT32)
 
 
 def parse_byte_size(name: str, text: str, *, least: int = 1, most: int = MAX_INT64) -> int:
-    """`least` to `most` bytes, plain or with a unit in powers of 1024 (`64m`, `1g`, `512 KiB`)."""
+    """Parses a size in bytes, plain or with a unit in powers of 1024 (`64m`, `1g`, `512 KiB`)."""
     match = _BYTE_SIZE.fullmatch(text.strip())
     value = int(match[1]) * _UNITS[(match[2] or "").lower()] if match else 0
     if not 0 < value <= MAX_INT64:
@@ -110,7 +106,7 @@ def parse_byte_size(name: str, text: str, *, least: int = 1, most: int = MAX_INT
 
 
 def parse_time_zone(name: str, text: str) -> tzinfo:
-    """A time zone by its name or offset."""
+    """Parses a time zone by its name or offset."""
     try:
         return time_zone(text)
     except ValueError as error:
@@ -118,7 +114,7 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
 
 
 def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
-    """`start,stop` in milliseconds since the epoch, of which one may be empty, as conditions."""
+    """Parses `start,stop` in milliseconds since the epoch, one of which may be empty."""
     sides = [part.strip() for part in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
@@ -126,7 +122,7 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
     if start is not None and stop is not None and start > stop:
         raise InvalidOptionError(f"option {name!r} ends before it begins: {text!r}")
     return tuple(
-        # What 64 bits of microseconds cannot hold is beyond all timestamps of the table.
+        # No timestamp of the table is beyond 64 bits of microseconds.
         Compare(op, Column("timestamp"), min(max(bound * 1000, MIN_INT64), MAX_INT64))
         for op, bound in ((Op.GE, start), (Op.LT, stop))
         if bound is not None
@@ -134,7 +130,7 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
 
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas, blanks around them dropped, at least one."""
+    """Parses names separated by commas, at least one."""
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     if not names:
         raise InvalidOptionError(f"option {name!r} names nothing: {text!r}")
@@ -142,12 +138,12 @@ def parse_names(name: str, text: str) -> tuple[str, ...]:
 
 
 def parse_columns(name: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas, each with or without Spark's backticks."""
+    """Parses names separated by commas, with or without Spark's backticks."""
     return tuple(column.strip("`") for column in parse_names(name, text))
 
 
 def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any]:
-    """A JSON object whose keys are all different."""
+    """Parses a JSON object whose keys are all different."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
@@ -166,7 +162,7 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
 
 
 def parse_partition_number(name: str, value: object) -> int:
-    """A partition number in JSON, as a number or (object keys) as text."""
+    """Parses a partition number in JSON: a number, or text if it is a key of an object."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= MAX_INT32:

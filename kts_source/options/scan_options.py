@@ -1,13 +1,4 @@
-"""The options of one `load()`, typed: names and texts in, values out.
-
-Options that say where a topic's records stand: the tier, the disks of brokers, and who lists
-them.
-
-Each function takes the typed options by name, and whether brokers are named, and raises
-`InvalidOptionError` for what contradicts itself.
-
-Options of a batch, and what of them a batch or a stream cannot have.
-"""
+"""Parses the options of one `load()`: names and texts in, checked and typed values out."""
 
 from __future__ import annotations
 
@@ -48,93 +39,6 @@ if TYPE_CHECKING:
     from kts_source.secret import Secret
 
 
-def tier_path(values: Mapping[str, Any], *, brokers: bool) -> str:
-    """Option `path`; empty where brokers alone are read."""
-    if not values["path"] and not brokers:
-        raise InvalidOptionError(
-            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
-            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
-        )
-    if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
-        raise InvalidOptionError(
-            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
-        )
-    return str(values["path"] or "")
-
-
-def split_disks(path: str, layout: str) -> tuple[str, tuple[str, ...]]:
-    """Option `path` of `tier_path`: the first path, and the others of brokers' disks."""
-    if layout != DISKS or "," not in path:
-        return path, ()
-    first, *others = _paths("path", path)
-    return first, tuple(others)
-
-
-def catalog_of(values: Mapping[str, Any], *, brokers: bool) -> str:
-    """Option `catalog`."""
-    catalog = str(values["catalog"])
-    if catalog == METADATA_TOPIC:
-        if not brokers:
-            raise InvalidOptionError(
-                f"option catalog={catalog} needs option kafka.bootstrap.servers: the topic"
-                " __remote_log_metadata is read from brokers"
-            )
-        if not values["path"]:
-            raise InvalidOptionError(
-                f"option catalog={catalog} needs option 'path': without a tier there are no"
-                " segments to look for"
-            )
-    return catalog
-
-
-def end_of_log(values: Mapping[str, Any]) -> bool:
-    """Option `endOfLog`."""
-    if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
-        raise InvalidOptionError(
-            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
-            f" {values['layout']!r} alone: a tier ends where it ends"
-        )
-    return bool(values["endOfLog"])
-
-
-def tail_paths(values: Mapping[str, Any], *, brokers: bool) -> tuple[str, ...]:
-    """The paths of option `tailPath`. Disks are of a cluster that is gone, so they are not read
-    beside brokers.
-    """
-    if brokers and values["layout"] == DISKS:
-        raise InvalidOptionError(
-            "layout 'kafka-logs' reads the disks of brokers that are gone; with"
-            " kafka.bootstrap.servers they are asked themselves: give one of the two"
-        )
-    if values["tailPath"] is None:
-        return ()
-    if brokers:
-        raise InvalidOptionError(
-            "option 'tailPath' reads the disks of brokers that are gone; with"
-            " kafka.bootstrap.servers they are asked themselves: give one of the two"
-        )
-    if values["layout"] == DISKS:
-        raise InvalidOptionError(
-            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
-            " 'path' has no tier: name all log directories in 'path', separated by commas"
-        )
-    if is_beside(values["keyPrefix"]):
-        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
-    return _paths("tailPath", values["tailPath"])
-
-
-def _paths(option: str, text: str) -> tuple[str, ...]:
-    """Paths of disks, separated by commas."""
-    paths = tuple(path.strip() for path in text.split(","))
-    for path in paths:
-        if not path:
-            raise InvalidOptionError(f"option {option!r} names an empty path between its commas")
-        if is_presigned(path):
-            raise InvalidOptionError(f"option {option!r} cannot be a list of presigned URLs")
-        refuse_credentials(path)
-    return paths
-
-
 _BY_LOWER_NAME: Final = {option.name.lower(): option for option in OPTIONS}
 _ALIASES: Final = {
     "kafka.isolation.level": "isolationLevel",
@@ -143,6 +47,13 @@ _ALIASES: Final = {
     "fetch.remote.connect.timeout.ms": "fetchConnectTimeoutMs",
     "fetch.remote.read.timeout.ms": "fetchReadTimeoutMs",
 }
+_PLAIN: Final = (
+    *("layout", "isolationLevel", "keyPrefix", "failOnDataLoss", "checkCrcs", "minPartitions"),
+    *("maxRecordsPerPartition", "targetPartitionBytes", "maxSegmentsPerTask", "maxPlanBytes"),
+    *("maxPlanRequests", "planFile", "maxBatchBytes", "maxConcurrentRequests", "prefetchBytes"),
+    *("maxTimestampAheadMs", "timeZone"),
+)
+"""Options that become attributes of `ScanOptions` as parsed: `keyPrefix` is `key_prefix`."""
 _STORAGE: Final = re.compile(r"s3\..*|storageoptions", re.DOTALL)
 _KAFKA: Final = re.compile(r"kafka\..*", re.DOTALL)
 _FALLBACK: Final = re.compile(r"fallback\.(s3\..+|storageoptions)")
@@ -151,7 +62,7 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     "paths": "load() takes one path, the root of the tier; several were given",
     "storage.key.prefix": "the plugin itself ignores that name; its setting is `key.prefix`, here"
     " `keyPrefix`",
-    # Spark's Kafka source refuses these too: the source decides them itself.
+    # Spark's Kafka source refuses these, too.
     "kafka.auto.offset.reset": "use startingOffsets instead",
     "kafka.key.deserializer": "keys are returned as bytes, or as option key.format says",
     "kafka.value.deserializer": "values are returned as bytes, or as option value.format says",
@@ -160,7 +71,7 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     "kafka.enable.auto.commit": "this source commits no offsets",
     "kafka.interceptor.classes": "this source runs no consumer",
 }
-# Options of Spark's Kafka source that only tune its consumers: accepted, without effect.
+# Options of Spark's Kafka source that only tune its consumers; they have no effect here.
 _IGNORED: Final = (
     "groupidprefix",
     "kafkaconsumer.polltimeoutms",
@@ -174,30 +85,31 @@ class ScanOptions:
     """Every option of one `load()`, checked and typed.
 
     Attributes:
-        selection: Which topics and partitions.
-        catalog: What tells which segments there are.
-        topic_ids: Topic name ("" = any) to the id of the incarnation wanted.
+        path: Root of the tier; empty if only brokers are read.
+        tail_paths: Log directories that hold records which the tier lacks.
+        disk_paths: With `layout=kafka-logs`, the log directories after the first one.
+        catalog: Source of the list of segments.
+        end_of_log: Whether logs are read beyond the high watermark.
+        selection: Topics and partitions to read.
+        topic_ids: Topic name ("" = any) to the id of its incarnation.
         starting: Lower bound, inclusive.
         ending: Upper bound, exclusive.
         columns: Columns of the table, in order.
         target_partition_bytes: Original (decrypted, chunk-decompressed) bytes.
         storage: Credentials and settings of the store.
-        fetch: Time-outs, attempts, the mirror and where metrics go.
-        cache: What is kept on local disk.
-        max_timestamp_ahead_ms: No record is dated later after its upload; `None` = not assumed.
         key_ring: Private keys of encrypted segments.
-        tail_paths: Where brokers' disks are that hold what the tier does not.
-        disk_paths: Where those are that do not stand at `path`, if disks are all that is read.
-        end_of_log: Whether a disk is read beyond the high watermark.
-        ignored: Options accepted without effect, in lower case, sorted.
-        where: Rows for which it is not true are left out.
-        time_zone: Of timestamps in conditions that name none; `None` = such timestamps are refused.
-        given: Names of the options that the user gave, as the table of options spells them.
-        brokers: How to reach the brokers; `None` without `kafka.bootstrap.servers`.
-        tail: Whether brokers serve what the tier does not hold.
-        broker_fallback: Whether brokers serve what the store fails to give.
-        stream: What micro-batches hold; without effect in a batch.
-        formats: How keys and values are decoded; what is not named stays bytes.
+        ignored: Options without effect, in lower case, sorted.
+        fetch: Timeouts, attempts, mirror and metrics.
+        cache: Caches on local disk.
+        max_timestamp_ahead_ms: Upper limit of a record's timestamp after its upload, or `None`.
+        where: Rows for which it is not true are dropped.
+        time_zone: Zone of timestamps without one; `None` = such timestamps are refused.
+        given: Names of the options that the user set, as spelled in the table of options.
+        brokers: How to connect to brokers; `None` without `kafka.bootstrap.servers`.
+        tail: Whether brokers serve records that the tier lacks.
+        broker_fallback: Whether brokers serve records that the store fails to return.
+        stream: Settings of streams; no effect in a batch.
+        formats: Formats of decoded keys and values.
     """
 
     path: str
@@ -243,81 +155,61 @@ class ScanOptions:
 
     @property
     def by_metadata_topic(self) -> bool:
-        """Whether brokers' own record tells which segments there are, and nothing is listed."""
+        """Whether segments come from the topic `__remote_log_metadata`, not from a listing."""
         return self.catalog == METADATA_TOPIC
 
     @property
     def read_committed(self) -> bool:
-        """Whether aborted and undecided transactions are left out."""
+        """Whether aborted and undecided transactions are dropped."""
         return self.isolation_level == READ_COMMITTED
 
 
 def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
-    """Checks and types options of which nobody knows yet whether a batch or a stream wants them.
+    """Checks and types options that may be of a batch or of a stream.
 
     Args:
         given: Option name (any case) to text.
 
     Raises:
         InvalidOptionError: Unknown, malformed, missing or contradictory options.
-        RegistryError: A registry that has to say the schema does not answer.
+        RegistryError: A registry that must supply the schema does not answer.
     """
     texts = {name.lower(): text for name, text in given.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # a row of the table as well
         texts["storageoptions"] = storage_texts["storageoptions"]
-    fallback = _take(texts, _FALLBACK)
-    fallback_texts = {name.removeprefix("fallback."): text for name, text in fallback.items()}
+    fallback_texts = {
+        name.removeprefix("fallback."): text for name, text in _take(texts, _FALLBACK).items()
+    }
     _replace_aliases(texts)
     _refuse(texts)
     kafka_texts = _take(texts, _KAFKA)
-    ignored = _take_ignored(texts)
+    ignored = [name for name in _IGNORED if texts.pop(name, None) is not None]
     values = _parse_known(texts)
     brokers, idle = broker_settings(kafka_texts)
-    _check_broker_options(values, texts, brokers)
-    selection = _one_selection(values)
+    for name in ("tail", "brokerFallback"):
+        if brokers is None and name.lower() in texts and values[name]:
+            raise InvalidOptionError(f"option {name}=true needs option kafka.bootstrap.servers")
+    selection = _selection(values)
     fetch = fetch_options(values, storage_texts, fallback_texts)
     cache = cache_settings(values, patience_seconds=fetch.retry_policy.read_timeout_seconds)
     formats = column_formats(values, texts, selection, cache)
     where = _where(values, formats)
-    first, further = split_disks(tier_path(values, brokers=brokers is not None), values["layout"])
-    path, storage = hide_query(first, storage_options_from(storage_texts))
     return ScanOptions(
-        path=path,
-        key_prefix=values["keyPrefix"],
-        layout=values["layout"],
-        tail_paths=tail_paths(values, brokers=brokers is not None),
-        disk_paths=further,
-        catalog=catalog_of(values, brokers=brokers is not None),
-        end_of_log=end_of_log(values),
+        **_tier_values(values, storage_texts, has_brokers=brokers is not None),
+        **{_snake_case(name): values[name] for name in _PLAIN},
         selection=selection,
         topic_ids=values["topicId"] or {},
-        isolation_level=values["isolationLevel"],
         starting=_bound(values, "starting"),
         ending=_ending(values),
         timestamp_strategy=values["startingOffsetsByTimestampStrategy"],
         columns=_columns(values, formats),
-        fail_on_data_loss=values["failOnDataLoss"],
-        check_crcs=values["checkCrcs"],
-        min_partitions=values["minPartitions"],
-        max_records_per_partition=values["maxRecordsPerPartition"],
-        target_partition_bytes=values["targetPartitionBytes"],
-        max_segments_per_task=values["maxSegmentsPerTask"],
-        max_plan_bytes=values["maxPlanBytes"],
-        max_plan_requests=values["maxPlanRequests"],
-        plan_file=values["planFile"],
-        max_batch_bytes=values["maxBatchBytes"],
-        max_concurrent_requests=values["maxConcurrentRequests"],
-        prefetch_bytes=values["prefetchBytes"],
-        storage=storage,
         key_ring=KeyRing.from_options(key_texts),
         ignored=tuple(sorted({*ignored, *idle})),
         fetch=fetch,
         cache=cache,
-        max_timestamp_ahead_ms=values["maxTimestampAheadMs"],
         where=where,
-        time_zone=values["timeZone"],
         given=frozenset(_BY_LOWER_NAME[name].name for name in texts),
         brokers=brokers,
         tail=brokers is not None and values["tail"],
@@ -327,8 +219,12 @@ def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
     )
 
 
+def _snake_case(name: str) -> str:
+    return re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name)
+
+
 def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
-    """The options whose name matches, taken out of `texts`."""
+    """Removes the options whose name matches from `texts` and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
 
@@ -348,31 +244,15 @@ def _refuse(texts: Mapping[str, str]) -> None:
         raise InvalidOptionError(f"option {name!r} is not supported: {_NOT_SUPPORTED[name]}")
 
 
-def _take_ignored(texts: dict[str, str]) -> tuple[str, ...]:
-    ignored = [name for name in texts if name in _IGNORED]
-    for name in ignored:
-        del texts[name]
-    return tuple(ignored)
-
-
-def _check_broker_options(
-    values: Mapping[str, Any], texts: Mapping[str, str], brokers: BrokerSettings | None
-) -> None:
-    """Who asks for what brokers hold, and names none, would get less than that."""
-    for name in ("tail", "brokerFallback"):
-        if brokers is None and name.lower() in texts and values[name]:
-            raise InvalidOptionError(f"option {name}=true needs option kafka.bootstrap.servers")
-
-
 def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
-    for name, given in texts.items():
+    for name, text in texts.items():
         if name not in _BY_LOWER_NAME:
             raise InvalidOptionError(_unknown(name))
-        check_characters(name, given)
+        check_characters(name, text)
     values: dict[str, Any] = {}
     for lower, option in _BY_LOWER_NAME.items():
-        text = texts.get(lower, option.default)
-        values[option.name] = None if text is None else option.parse(option.name, text)
+        value = texts.get(lower, option.default)
+        values[option.name] = None if value is None else option.parse(option.name, value)
     return values
 
 
@@ -387,7 +267,7 @@ def _unknown(name: str) -> str:
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
 
 
-def _one_selection(values: Mapping[str, Any]) -> Selection:
+def _selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
     given = [name for name in names if values[name] is not None]
     if len(given) != 1:
@@ -400,7 +280,7 @@ def _one_selection(values: Mapping[str, Any]) -> Selection:
 
 
 def _bound(values: Mapping[str, Any], side: str) -> Bound:
-    """By the precedence of Spark's source: one timestamp, timestamps by partition, offsets."""
+    """Returns the bound in the precedence of Spark's source: timestamp, timestamps, offsets."""
     names = (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets")
     bound: Bound = next(values[name] for name in names if values[name] is not None)
     return bound
@@ -439,15 +319,15 @@ def _columns(values: Mapping[str, Any], formats: Sequence[ColumnFormat]) -> tupl
 def checked_columns(
     option: str, names: Sequence[str], formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """The table's columns of these names, in any case.
+    """Returns columns of the table, spelled as there.
 
     Args:
-        option: What named them, for error texts.
-        names: In the order wanted.
-        formats: How keys and values are decoded.
+        option: The option that names them, for errors.
+        names: Names in any case, in the order wanted.
+        formats: Formats of decoded keys and values.
 
     Raises:
-        InvalidOptionError: A name that is not a column, or twice, or no name at all.
+        InvalidOptionError: A name is not a column or occurs twice, or there is none.
     """
     every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {column.lower(): column for column in every}
@@ -484,21 +364,13 @@ def parse_options(given: Mapping[str, str]) -> ScanOptions:
 
 
 def check_for_batch(options: ScanOptions) -> None:
-    """Refuses what only a stream can do.
-
-    Raises:
-        InvalidOptionError: It starts at the end.
-    """
+    """Raises InvalidOptionError for options that only a stream can have."""
     if mentions(options.starting, "latest"):
         raise InvalidOptionError("option 'startingOffsets' cannot be latest (-1) in a batch query")
 
 
 def check_for_stream(options: ScanOptions) -> None:
-    """Refuses what only a batch can do.
-
-    Raises:
-        InvalidOptionError: An end, a plan, or disks.
-    """
+    """Raises InvalidOptionError for options that only a batch can have: end, plan or disks."""
     for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
         if name in options.given:
             raise InvalidOptionError(f"option {name!r} is not valid in a stream: it has no end")
@@ -506,3 +378,95 @@ def check_for_stream(options: ScanOptions) -> None:
         raise InvalidOptionError("option 'planFile' is not valid in a stream: it plans each batch")
     if options.tail_paths:
         raise InvalidOptionError("option 'tailPath' is not valid in a stream: disks do not grow")
+
+
+def _tier_values(
+    values: Mapping[str, Any], storage_texts: Mapping[str, str], *, has_brokers: bool
+) -> dict[str, Any]:
+    """Returns the attributes of `ScanOptions` that locate the records of a topic."""
+    _check_path(values, has_brokers=has_brokers)
+    path = values["path"] or ""
+    disk_paths: tuple[str, ...] = ()
+    if values["layout"] == DISKS and "," in path:
+        path, *others = _paths("path", path)
+        disk_paths = tuple(others)
+    path, storage = hide_query(path, storage_options_from(storage_texts))
+    tail_paths = _tail_paths(values, has_brokers=has_brokers)
+    _check_catalog(values, has_brokers=has_brokers)
+    if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
+        raise InvalidOptionError(
+            f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
+            f" {values['layout']!r} alone: a tier ends where it ends"
+        )
+    return {
+        "path": path,
+        "storage": storage,
+        "disk_paths": disk_paths,
+        "tail_paths": tail_paths,
+        "catalog": values["catalog"],
+        "end_of_log": values["endOfLog"],
+    }
+
+
+def _check_path(values: Mapping[str, Any], *, has_brokers: bool) -> None:
+    if not values["path"] and not has_brokers:
+        raise InvalidOptionError(
+            "option 'path' is missing: the root of the tier, such as s3://bucket or file:///folder;"
+            " with kafka.bootstrap.servers it may be left out, and brokers alone are read"
+        )
+    if values["keyPrefix"].startswith("/") or ".." in re.split(r"[/\\]", values["keyPrefix"]):
+        raise InvalidOptionError(
+            f"option 'keyPrefix' must stay below the path: {values['keyPrefix']!r}"
+        )
+
+
+def _check_catalog(values: Mapping[str, Any], *, has_brokers: bool) -> None:
+    if values["catalog"] != METADATA_TOPIC:
+        return
+    if not has_brokers:
+        raise InvalidOptionError(
+            f"option catalog={METADATA_TOPIC} needs option kafka.bootstrap.servers: the topic"
+            " __remote_log_metadata is read from brokers"
+        )
+    if not values["path"]:
+        raise InvalidOptionError(
+            f"option catalog={METADATA_TOPIC} needs option 'path': without a tier there are no"
+            " segments to look for"
+        )
+
+
+def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, ...]:
+    """Returns the paths of option `tailPath`. Disks belong to a cluster that is gone, so they are
+    not read together with brokers.
+    """
+    for name, is_given in (
+        ("layout 'kafka-logs'", values["layout"] == DISKS),
+        ("option 'tailPath'", values["tailPath"] is not None),
+    ):
+        if has_brokers and is_given:
+            raise InvalidOptionError(
+                f"{name} reads the disks of brokers that are gone; with kafka.bootstrap.servers"
+                " they are asked themselves: give one of the two"
+            )
+    if values["tailPath"] is None:
+        return ()
+    if values["layout"] == DISKS:
+        raise InvalidOptionError(
+            "option 'tailPath' adds brokers' disks to a tier, and with layout 'kafka-logs' option"
+            " 'path' has no tier: name all log directories in 'path', separated by commas"
+        )
+    if is_beside(values["keyPrefix"]):
+        raise InvalidOptionError(f"option 'keyPrefix' cannot be {values['keyPrefix']!r} here")
+    return _paths("tailPath", values["tailPath"])
+
+
+def _paths(option: str, text: str) -> tuple[str, ...]:
+    """Splits paths of disks, separated by commas."""
+    paths = tuple(path.strip() for path in text.split(","))
+    for path in paths:
+        if not path:
+            raise InvalidOptionError(f"option {option!r} names an empty path between its commas")
+        if is_presigned(path):
+            raise InvalidOptionError(f"option {option!r} cannot be a list of presigned URLs")
+        refuse_credentials(path)
+    return paths

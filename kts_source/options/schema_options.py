@@ -1,7 +1,7 @@
-"""The reader's schema where options give none: the latest version that the registry has. It is
-looked up once, when options are parsed, and travels with them.
+"""Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
+confluent-kafka names them.
 
-Schemas that options give: as text, or as a file that the driver reads.
+The reader's schema is read once, when options are parsed, and is part of them afterwards.
 """
 
 from __future__ import annotations
@@ -9,46 +9,261 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kts_source.errors import InvalidOptionError
+from kts_source.options.parsing import Option, parse_choice, parse_text
 from kts_source.options.selection import Assign, Subscribe
+from kts_source.registry.by_id import RegistryAccess, RegistryPlace
 from kts_source.registry.schema_registry import AVRO, JSON, PROTOBUF, latest_schema
+from kts_source.secret import Secret
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from kts_source.broker.settings import Tls
+    from kts_source.cache.caches import CacheSettings
     from kts_source.options.selection import Selection
-    from kts_source.registry.by_id import RegistryPlace
     from kts_source.registry.schema_registry import RegisteredSchema
 
+URL: Final = "schema-registry.url"
+USE_ID: Final = "schema-registry.use-id"
+_USER_INFO: Final = "schema-registry.basic.auth.user.info"
+_TOKEN: Final = "schema-registry.bearer.auth.token"
+_CLUSTER: Final = "schema-registry.bearer.auth.logical.cluster"
+_POOL: Final = "schema-registry.bearer.auth.identity.pool.id"
+_CA: Final = "schema-registry.ssl.ca.location"
+_CERTIFICATE: Final = "schema-registry.ssl.certificate.location"
+_KEY: Final = "schema-registry.ssl.key.location"
+_KEY_PASSWORD: Final = "schema-registry.ssl.key.password"
 
-_MAX_SCHEMA_BYTES: Final = 16 << 20
+_MAX_FILE_BYTES: Final = 16 << 20
+_HEADER_CHARACTERS: Final = re.compile(r"[\x21-\x7e]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """The URL of a registry without user and password, or a folder."""
+
+    place: str
+    is_url: bool
+    user_info: Secret[tuple[str, str]] | None = None
+
+
+def _parse_location(name: str, text: str) -> _Location:
+    place = parse_text(name, text)
+    if not place.lower().startswith(("http://", "https://")):
+        if "://" in place:  # not shown: it may hold a password
+            raise InvalidOptionError(
+                f"option {name!r} is neither http://…, https://…, nor a folder's path"
+            )
+        return _Location(place, is_url=False)
+    try:
+        parts = urlsplit(place)
+    except ValueError:
+        raise InvalidOptionError(f"option {name!r} is not a URL") from None
+    info, at_sign, host = parts.netloc.rpartition("@")
+    try:
+        _ = parts.port
+    except ValueError:
+        host = ""
+    # An @ after the host belongs to a password with a slash: it would be shown as a path.
+    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
+        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
+    user, _, password = info.partition(":")
+    user_info = Secret((unquote(user), unquote(password))) if at_sign else None
+    return _Location(urlunsplit(parts._replace(netloc=host)), is_url=True, user_info=user_info)
+
+
+def _parse_id_kind(name: str, text: str) -> str:
+    kinds = {"globalid": "globalId", "contentid": "contentId"}
+    return kinds[parse_choice(name, text, choices=tuple(kinds))]
+
+
+def _parse_secret(name: str, text: str) -> Secret[str]:
+    return Secret(parse_text(name, text))
+
+
+def _parse_header(name: str, text: str) -> Secret[str]:
+    stripped = parse_text(name, text)
+    if not _HEADER_CHARACTERS.fullmatch(stripped):  # not shown
+        raise InvalidOptionError(f"option {name!r} has characters that no header can hold")
+    return Secret(stripped)
+
+
+_ACCESS_OPTIONS: Final = (
+    (_USER_INFO, _parse_secret, "The registry's `user:password`, kept secret."),
+    (_TOKEN, _parse_header, "A bearer token instead of user and password, kept secret."),
+    (
+        _CLUSTER,
+        _parse_header,
+        "With a token: the logical cluster of the registry, as Confluent Cloud calls it.",
+    ),
+    (_POOL, _parse_header, "With a token: the id of an identity pool."),
+    (
+        _CA,
+        parse_text,
+        "PEM file with the certificates that the registry is trusted by; default: those of the"
+        " machine. The driver reads this file and the next two.",
+    ),
+    (_CERTIFICATE, parse_text, "PEM file with the client certificate."),
+    (_KEY, parse_text, "PEM file (PKCS#8) with the key of the client certificate."),
+    (_KEY_PASSWORD, _parse_secret, "The password of the key file."),
+)
+"""Name after `value.` or `key.`, parser and meaning of options that need a registry's URL."""
+ACCESS_NAMES: Final = tuple(name for name, _, _ in _ACCESS_OPTIONS)
+
+
+def registry_options(column: str) -> Iterator[Option]:
+    """Yields the rows of the table of options for `key` or `value`."""
+    yield Option(
+        f"{column}.{URL}",
+        _parse_location,
+        "With the `-confluent` formats: where schemas are, by id: `http(s)://…` with Confluent's"
+        " API, or a folder of `<id>.avsc` (`.desc` with Protobuf) that every worker can read. User"
+        " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`."
+        " With `avro-apicurio`: the URL of Apicurio's own API (`…/apis/registry/v2`), or a folder.",
+    )
+    yield Option(
+        f"{column}.{USE_ID}",
+        _parse_id_kind,
+        "With `avro-apicurio`: the ids that name schemas, `globalId` or `contentId`, like the"
+        " serializer's `apicurio.registry.use-id`.",
+        default="globalId",
+    )
+    for name, parse, doc in _ACCESS_OPTIONS:
+        yield Option(f"{column}.{name}", parse, doc)
+
+
+def registry_place(
+    column: str, values: Mapping[str, Any], cache: CacheSettings
+) -> RegistryPlace | None:
+    """Returns the registry or folder with the schemas of a column; `None` without one.
+
+    Args:
+        column: `key` or `value`.
+        values: Parsed options by name.
+        cache: Settings of the caches on disk.
+
+    Raises:
+        InvalidOptionError: Options that contradict each other, or files that cannot be read.
+    """
+    location: _Location | None = values[f"{column}.{URL}"]
+    options = {
+        name: values[f"{column}.{name}"]
+        for name in ACCESS_NAMES
+        if values[f"{column}.{name}"] is not None
+    }
+    if options and (location is None or not location.is_url):
+        raise _invalid(column, next(iter(options)), f"needs a registry's URL in '{column}.{URL}'")
+    if location is None:
+        return None
+    if not location.is_url:
+        return RegistryPlace(location.place)
+    access = _access(column, options, location)
+    return RegistryPlace(
+        location.place, None if access == RegistryAccess() else Secret(access), cache
+    )
+
+
+def _access(column: str, options: Mapping[str, Any], location: _Location) -> RegistryAccess:
+    ways = [location.user_info, options.get(_USER_INFO), options.get(_TOKEN)]
+    if sum(way is not None for way in ways) > 1:
+        raise InvalidOptionError(
+            f"user and password in '{column}.{URL}', option '{column}.{_USER_INFO}' and option"
+            f" '{column}.{_TOKEN}' mean the same: give one"
+        )
+    _check_needs(column, options, ((_CLUSTER, _TOKEN), (_POOL, _TOKEN)))
+    user, password = "", ""
+    if location.user_info is not None:
+        user, password = location.user_info.reveal()
+    elif _USER_INFO in options:
+        user, colon, password = options[_USER_INFO].reveal().partition(":")
+        if not colon:
+            raise _invalid(column, _USER_INFO, "is not user:password")
+    headers = (("target-sr-cluster", _CLUSTER), ("Confluent-Identity-Pool-Id", _POOL))
+    return RegistryAccess(
+        user,
+        password,
+        options[_TOKEN].reveal() if _TOKEN in options else "",
+        tuple((header, options[name].reveal()) for header, name in headers if name in options),
+        _tls(column, options, location),
+    )
+
+
+def _tls(column: str, options: Mapping[str, Any], location: _Location) -> Tls | None:
+    tls_names = [name for name in (_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD) if name in options]
+    if not tls_names:
+        return None
+    # Not at import time: most scans have no registry.
+    from kts_source.broker.settings import TLS_1_2, TLS_1_3, Tls
+    from kts_source.broker.tls import KeyStoreError, pem_certificates, pem_key
+    from kts_source.registry.client import registry_context
+
+    if not location.place.startswith("https:"):
+        raise _invalid(column, tls_names[0], f"needs https:// in '{column}.{URL}'")
+    _check_needs(
+        column, options, ((_CERTIFICATE, _KEY), (_KEY, _CERTIFICATE), (_KEY_PASSWORD, _KEY))
+    )
+    trusted: tuple[bytes, ...] = ()
+    chain: tuple[bytes, ...] = ()
+    key = b""
+    name = _CA
+    try:
+        if _CA in options:
+            trusted = pem_certificates(_read_pem(column, _CA, options))
+        if _KEY in options:
+            name = _CERTIFICATE
+            chain = pem_certificates(_read_pem(column, _CERTIFICATE, options))
+            name = _KEY
+            password = options[_KEY_PASSWORD].reveal() if _KEY_PASSWORD in options else None
+            key = pem_key(_read_pem(column, _KEY, options), password)
+    except KeyStoreError as error:
+        raise _invalid(column, name, str(error)) from None
+    tls = Tls(trusted, chain, key, check_host_name=True, oldest=TLS_1_2, newest=TLS_1_3)
+    registry_context(tls)  # a key that does not match the certificate fails here
+    return tls
+
+
+def _check_needs(
+    column: str, options: Mapping[str, Any], pairs: tuple[tuple[str, str], ...]
+) -> None:
+    for name, needed in pairs:
+        if name in options and needed not in options:
+            raise _invalid(column, name, f"needs option '{column}.{needed}'")
+
+
+def _read_pem(column: str, name: str, options: Mapping[str, Any]) -> str:
+    try:
+        with Path(options[name]).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:
+            raise _invalid(column, name, "names a file of more than 16 MiB")
+        return data.decode("ascii")
+    except UnicodeDecodeError:
+        raise _invalid(column, name, "names a file that is no PEM") from None
+    except InvalidOptionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _invalid(
+            column, name, f"names no file that the driver can read: {type(error).__name__}"
+        ) from None
+
+
+def _invalid(column: str, name: str, reason: str) -> InvalidOptionError:
+    return InvalidOptionError(f"option '{column}.{name}' {reason}")
 
 
 def schema_text(name: str, text: str) -> str:
-    """A schema of Avro.
-
-    Args:
-        name: Of the option.
-        text: What it says: the schema, or a file of one.
-
-    Raises:
-        InvalidOptionError: Neither the beginning of one nor a file.
-    """
+    """Returns the Avro schema of an option: its text, or the content of the file that it names."""
     if re.match(r'[{\["]', text):
         return text
-    return _text_of(name, text, "neither an Avro schema in JSON nor a file of one")
+    return _read_text(name, text, "neither an Avro schema in JSON nor a file of one")
 
 
 def ddl_text(name: str, text: str) -> str:
-    """A DDL: the one given, or what a JSON Schema stands for.
-
-    Args:
-        name: Of the option.
-        text: What it says: one of them, or a file of one.
-
-    Raises:
-        InvalidOptionError: None of these; or a JSON Schema that stands for no type.
-    """
+    """Returns the DDL of an option: a DDL or JSON Schema, or the content of a file with one."""
     from segment_format.values.json.ddl import parse_ddl, print_ddl
     from segment_format.values.json.json_schema import json_schema_type
 
@@ -56,7 +271,7 @@ def ddl_text(name: str, text: str) -> str:
         try:
             parse_ddl(text)
         except ValueError as error:
-            text = _text_of(name, text, f"neither a DDL ({error}) nor a file of one")
+            text = _read_text(name, text, f"neither a DDL ({error}) nor a file of one")
         if not text.lstrip().startswith("{"):
             return text
     try:
@@ -65,7 +280,7 @@ def ddl_text(name: str, text: str) -> str:
         raise InvalidOptionError(f"option {name!r}: {error}") from None
 
 
-def _text_of(name: str, path: str, otherwise: str) -> str:
+def _read_text(name: str, path: str, otherwise: str) -> str:
     try:
         return file_content(name, path, otherwise).decode()
     except UnicodeDecodeError:
@@ -73,31 +288,31 @@ def _text_of(name: str, path: str, otherwise: str) -> str:
 
 
 def file_content(name: str, path: str, otherwise: str) -> bytes:
-    """The bytes of a file.
+    """Reads the file that an option names.
 
     Args:
-        name: Of the option.
-        path: What it says.
-        otherwise: What that is if there is no such file.
+        name: Name of the option.
+        path: Its text.
+        otherwise: How the error describes a text that is no readable file.
 
     Raises:
-        InvalidOptionError: It cannot be read, or has more than 16 MiB.
+        InvalidOptionError: The file cannot be read, or has more than 16 MiB.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(_MAX_SCHEMA_BYTES + 1)
+            data = file.read(_MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise InvalidOptionError(
             f"option {name!r} is {otherwise}: {path[:200]!r} ({type(error).__name__})"
         ) from None
-    if len(data) > _MAX_SCHEMA_BYTES:
+    if len(data) > _MAX_FILE_BYTES:
         raise InvalidOptionError(f"option {name!r}: {path} has more than 16 MiB")
     return data
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderSchema:
-    """What a registry has of a subject, as `ColumnFormat` takes it."""
+    """The schema of a subject, in the form of `ColumnFormat`."""
 
     schema: str = ""
     references: tuple[str, ...] = ()
@@ -105,13 +320,12 @@ class ReaderSchema:
     message: str = ""
 
 
-def known_subject(column: str, given: str | None, selection: Selection) -> str:
-    """Returns the subject of a column: the option's, or `<topic>-value` of the only topic.
-
-    Producers name it so by default. Empty if more than one topic may be read.
+def known_subject(column: str, subject: str | None, selection: Selection) -> str:
+    """Returns the subject of a column: option `subject`, or the producers' default name
+    `<topic>-value` if only one topic is read, else an empty text.
     """
-    if given is not None:
-        return given
+    if subject is not None:
+        return subject
     topics: tuple[str, ...] = ()
     if isinstance(selection, Subscribe):
         topics = selection.topics
@@ -120,39 +334,30 @@ def known_subject(column: str, given: str | None, selection: Selection) -> str:
     return f"{topics[0]}-{column}" if len(set(topics)) == 1 else ""
 
 
-def subject_of(column: str, given: str | None, selection: Selection) -> str:
-    """Returns the subject of a column, see `known_subject`.
+def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> ReaderSchema:
+    """Asks a registry for the latest schema of a subject.
+
+    Args:
+        column: `key` or `value`.
+        kind: `AVRO`, `JSON` or `PROTOBUF`.
+        registry: A registry with a URL.
+        subject: Name of the subject; empty if unknown.
 
     Raises:
-        InvalidOptionError: No option names it, and more than one topic may be read.
+        InvalidOptionError: The subject is unknown or does not exist, or its schema is of another
+            kind or cannot be used.
+        RegistryError: The registry does not answer.
     """
-    subject = known_subject(column, given, selection)
     if not subject:
         raise InvalidOptionError(
             f"option '{column}.schema' or '{column}.subject' is needed: it is not one topic that is"
             " read, so none names the subject"
         )
-    return subject
-
-
-def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> ReaderSchema:
-    """The latest schema of a subject.
-
-    Args:
-        column: `key` or `value`.
-        kind: `AVRO`, `JSON` or `PROTOBUF`.
-        registry: A URL.
-        subject: Its subject.
-
-    Raises:
-        InvalidOptionError: There is none, or not of this kind, or it cannot be used.
-        RegistryError: The registry does not answer.
-    """
     try:
-        found = latest_schema(registry, subject)
-        if found.kind != kind:
-            raise ValueError(f"it is of {found.kind}, not of {kind}")
-        return _READERS[kind](found)
+        registered = latest_schema(registry, subject)
+        if registered.kind != kind:
+            raise ValueError(f"it is of {registered.kind}, not of {kind}")
+        return _READERS[kind](registered)
     except LookupError as error:
         raise InvalidOptionError(
             f"option '{column}.schema' is not given, and the registry has no subject {subject!r}"
@@ -165,26 +370,26 @@ def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> 
         ) from None
 
 
-def _avro(found: RegisteredSchema) -> ReaderSchema:
-    *references, text = [part.decode() for _, part in found.parts]
+def _avro(registered: RegisteredSchema) -> ReaderSchema:
+    *references, text = [content.decode() for _, content in registered.parts]
     return ReaderSchema(schema=text, references=tuple(references))
 
 
-def _json(found: RegisteredSchema) -> ReaderSchema:
+def _json(registered: RegisteredSchema) -> ReaderSchema:
     from segment_format.values.json.ddl import print_ddl
     from segment_format.values.json.json_schema import json_schema_type
 
-    *references, (_, text) = found.parts
+    *references, (_, text) = registered.parts
     if references:
         raise ValueError("it refers to other schemas")
     return ReaderSchema(schema=print_ddl(json_schema_type(text.decode())))
 
 
-def _protobuf(found: RegisteredSchema) -> ReaderSchema:
+def _protobuf(registered: RegisteredSchema) -> ReaderSchema:
     from kts_source.registry.schema_registry import descriptor_set, messages_of
 
-    first = messages_of(found).get((0,), "")
-    return ReaderSchema(descriptors=descriptor_set(found), message=first)
+    first = messages_of(registered).get((0,), "")
+    return ReaderSchema(descriptors=descriptor_set(registered), message=first)
 
 
 _READERS = {AVRO: _avro, JSON: _json, PROTOBUF: _protobuf}

@@ -1,6 +1,4 @@
-"""Which topics and partitions a read covers.
-
-Where a read begins and ends, as users may say it: ends of the log, offsets, or timestamps.
+"""Topics and partitions to read, and the bounds of a read: ends of the log, offsets or timestamps.
 
 The forms are those of Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
 """
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 _INTERNAL: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
 )
-"""Kafka's own topics, which stand on brokers' disks as others do (`Topic.INTERNAL_TOPICS`)."""
+"""Kafka's own topics (`Topic.INTERNAL_TOPICS`), which brokers' disks hold, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +45,14 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of the topics whose name the pattern is found in, as in Spark's source; of
-    Kafka's internal ones none.
-    """
+    """All partitions of topics whose name contains a match, except Kafka's internal ones."""
 
     pattern: str
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
         """The topics among `available` that match, sorted."""
-        compiled = re.compile(self.pattern)
-        return tuple(
-            sorted(one for one in available if compiled.search(one) and one not in _INTERNAL)
-        )
+        search = re.compile(self.pattern).search
+        return tuple(sorted(name for name in available if search(name) and name not in _INTERNAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +70,13 @@ Selection: TypeAlias = Subscribe | SubscribePattern | Assign
 
 
 def parse_subscribe(name: str, text: str) -> Subscribe:
-    """Topic names separated by commas."""
+    """Parses topic names separated by commas."""
     return Subscribe(tuple(dict.fromkeys(parse_names(name, text))))
 
 
 def parse_pattern(name: str, text: str) -> SubscribePattern:
-    """A regular expression."""
-    parse_text(name, text)  # refuses blanks, which else stay, as in Spark's source
+    """Parses a regular expression; keeps blanks around it, as Spark's source does."""
+    parse_text(name, text)
     try:
         re.compile(text)
     except re.error as error:
@@ -93,25 +87,24 @@ def parse_pattern(name: str, text: str) -> SubscribePattern:
 
 
 def parse_assign(name: str, text: str) -> Assign:
-    """JSON: topic to a list of partition numbers."""
+    """Parses JSON of topic to a list of partition numbers."""
     example = '{"topicA":[0,1],"topicB":[2]}'
     partitions: dict[str, tuple[int, ...]] = {}
     for topic, numbers in parse_json_object(name, text, example=example).items():
         if not isinstance(numbers, list) or any(isinstance(number, str) for number in numbers):
             raise InvalidOptionError(f"option {name!r} must be JSON like {example}, not {text!r}")
-        known = {parse_partition_number(name, number) for number in numbers}
-        partitions[topic] = tuple(sorted(known))
+        partitions[topic] = tuple(sorted({parse_partition_number(name, n) for n in numbers}))
     if not any(partitions.values()):
         raise InvalidOptionError(f"option {name!r} names no partition: {text!r}")
     return Assign(partitions)
 
 
 def parse_topic_ids(name: str, text: str) -> Mapping[str, str]:
-    """One topic id, or JSON topic to id; a lone id is filed under the empty name."""
-    given: Mapping[str, object] = {"": text.strip()}
+    """Parses one topic id, filed under the empty name, or JSON of topic to id."""
+    by_topic: Mapping[str, object] = {"": text.strip()}
     if text.strip().startswith("{"):
-        given = parse_json_object(name, text, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
-    ids = {topic: str(topic_id) for topic, topic_id in given.items()}
+        by_topic = parse_json_object(name, text, example='{"topicA":"lZ6vvmajTWKDBUTV6SQAtQ"}')
+    ids = {topic: str(topic_id) for topic, topic_id in by_topic.items()}
     for topic_id in ids.values():
         try:
             uuid_from_text(topic_id)
@@ -139,7 +132,7 @@ class LatestBound:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsBound:
-    """Offsets by topic and partition; −2 stands for earliest, −1 for latest."""
+    """Offsets by topic and partition; −2 means earliest, −1 latest."""
 
     offsets: PartitionValues
 
@@ -153,7 +146,7 @@ class TimestampBound:
 
 @dataclass(frozen=True, slots=True)
 class TimestampsBound:
-    """The same with a timestamp (ms) of its own for every partition."""
+    """As `TimestampBound`, with a timestamp (ms) per partition."""
 
     timestamps_ms: PartitionValues
 
@@ -165,14 +158,14 @@ _NAMED_BOUNDS: Final[Mapping[str, Bound]] = {"earliest": EarliestBound(), "lates
 
 
 def mentions(bound: Bound, end: str) -> bool:
-    """Whether any partition asks for `earliest` or `latest`, by its name or its number."""
+    """Returns whether any partition has the bound `earliest` or `latest`, by name or number."""
     if isinstance(bound, OffsetsBound):
         return any(NAMED_OFFSETS[end] in offsets.values() for offsets in bound.offsets.values())
     return bound == _NAMED_BOUNDS[end]
 
 
 def parse_offsets(name: str, text: str) -> Bound:
-    """`earliest`, `latest`, or offsets in JSON."""
+    """Parses `earliest`, `latest`, or offsets in JSON."""
     if bound := _NAMED_BOUNDS.get(text.strip().lower()):
         return bound
     offsets = _partition_values(name, text, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
@@ -187,7 +180,7 @@ def parse_offsets(name: str, text: str) -> Bound:
 
 
 def parse_timestamp(name: str, text: str) -> Bound:
-    """Milliseconds since the epoch, 0 or more."""
+    """Parses milliseconds since the epoch, 0 or more."""
     timestamp_ms = parse_int(name, text)
     if timestamp_ms < 0:
         raise InvalidOptionError(f"option {name!r} must not be negative: {text!r}")
@@ -195,7 +188,7 @@ def parse_timestamp(name: str, text: str) -> Bound:
 
 
 def parse_partition_timestamps(name: str, text: str) -> Bound:
-    """Timestamps by topic and partition, in JSON."""
+    """Parses timestamps by topic and partition, in JSON."""
     timestamps = _partition_values(name, text, '{"topicA":{"0":1700000000000}}')
     if any(timestamp < 0 for numbers in timestamps.values() for timestamp in numbers.values()):
         raise InvalidOptionError(f"option {name!r} has a negative timestamp: {text!r}")

@@ -1,10 +1,6 @@
-"""How keys and values are decoded: options `key.…` and `value.…`, named as those of Flink's Kafka
-tables.
+"""Options `key.…` and `value.…`: the formats of keys and values, named as in Flink's Kafka tables.
 
-The schema of the reader is part of the options, so it is fixed when they are parsed and travels
-with them; schemas of writers are looked up where values are read.
-
-Fields of decoded keys and values that conditions name, wanted in the table or not.
+The reader's schema is fixed when options are parsed; writers' schemas are looked up later.
 """
 
 from __future__ import annotations
@@ -16,21 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 from kts_source.columns import ERROR_COLUMNS, RAW_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options.parsing import Option, parse_choice, parse_names, parse_text
-from kts_source.options.registry_options import (
-    FURTHER,
+from kts_source.options.schema_options import (
+    ACCESS_NAMES,
     URL,
     USE_ID,
-    registry_options,
-    registry_place,
-)
-from kts_source.options.schema_options import (
     ReaderSchema,
     ddl_text,
     file_content,
     known_subject,
     latest_of,
+    registry_options,
+    registry_place,
     schema_text,
-    subject_of,
 )
 from kts_source.predicate.model import find_field
 
@@ -56,24 +49,6 @@ JSON: Final = "json"
 PROTOBUF: Final = "protobuf"
 JSON_CONFLUENT: Final = "json-confluent"
 PROTOBUF_CONFLUENT: Final = "protobuf-confluent"
-_JSON: Final = (JSON, JSON_CONFLUENT)
-_ALLOWED: Final = {
-    RAW: (),
-    UTF8: ("mode",),
-    JSON: ("mode", "schema", "columns"),
-    JSON_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
-    AVRO: ("mode", "schema", "columns"),
-    AVRO_CONFLUENT: ("mode", "schema", "columns", "subject", URL, *FURTHER),
-    AVRO_GLUE: ("mode", "schema", "columns", URL),
-    AVRO_APICURIO: ("mode", "schema", "columns", URL, USE_ID, *FURTHER),
-    PROTOBUF: ("mode", "schema", "message", "columns"),
-    PROTOBUF_CONFLUENT: ("mode", "schema", "message", "columns", "subject", URL, *FURTHER),
-}
-"""Format -> the column's options that mean something with it."""
-_KINDS: Final = {AVRO_CONFLUENT: "AVRO", JSON_CONFLUENT: "JSON", PROTOBUF_CONFLUENT: "PROTOBUF"}
-"""What registries call the schemas of a format."""
-_EVERY: Final = frozenset(name for names in _ALLOWED.values() for name in names)
-
 FAILFAST: Final = "failfast"
 PERMISSIVE: Final = "permissive"
 DROP_MALFORMED: Final = "dropmalformed"
@@ -82,19 +57,19 @@ _MODES: Final = (FAILFAST, PERMISSIVE, DROP_MALFORMED)
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
-    """How one of the columns `key` and `value` is decoded.
+    """How column `key` or `value` is decoded.
 
     Attributes:
         column: `key` or `value`.
-        format: One of those that are not `RAW`.
-        mode: What becomes of a row whose column cannot be decoded.
-        schema: The reader's schema as text; empty for `UTF8` and Protobuf, and for JSON as long as
-            nothing is known of it.
-        descriptors: Those of Protobuf, a `FileDescriptorSet`.
-        message: Full name of its message.
-        fields: Paths of the fields that are wanted; `None` = all.
-        references: Schemas of Avro that `schema` names, dependencies first.
-        registry: Where schemas of writers are; `None` where none is asked.
+        format: A format other than `RAW`.
+        mode: Handling of rows whose column cannot be decoded.
+        schema: The reader's schema as text; empty for `UTF8`, Protobuf, and JSON before its type is
+            inferred.
+        descriptors: With Protobuf, a `FileDescriptorSet`.
+        message: With Protobuf, the full name of the message.
+        fields: Paths of the wanted fields; `None` = all.
+        references: Avro schemas that `schema` refers to, dependencies first.
+        registry: Location of writers' schemas, or `None`.
     """
 
     column: str
@@ -109,38 +84,34 @@ class ColumnFormat:
 
     @property
     def error_column(self) -> str | None:
-        """The column that says why this one is null; `None` where there is none."""
+        """Name of the column with decoding errors; `None` without mode PERMISSIVE."""
         return ERROR_COLUMNS[self.column] if self.mode == PERMISSIVE else None
 
     @property
     def raw_column(self) -> str:
-        """The column that has the bytes."""
+        """Name of the column with the encoded bytes."""
         return RAW_COLUMNS[self.column]
 
     @property
     def needs_type(self) -> bool:
-        """Whether a sample has to tell what it is, see `planning.infer_types`."""
-        return self.format in _JSON and not self.schema
+        """Whether the type must be inferred from a sample, see `planning.infer_types`."""
+        return self.format in (JSON, JSON_CONFLUENT) and not self.schema
 
     @property
     def reader_schema(self) -> Schema:
-        """The schema of Avro, parsed.
-
-        Raises:
-            AvroSchemaError: It is not one.
-        """
+        """The parsed Avro schema; raises AvroSchemaError if it is invalid."""
         from segment_format.values.avro.schema import parse_avro
 
         return parse_avro(self.schema, self.references)
 
     @property
     def type(self) -> pa.DataType:
-        """Of the decoded column.
+        """Type of the decoded column.
 
         Raises:
-            ValueError: The schema is not one, or lacks a field that is wanted.
+            ValueError: The schema is invalid or lacks a wanted field.
         """
-        return _TYPES[self.format](self)
+        return _FORMATS[self.format].find_type(self)
 
 
 def _text_type(_: ColumnFormat) -> pa.DataType:
@@ -169,7 +140,7 @@ def _avro_type(form: ColumnFormat) -> pa.DataType:
     from segment_format.values.avro.program import check_defaults
 
     schema = form.reader_schema
-    check_defaults(schema)  # where no writer is known yet that needs them
+    check_defaults(schema)  # even if no writer is known yet that needs them
     return avro_columns(schema if form.fields is None else projected(schema, form.fields)).type
 
 
@@ -181,46 +152,68 @@ def _protobuf_type(form: ColumnFormat) -> pa.DataType:
     return compile_message(read_descriptors(form.descriptors), form.message, selection).root.type
 
 
-# As the decoders find them, but without the compiler: options are parsed where nothing is decoded.
-_TYPES: Final[dict[str, Callable[[ColumnFormat], pa.DataType]]] = {
-    UTF8: _text_type,
-    JSON: _json_type,
-    JSON_CONFLUENT: _json_type,
-    AVRO: _avro_type,
-    AVRO_CONFLUENT: _avro_type,
-    AVRO_GLUE: _avro_type,
-    AVRO_APICURIO: _avro_type,
-    PROTOBUF: _protobuf_type,
-    PROTOBUF_CONFLUENT: _protobuf_type,
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format of keys and values.
+
+    Attributes:
+        find_type: Returns the type of the decoded column, like the decoder, but without a compiler.
+        options: Options of the column that the format uses.
+        required: Options that it needs; a registry that has the latest schema replaces `schema` and
+            `message`.
+        registry_kind: What registries call its schemas; empty if none is asked for the latest one.
+    """
+
+    find_type: Callable[[ColumnFormat], pa.DataType]
+    options: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    registry_kind: str = ""
+
+
+_REGISTRY: Final = ("subject", URL, *ACCESS_NAMES)
+_TYPED: Final = ("mode", "schema", "columns")
+_FORMATS: Final[Mapping[str, _Format]] = {
+    UTF8: _Format(_text_type, ("mode",)),
+    JSON: _Format(_json_type, _TYPED),
+    JSON_CONFLUENT: _Format(_json_type, (*_TYPED, *_REGISTRY), (), "JSON"),
+    AVRO: _Format(_avro_type, _TYPED, ("schema",)),
+    AVRO_CONFLUENT: _Format(_avro_type, (*_TYPED, *_REGISTRY), ("schema", URL), "AVRO"),
+    AVRO_GLUE: _Format(_avro_type, (*_TYPED, URL), ("schema", URL)),
+    AVRO_APICURIO: _Format(_avro_type, (*_TYPED, URL, USE_ID, *ACCESS_NAMES), ("schema", URL)),
+    PROTOBUF: _Format(_protobuf_type, (*_TYPED, "message"), ("schema", "message")),
+    PROTOBUF_CONFLUENT: _Format(
+        _protobuf_type, (*_TYPED, "message", *_REGISTRY), ("schema", "message"), "PROTOBUF"
+    ),
 }
+_FORMAT_OPTIONS: Final = sorted({name for form in _FORMATS.values() for name in form.options})
 
 
 def column_types(formats: Iterable[ColumnFormat]) -> dict[str, pa.DataType]:
-    """The types of the columns that are decoded, of their bytes, and of what says why not."""
+    """Returns the types of decoded columns, of their bytes and of their errors, by name."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {}
-    for one in formats:
-        types[one.column] = one.type
-        types[one.raw_column] = pa.binary()
-        if one.error_column is not None:
-            types[one.error_column] = pa.string()
+    for form in formats:
+        types[form.column] = form.type
+        types[form.raw_column] = pa.binary()
+        if form.error_column is not None:
+            types[form.error_column] = pa.string()
     return types
 
 
 def error_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Names of the columns that say why others are null."""
-    return tuple(one.error_column for one in formats if one.error_column is not None)
+    """Returns the names of the columns with decoding errors."""
+    return tuple(form.error_column for form in formats if form.error_column is not None)
 
 
 def further_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Names of the columns that are there beside those of the table."""
-    found = tuple(formats)
-    return (*error_columns(found), *(one.raw_column for one in found))
+    """Returns the names of the columns that decoding adds to the table."""
+    formats = tuple(formats)
+    return (*error_columns(formats), *(form.raw_column for form in formats))
 
 
 def _parse_format(name: str, text: str) -> str:
-    return parse_choice(name, text, choices=tuple(_ALLOWED))
+    return parse_choice(name, text, choices=(RAW, *_FORMATS))
 
 
 def _parse_mode(name: str, text: str) -> str:
@@ -231,20 +224,20 @@ def _options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.format",
         _parse_format,
-        f"What `{column}` holds: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
+        f"Format of `{column}`: `raw` bytes, `utf8` text, `json`, `avro`, `protobuf`, or one of"
         " `json-confluent`, `avro-confluent`, `protobuf-confluent` (a zero byte and the id of the"
-        " writer's schema in front), `avro-glue` (AWS Glue's header), or `avro-apicurio` (the"
-        " record's headers, or 8 bytes of an id, of Apicurio's serializers). All but `raw` make it"
-        " a typed column.",
+        " writer's schema first), `avro-glue` (AWS Glue's header), or `avro-apicurio` (the record's"
+        " headers, or 8 bytes of an id, of Apicurio's serializers). All but `raw` return a typed"
+        " column.",
         default=RAW,
     )
     yield Option(
         f"{column}.schema",
         parse_text,
-        f"What `{column}` is read as, or a file of it that the driver reads. With JSON, a DDL as"
-        " Spark writes it (`country string, amount bigint`) or a JSON Schema; without one, a sample"
-        " tells it. With Avro, the schema in JSON; with `avro`, it is the writer's, too. With"
-        " Protobuf, a file of a descriptor set, which"
+        f"The reader's schema of `{column}`, or a file with it that the driver reads. With JSON, a"
+        " DDL of Spark (`country string, amount bigint`) or a JSON Schema; default: inferred from a"
+        " sample. With Avro, the schema in JSON; with `avro`, it is the writer's, too. With"
+        " Protobuf, a file with a descriptor set, which"
         " `protoc --include_imports --descriptor_set_out` writes.",
     )
     yield Option(
@@ -258,21 +251,21 @@ def _options(column: str) -> Iterator[Option]:
         parse_text,
         f"With a registry: the subject of the `{column}`, such as `:.staging:orders-{column}` in a"
         f" context of the registry. Ids are looked up with it. Without `{column}.schema`, its"
-        " latest version is read, as it is when the query is planned. Default: the topic, if there"
-        f" is only one, and `-{column}`.",
+        " latest version when the query is planned is the reader's schema. Default: the topic, if"
+        f" there is only one, and `-{column}`.",
     )
     yield Option(
         f"{column}.columns",
         parse_names,
         "With formats that have a schema: only these fields, in the schema's order, such as"
-        " `amount,user.id`; the others are stepped over.",
+        " `amount,user.id`; other fields are not decoded.",
     )
     yield Option(
         f"{column}.mode",
         _parse_mode,
-        f"What a `{column}` does that cannot be decoded: `FAILFAST` fails the query and names it,"
-        f" `PERMISSIVE` gives null and the reason in column `{ERROR_COLUMNS[column]}`,"
-        " `DROPMALFORMED` leaves the row out and counts it.",
+        f"Handling of a `{column}` that cannot be decoded: `FAILFAST` fails the query and names it,"
+        f" `PERMISSIVE` returns null and the reason in column `{ERROR_COLUMNS[column]}`,"
+        " `DROPMALFORMED` drops the row and counts it.",
         default="FAILFAST",
     )
 
@@ -283,84 +276,54 @@ VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
 def column_formats(
     values: Mapping[str, Any], given: Iterable[str], selection: Selection, cache: CacheSettings
 ) -> tuple[ColumnFormat, ...]:
-    """The columns that are decoded.
+    """Returns the formats of the decoded columns.
 
     Args:
         values: Parsed options by name.
-        given: Names of the options that the user gave, in lower case.
-        selection: Which topics are read.
-        cache: What is kept on this machine's disk.
+        given: Names of the options that the user set, in lower case.
+        selection: Topics to read.
+        cache: Settings of the caches on disk.
 
     Raises:
-        InvalidOptionError: Options that contradict each other, or no schema where one is needed.
-        RegistryError: A registry that has to say the schema does not answer.
+        InvalidOptionError: Options contradict each other, or a schema is missing or invalid.
+        RegistryError: A registry that must supply the schema does not answer.
     """
-    return tuple(
-        found
-        for column in ("key", "value")
-        if (found := _column_format(column, values, frozenset(given), selection, cache)) is not None
-    )
+    given = frozenset(given)
+    formats = []
+    for column in ("key", "value"):
+        form = values[f"{column}.format"]
+        allowed = () if form == RAW else _FORMATS[form].options
+        for name in _FORMAT_OPTIONS:
+            if f"{column}.{name}" in given and name not in allowed:
+                raise InvalidOptionError(
+                    f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
+                )
+        if form != RAW:
+            formats.append(_column_format(column, form, values, selection, cache))
+    return tuple(formats)
 
 
 def _column_format(
-    column: str,
-    values: Mapping[str, Any],
-    given: frozenset[str],
-    selection: Selection,
-    cache: CacheSettings,
-) -> ColumnFormat | None:
-    form = values[f"{column}.format"]
-    allowed = _ALLOWED[form]
-    for name in sorted(_EVERY):
-        if f"{column}.{name}" in given and name not in allowed:
+    column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
+) -> ColumnFormat:
+    registry, subject = _registry(column, form, values, selection, cache)
+    asks_registry = subject is not None and values[f"{column}.schema"] is None
+    for name in _FORMATS[form].required:
+        is_replaced = asks_registry and name in ("schema", "message")
+        if values[f"{column}.{name}"] is None and not is_replaced:
             raise InvalidOptionError(
-                f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
-            )
-    if form == RAW:
-        return None
-    registry = registry_place(column, values, cache)
-    if form == AVRO_GLUE and registry is not None and registry.is_url:
-        raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
-    if form == AVRO_APICURIO and registry is not None:
-        registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
-    name = f"{column}.schema"
-    has_registry = form in _KINDS and registry is not None and registry.is_url
-    asked = values[name] is None and has_registry
-    if values[f"{column}.subject"] is not None:
-        if not has_registry:
-            raise InvalidOptionError(
-                f"option '{column}.subject' needs a registry's URL in '{column}.{URL}'"
-            )
-        if form == JSON_CONFLUENT and not asked:
-            raise InvalidOptionError(
-                f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
-                " registry is not asked"
-            )
-    if registry is not None and has_registry:
-        subject = known_subject(column, values[f"{column}.subject"], selection)
-        registry = replace(registry, subject=subject)
-    for one in _needed(form, asked):
-        if values[f"{column}.{one}"] is None:
-            raise InvalidOptionError(
-                f"option '{column}.format' = {form} needs option '{column}.{one}'"
+                f"option '{column}.format' = {form} needs option '{column}.{name}'"
             )
     mode = values[f"{column}.mode"]
     if form == UTF8:
         return ColumnFormat(column, form, mode)
-    fields = values[f"{column}.columns"]
-    if asked:
+    if asks_registry:
         assert registry is not None
-        subject = subject_of(column, values[f"{column}.subject"], selection)
-        schema = latest_of(column, _KINDS[form], registry, subject)
-    elif form in _JSON and values[name] is None:
-        return ColumnFormat(column, form, mode, fields=fields)
-    elif form in (PROTOBUF, PROTOBUF_CONFLUENT):
-        content = file_content(name, values[name], "no file that can be read")
-        schema = ReaderSchema(descriptors=content)
+        assert subject is not None
+        schema = latest_of(column, _FORMATS[form].registry_kind, registry, subject)
     else:
-        read_text = ddl_text if form in _JSON else schema_text
-        schema = ReaderSchema(schema=read_text(name, values[name]))
-    found = ColumnFormat(
+        schema = _given_schema(column, form, values)
+    decoded = ColumnFormat(
         column,
         form,
         mode,
@@ -368,33 +331,66 @@ def _column_format(
         references=schema.references,
         descriptors=schema.descriptors,
         message=values[f"{column}.message"] or schema.message,
-        fields=fields,
-        registry=None if form == JSON_CONFLUENT else registry,  # nobody is asked for its writers
+        fields=values[f"{column}.columns"],
+        # JSON needs no writers' schemas.
+        registry=None if form in (JSON, JSON_CONFLUENT) else registry,
     )
+    has_schema = asks_registry or values[f"{column}.schema"] is not None
+    if decoded.needs_type and not has_schema:
+        return decoded  # its type is inferred from a sample
     try:
-        _ = found.type
+        _ = decoded.type
     except ValueError as error:
-        wrong = [one for one in ("schema", "message", "columns") if values[f"{column}.{one}"]]
-        named = " or ".join(f"'{column}.{one}'" for one in wrong or ["subject"])
+        wrong = [name for name in ("schema", "message", "columns") if values[f"{column}.{name}"]]
+        named = " or ".join(f"'{column}.{name}'" for name in wrong or ["subject"])
         raise InvalidOptionError(f"option {named}: {error}") from None
-    return found
+    return decoded
 
 
-def _needed(form: str, asked: bool) -> tuple[str, ...]:
-    """What has to be given, whether or not the registry is asked for the schema."""
-    schema = () if asked or form in _JSON else ("schema",)
-    message = () if asked or form not in (PROTOBUF, PROTOBUF_CONFLUENT) else ("message",)
-    url = (URL,) if form in (AVRO_CONFLUENT, AVRO_GLUE, AVRO_APICURIO) else ()
-    return () if form == UTF8 else (*schema, *message, *url)
+def _registry(
+    column: str, form: str, values: Mapping[str, Any], selection: Selection, cache: CacheSettings
+) -> tuple[RegistryPlace | None, str | None]:
+    """Returns the location of schemas, and the subject if it is a registry with subjects."""
+    registry = registry_place(column, values, cache)
+    if form == AVRO_GLUE and registry is not None and registry.is_url:
+        raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
+    if form == AVRO_APICURIO and registry is not None:
+        registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
+    given = values[f"{column}.subject"]
+    if not _FORMATS[form].registry_kind or registry is None or not registry.is_url:
+        if given is not None:
+            raise InvalidOptionError(
+                f"option '{column}.subject' needs a registry's URL in '{column}.{URL}'"
+            )
+        return registry, None
+    if given is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
+        raise InvalidOptionError(
+            f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
+            " registry is not asked"
+        )
+    subject = known_subject(column, given, selection)
+    return replace(registry, subject=subject), subject
+
+
+def _given_schema(column: str, form: str, values: Mapping[str, Any]) -> ReaderSchema:
+    name = f"{column}.schema"
+    if values[name] is None:
+        return ReaderSchema()
+    if form in (PROTOBUF, PROTOBUF_CONFLUENT):
+        return ReaderSchema(
+            descriptors=file_content(name, values[name], "no file that can be read")
+        )
+    read_text = ddl_text if form in (JSON, JSON_CONFLUENT) else schema_text
+    return ReaderSchema(schema=read_text(name, values[name]))
 
 
 def fields_of_formats(formats: Iterable[ColumnFormat]) -> Mapping[str, FindField]:
-    """What finds fields, by column. Text is none: conditions look at its bytes."""
-    return {one.column: partial(_field, one) for one in formats if one.format != UTF8}
+    """Returns functions that find fields, by column; text has no fields."""
+    return {form.column: partial(_field, form) for form in formats if form.format != UTF8}
 
 
 def only_fields(form: ColumnFormat, paths: Iterable[tuple[str, ...]]) -> ColumnFormat:
-    """The format with what is needed to read some fields, as `fields_of_formats` found them."""
+    """Returns the format reduced to some fields that `fields_of_formats` found."""
     needed = {_needed_by_field(form, path) for path in paths}
     fields = tuple(sorted(".".join(path) for path in needed))
     return replace(form, fields=None if () in needed else fields)
@@ -406,7 +402,7 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     try:
         whole = replace(form, fields=None).type
     except ValueError:
-        # It may have parts that are no column, such as a type that contains itself.
+        # Other fields may have no Arrow type, such as a recursive one.
         if not path:
             raise
         whole = replace(form, fields=(".".join(path),)).type
@@ -414,15 +410,15 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
 
 
 def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:
-    """The longest part of the path that can be asked for: option `columns` has no names for members
-    of unions, and takes a name with dots for another where there are both.
+    """Returns the longest prefix of the path that option `columns` can name: it cannot name members
+    of unions, and a name with dots may be ambiguous.
     """
     for length in range(len(path), 0, -1):
-        part = path[:length]
+        prefix = path[:length]
         try:
-            exact, _ = find_field(replace(form, fields=(".".join(part),)).type, path)
+            exact, _ = find_field(replace(form, fields=(".".join(prefix),)).type, path)
         except ValueError:
             continue
         if exact == path:
-            return part
+            return prefix
     return ()

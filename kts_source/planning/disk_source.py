@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 
 from kts_source.errors import InvalidOptionError, TierNotFoundError, TopicNotFoundError
 from kts_source.layout.find_layout import find_layout
-from kts_source.layout.kafka_logs.described import described, lost_partition, lost_reason
-from kts_source.layout.kafka_logs.disks import Disks
-from kts_source.layout.kafka_logs.filling import Filler, ReplicaSource
+from kts_source.layout.kafka_logs.kafka_logs import Disks
+from kts_source.layout.kafka_logs.recovered_segments import described, lost_partition, lost_reason
 from kts_source.layout.kafka_logs.replica import EPOCHS_FILE, Recovery
-from kts_source.layout.kafka_logs.surviving import (
+from kts_source.layout.kafka_logs.replica_choice import (
     Branch,
+    Filler,
+    ReplicaSource,
     agreed_to,
     furthest,
     newest_branch,
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.layout.kafka_logs.described import Lost
-    from kts_source.layout.kafka_logs.surviving import SurvivingLog
+    from kts_source.layout.kafka_logs.recovered_segments import Lost
+    from kts_source.layout.kafka_logs.replica import SurvivingLog
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.options import ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan

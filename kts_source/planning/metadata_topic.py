@@ -38,8 +38,8 @@ from kts_source.layout.layout import (
     SegmentEntry,
     SegmentName,
     TopicFolder,
+    segment_or_orphan,
 )
-from kts_source.layout.listing import segment_or_orphan
 from kts_source.planning.lineage import MAX_OFFSET
 from kts_source.planning.partition_plan import CatalogPart
 from kts_source.texts import some

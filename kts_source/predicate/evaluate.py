@@ -1,13 +1,9 @@
-"""Decides a predicate for the rows of a batch: three-valued, with pyarrow's compute functions.
+"""Evaluates a predicate for the rows of a batch: three-valued, with pyarrow's compute functions.
 
-LIKE as Spark decides it: a pattern over characters, on bytes that may not be valid UTF-8.
-
-Spark turns the bytes into a Java string, where each malformed stretch becomes one U+FFFD, and `_`
-takes any one character of that. Literal text is found byte by byte: a valid sequence of UTF-8
-begins and ends where the decoded string has a character's borders too, so no decoding is needed
-without `_`.
-
-Fields of decoded columns, read as what a predicate compares.
+LIKE behaves as in Spark, which decodes the bytes to a Java string where each malformed sequence
+becomes one U+FFFD; `_` matches one character of that. Literal text is searched byte by byte: valid
+UTF-8 begins and ends at character borders of the decoded string, too, so patterns without `_` need
+no decoding.
 """
 
 from __future__ import annotations
@@ -53,13 +49,11 @@ _REPLACEMENT: Final = "\ufffd"
 
 
 def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
-    """The parts of a LIKE pattern.
-
-    `escape` takes the meaning from the wildcard, or from itself, behind it.
+    """Splits a LIKE pattern into texts and wildcards.
 
     Raises:
-        ValueError: The escape character stands before anything else or at the end, or the pattern
-            holds U+FFFD, which cannot be told from malformed bytes.
+        ValueError: The escape character precedes something other than a wildcard or itself, or the
+            pattern contains U+FFFD, which malformed bytes would match.
     """
     if _REPLACEMENT in text:
         raise ValueError("a LIKE pattern cannot hold U+FFFD, which stands for malformed bytes")
@@ -85,7 +79,7 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
 
 
 def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
-    """What a decoded string must match in full."""
+    """Returns the expression that a decoded string must match in full."""
     return re.compile(
         "".join(
             re.escape(part) if isinstance(part, str) else "." if part is Wildcard.ONE else ".*"
@@ -96,7 +90,7 @@ def text_pattern(pattern: tuple[str | Wildcard, ...]) -> re.Pattern[str]:
 
 
 def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
-    """The same for bytes, as an RE2 expression in Latin-1; not for patterns with `_`."""
+    """Returns an RE2 expression in Latin-1 for bytes; not for patterns with `_`."""
     parts = (
         b"".join(b"\\x%02x" % byte for byte in part.encode()) if isinstance(part, str) else b".*"
         for part in pattern
@@ -105,15 +99,13 @@ def byte_pattern(pattern: tuple[str | Wildcard, ...]) -> bytes:
 
 
 def java_string(data: bytes) -> str:
-    """Bytes as `new String(bytes, UTF_8)` of Java decodes them.
-
-    As Python with replacement, but an encoded surrogate (ED A0 80 … ED BF BF, or cut short) is one
-    U+FFFD there.
+    """Decodes bytes as Java's `new String(bytes, UTF_8)` does: like Python with replacement, but an
+    encoded surrogate (ED A0 80 … ED BF BF, or truncated) becomes one U+FFFD.
     """
     return _SURROGATE.sub(b"\xff", data).decode("utf-8", "replace")
 
 
-# Behind a lead byte that would take ED for a continuation nothing is lost: ED is none.
+# ED is never a continuation byte, so this never splits another sequence.
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?", re.DOTALL)
 
 
@@ -122,9 +114,8 @@ DECIMAL: Final = pa.decimal256(76, 38)
 
 
 def field_values(field: Field, column: pa.Array) -> pa.Array:
-    """A field of a decoded column as binary, int64 or `DECIMAL`; a struct or duration as it is.
-
-    Doubles become whole numbers in the same order, see `ordered`.
+    """Returns a field of a decoded column as binary, int64 or `DECIMAL`; a struct or duration
+    unchanged, doubles as `ordered` integers.
     """
     values = column
     for name in field.path:
@@ -148,17 +139,15 @@ def field_values(field: Field, column: pa.Array) -> pa.Array:
 
 
 def ordered(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Whole numbers in the order in which Spark has doubles: NaN equals itself and is the largest,
-    -0 is 0.
-    """
+    """Maps doubles to integers in Spark's order: NaN equals itself and is the largest, -0 is 0."""
     bits = (values + 0.0).view(np.int64)
     return np.where(np.isnan(values), MAX_INT64, np.where(bits < 0, bits ^ MAX_INT64, bits))
 
 
 def _doubles(values: pa.Array) -> pa.Array:
     if pa.types.is_decimal(values.type):
-        # Arrow's own cast does not always give the nearest.
-        nearest = [None if one is None else float(one) for one in values.to_pylist()]
+        # Arrow's own cast does not always return the nearest double.
+        nearest = [None if value is None else float(value) for value in values.to_pylist()]
         return pa.array(nearest, pa.float64())
     return values.cast(pa.float64(), safe=False)
 
@@ -179,15 +168,15 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 
 
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """A mask of the rows for which the predicate is true; `None` when there is none.
+    """Returns a mask of the rows for which the predicate is true; `None` if there are none.
 
-    The batch has at least the columns of `columns_of(predicate)`, in the types of the table.
+    The batch must have the columns of `columns_of(predicate)`, in the types of the table.
     """
     terms = predicate.terms if isinstance(predicate, And) else (predicate,)
     mask = None
     for term in terms:
         answer = evaluate(term, batch)
-        # Null counts as false here: where a term is not true, the whole is not.
+        # A row with a false or null term is dropped, so null may stand for false here.
         mask = answer if mask is None else pc.and_kleene(mask, answer)
         if not mask.true_count:
             return None
@@ -195,7 +184,7 @@ def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray 
 
 
 def evaluate(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray:
-    """True, false or null for every row."""
+    """Returns true, false or null for every row."""
     if isinstance(predicate, Constant):
         return pa.repeat(pa.scalar(predicate.value, pa.bool_()), batch.num_rows)
     if isinstance(predicate, Not):
@@ -258,7 +247,7 @@ def _like(predicate: Like, values: pa.Array) -> pa.BooleanArray:
 
 
 def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) -> pa.BooleanArray:
-    """Row by row, where the literal texts are in place at least."""
+    """Matches row by row, after a bytewise prefilter."""
     loose = tuple(Wildcard.RUN if part is Wildcard.ONE else part for part in pattern)
     candidates = pc.match_substring_regex(values, pattern=byte_pattern(loose))
     fits = text_pattern(pattern).fullmatch
@@ -269,7 +258,7 @@ def _like_by_character(pattern: tuple[str | Wildcard, ...], values: pa.Array) ->
 
 
 def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
-    """Literals as the operand's values are decided."""
+    """Returns literals in the type in which the operand is compared."""
     if operand.kind is Kind.DOUBLE:
         return pa.array(ordered(np.array(values, np.float64)))
     if operand.kind is Kind.BOOLEAN:
@@ -278,7 +267,6 @@ def _literals(operand: Operand, values: Sequence[Value]) -> pa.Array:
 
 
 def _type(operand: Operand) -> pa.DataType:
-    """The type a column is decided in."""
     return {Kind.BYTES: pa.binary(), Kind.DECIMAL: DECIMAL}.get(operand.kind, pa.int64())
 
 
@@ -295,7 +283,7 @@ def _values(operand: Operand, batch: pa.RecordBatch) -> pa.Array:
 
 
 def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
-    """The value of each row's last header of that name, null where there is none."""
+    """Returns the value of each row's last header of that name, or null."""
     ends = np.asarray(headers.offsets)[1:]
     pairs = headers.values
     keys, values = pairs.field("key"), pairs.field("value")
@@ -303,6 +291,6 @@ def _last_header(name: str, headers: pa.ListArray) -> pa.Array:
     first, stop = int(headers.offsets[0].as_py()), int(ends[-1]) if len(ends) else 0
     found = found[(found >= first) & (found < stop)]
     last = np.full(len(headers), -1, np.int64)
-    # Of several at one place numpy keeps the one assigned last.
+    # If several indexes are equal, numpy keeps the last assignment.
     last[np.searchsorted(ends, found, side="right")] = found
     return values.take(pa.array(last, mask=last < 0))

@@ -1,7 +1,7 @@
-"""What follows from a predicate before any row is read: which slices, offsets and times can match.
+"""Derives from a predicate which slices, offsets and timestamps can match, before rows are read.
 
-`specialised` puts in what a slice knows of its rows; `region` gives a box of offsets and timestamps
-outside of which no row can match. Both only ever err on the side of reading too much.
+`specialised` inserts the topic and partition of a slice; `region` returns offsets and timestamps
+outside of which no row can match. Both err only on the side of reading too much.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NEGATED: Final = {
     Op.LE: Op.GT,
     Op.GT: Op.LE,
     Op.GE: Op.LT,
-    Op.SAME: Op.NE,  # for columns that are never null
+    Op.SAME: Op.NE,  # of columns that are never null
 }
 
 
@@ -58,7 +58,7 @@ class Region:
         return self.first_offset > self.last_offset or self.first_timestamp > self.last_timestamp
 
     def within(self, other: Region) -> Region:
-        """What both have in common."""
+        """Returns the intersection."""
         return Region(
             max(self.first_offset, other.first_offset),
             min(self.last_offset, other.last_offset),
@@ -67,7 +67,7 @@ class Region:
         )
 
     def around(self, other: Region) -> Region:
-        """The smallest box that holds both."""
+        """Returns the smallest region that contains both."""
         if self.is_empty or other.is_empty:
             return other if self.is_empty else self
         return Region(
@@ -83,16 +83,16 @@ NOWHERE: Final = Region(first_offset=1, last_offset=0)
 
 
 def region(predicate: Predicate, wanted: bool = True) -> Region:
-    """A box that holds every row for which the predicate is `wanted` (and not null)."""
+    """Returns a region with every row for which the predicate is `wanted` (and not null)."""
     if isinstance(predicate, Constant):
         return EVERYWHERE if predicate.value is wanted else NOWHERE
     if isinstance(predicate, Not):
         return region(predicate.term, not wanted)
     if isinstance(predicate, And | Or):
         boxes = [region(term, wanted) for term in predicate.terms]
-        # All terms of a true AND are true, all terms of a false OR false.
-        all_of_them = isinstance(predicate, And) is wanted
-        return reduce(Region.within if all_of_them else Region.around, boxes)
+        # All terms of a true AND are true, all terms of a false OR are false.
+        needs_all = isinstance(predicate, And) is wanted
+        return reduce(Region.within if needs_all else Region.around, boxes)
     return _leaf_region(predicate, wanted)
 
 
@@ -121,7 +121,7 @@ def _interval(op: Op, number: int) -> tuple[int, int]:
 
 
 def specialised(predicate: Predicate, topic: str, partition: int) -> Predicate:
-    """The predicate as it stands for the rows of one partition; topic and partition are gone."""
+    """Returns the predicate for the rows of one partition, without topic and partition."""
     row = pa.record_batch(
         {
             TOPIC: pa.array([topic.encode()], pa.binary()),
@@ -140,7 +140,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
             return term if term.value is None else Constant(not term.value)
         return Not(term)
     if isinstance(predicate, And | Or):
-        # What decides alone, and what changes nothing.
+        # `strong` decides alone, `weak` changes nothing.
         strong, weak = (FALSE, TRUE) if isinstance(predicate, And) else (TRUE, FALSE)
         terms = tuple(
             term for term in (_simplified(term, row) for term in predicate.terms) if term != weak
@@ -156,7 +156,7 @@ def _simplified(predicate: Predicate, row: pa.RecordBatch) -> Predicate:
 def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
     known = [operand.source in PLACE_COLUMNS for operand in operands(leaf)]
     if all(known):
-        from kts_source.predicate.evaluate import evaluate  # brings in Arrow's functions
+        from kts_source.predicate.evaluate import evaluate  # imports pyarrow.compute
 
         return Constant(evaluate(leaf, row)[0].as_py())
     if isinstance(leaf, Compare) and any(known):
@@ -168,12 +168,12 @@ def _leaf_simplified(leaf: Leaf, row: pa.RecordBatch) -> Predicate:
 
 
 def first_millisecond(box: Region) -> int:
-    """The earliest timestamp that matches, in Kafka's milliseconds; the least int64 if any does."""
+    """Returns the earliest matching timestamp in milliseconds; the least int64 without a bound."""
     first = box.first_timestamp
     return first if first == MIN_INT64 else -(-first // 1000)
 
 
 def last_millisecond(box: Region) -> int:
-    """The latest timestamp that matches, in Kafka's milliseconds; the largest int64 if any does."""
+    """Returns the latest matching timestamp in milliseconds; the largest int64 without a bound."""
     last = box.last_timestamp
     return last if last == MAX_INT64 else last // 1000

@@ -1,14 +1,10 @@
-"""Literals as Spark SQL reads them: strings with their escapes, hexadecimal bytes, timestamps.
+"""Reads literals as Spark SQL does (ANSI mode), and parses text with sqlglot.
 
-What Spark (ANSI mode) makes of two sides that are compared: both are read as one kind.
+Whole numbers, decimals and doubles are compared as the widest of them. Other operands must have one
+kind, but string literals are read as timestamps and dates, and dates as the midnight they begin at.
+Other casts of Spark, such as strings to numbers, are refused.
 
-Whole numbers, decimals and doubles are compared as the widest of them. Everything else has to be of
-one kind, but for literals: strings stand for times and dates, dates for the midnight they begin at.
-What Spark would cast besides, such as strings to numbers, is refused.
-
-The text of a predicate and the tree that sqlglot makes of it, each told from the other.
-
-sqlglot does not get to see string literals, whose escapes are Spark's: marks stand in their place.
+sqlglot does not see string literals, whose escapes are Spark's: `SqlText` replaces them by marks.
 """
 
 from __future__ import annotations
@@ -57,10 +53,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def string_literal(text: str) -> str | bytes:
-    """The value of a string or binary literal as it stands in SQL, quotes included.
+    """Returns the value of a string or binary literal, given with its quotes.
 
     Raises:
-        ValueError: It is neither, or it has no UTF-8.
+        ValueError: The text is neither, or has a lone surrogate.
     """
     if match := _HEX.fullmatch(text):
         digits = match[1] or match[2] or ""
@@ -93,7 +89,7 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def time_zone(text: str) -> tzinfo:
-    """A zone by its name (`Europe/Zurich`, `UTC`, `Z`) or offset (`+02:00`), else `ValueError`."""
+    """Returns a zone by name (`Europe/Zurich`, `UTC`, `Z`) or offset (`+02:00`)."""
     name = text.strip()
     if name in ("Z", "UTC", "GMT"):
         return UTC
@@ -110,14 +106,14 @@ def time_zone(text: str) -> tzinfo:
 
 
 def instant(text: str, zone: tzinfo | None) -> int:
-    """Microseconds since the epoch of `2024-01-31`, `2024-01-31 12:00[:00[.000000]]`, with `T` for
-    the blank and a zone behind it or not.
+    """Returns the microseconds since the epoch of `2024-01-31` or `2024-01-31 12:00[:00[.000000]]`,
+    with `T` or a blank, and with or without a zone.
 
-    A local time that a change of clocks skips is read with the offset before the change, one that
-    comes twice means the first, as in Spark.
+    As in Spark, a local time that is skipped by a clock change is read with the offset before the
+    change, and one that occurs twice means the first.
 
     Raises:
-        ValueError: Not a timestamp, or one without a zone where `zone` is `None` too.
+        ValueError: Not a timestamp, or one without a zone if `zone` is `None`.
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is None:
@@ -139,7 +135,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
 
 
 def local_time(text: str) -> int:
-    """The same of a timestamp without a zone, as if it were UTC.
+    """Returns the microseconds of a timestamp without a zone, read as UTC.
 
     Raises:
         ValueError: Not a timestamp, or one with a zone.
@@ -151,7 +147,7 @@ def local_time(text: str) -> int:
 
 
 def day(text: str) -> date:
-    """A day (`2024-01-31`), else `ValueError`."""
+    """Parses a day (`2024-01-31`)."""
     try:
         if _DAY.fullmatch(text.strip()):
             return date.fromisoformat(text.strip())
@@ -161,10 +157,10 @@ def day(text: str) -> date:
 
 
 def number_literal(text: str) -> int | Decimal | float:
-    """A number as Spark reads it: a whole number, a decimal, or with an exponent a double.
+    """Parses a number as Spark does: an integer, a decimal, or with an exponent a double.
 
     Raises:
-        ValueError: No number, or one that Spark has no type for.
+        ValueError: Not a number, or out of range of Spark's types.
     """
     match = _NUMBER.fullmatch(text)
     if match is None:
@@ -180,7 +176,7 @@ def number_literal(text: str) -> int | Decimal | float:
 
 
 def small_decimal(number: Decimal) -> Decimal:
-    """The decimal, or `ValueError` if no decimal of Spark holds it."""
+    """Returns the decimal; raises ValueError if it exceeds Spark's decimals."""
     _, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     if len(digits) > MAX_DIGITS or -exponent > MAX_DIGITS:
@@ -193,19 +189,18 @@ _EPOCH_DAY: Final = date(1970, 1, 1)
 
 
 class Instant(int):
-    """A literal that is a timestamp by itself, in microseconds."""
+    """A timestamp literal, in microseconds."""
 
 
 class LocalTime(int):
-    """A literal that is a timestamp without a zone, in microseconds."""
+    """A literal of a timestamp without a zone, in microseconds."""
 
 
 Literal = str | bytes | int | bool | Decimal | float | Instant | LocalTime | date
-"""As it stands in the text."""
 
 
 def read_as(operand: Operand, kind: Kind) -> Operand | None:
-    """The operand, as numbers of a kind at least as wide; `None` if it cannot be read so."""
+    """Returns the operand read as a kind at least as wide; `None` if that is impossible."""
     if operand.kind is kind:
         return operand
     if not isinstance(operand, Field) or operand.kind not in _WIDTH or kind not in _WIDTH:
@@ -214,7 +209,7 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
 
 
 def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
-    """Two columns or fields as they are compared; `None` if they are not."""
+    """Returns two operands read as a common kind; `None` if there is none."""
     for kind in (left.kind, right.kind):
         first, second = read_as(left, kind), read_as(right, kind)
         if first is not None and second is not None:
@@ -225,15 +220,15 @@ def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
 def with_literals(
     operand: Operand, literals: Sequence[Literal], zone: tzinfo | None
 ) -> tuple[Operand, tuple[Value, ...]]:
-    """A column or field and literals as they are compared.
+    """Returns an operand and literals, converted to the kind in which they are compared.
 
     Args:
         operand: The column or field.
-        literals: As they stand in the text.
-        zone: Of timestamps that name none.
+        literals: Literals of the text.
+        zone: Zone of timestamps without one.
 
     Raises:
-        ValueError: A literal that is of another kind; says what is needed.
+        ValueError: A literal is of another kind.
     """
     numbers = [_number_kind(literal) for literal in literals]
     kinds = [operand.kind, *(kind for kind in numbers if kind is not None)]
@@ -293,7 +288,7 @@ _STRINGS: Final = (TokenType.STRING, TokenType.RAW_STRING, TokenType.HEX_STRING)
 
 
 class SqlText:
-    """One text; `ValueError` if it is too long."""
+    """The text of a condition and its syntax tree; raises ValueError if it is too long."""
 
     def __init__(self, text: str) -> None:
         if len(text) > _MAX_TEXT:
@@ -302,7 +297,7 @@ class SqlText:
         self._strings: dict[str, str] = {}  # mark to literal, quotes included
 
     def tree(self) -> exp.Expr:
-        """The tree of the one expression it holds; `ValueError` if it holds something else."""
+        """Parses the text; raises ValueError unless it is one expression."""
         try:
             trees = sqlglot.parse(self._without_strings(), read=_DIALECT)
         except SqlglotError as error:
@@ -312,11 +307,11 @@ class SqlText:
         return trees[0]
 
     def string(self, node: exp.Literal) -> str:
-        """A string literal as it stands in the text, or as sqlglot added it, quotes included."""
+        """Returns a string literal of the text, or one that sqlglot added, with its quotes."""
         return self._strings.get(node.this, f"'{node.this}'")
 
     def of(self, node: exp.Expr) -> str:
-        """A part of the tree as text."""
+        """Formats a part of the tree."""
         copy = node.copy()
         for literal in list(copy.find_all(exp.Literal)):
             if literal.this in self._strings:
@@ -339,15 +334,15 @@ class SqlText:
         return "".join([*pieces, self._text[position:]])
 
     def _syntax_error(self, error: SqlglotError) -> str:
-        found: list[dict[str, Any]] = getattr(error, "errors", [])
-        if not found:
+        errors: list[dict[str, Any]] = getattr(error, "errors", [])
+        if not errors:
             return f"not understood: {self._text!r}"
-        description = str(found[0].get("description") or "not understood").strip().rstrip(".")
-        return f"{description} near {found[0].get('highlight')!r} in {self._text!r}"
+        description = str(errors[0].get("description") or "not understood").strip().rstrip(".")
+        return f"{description} near {errors[0].get('highlight')!r} in {self._text!r}"
 
 
 def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
-    """The parts of a name, from left to right; none if one of them is something else."""
+    """Returns the parts of a name from left to right; empty if one is not an identifier."""
     parts = node.parts
     names = tuple(part.name for part in parts if isinstance(part, exp.Identifier))
     return names if len(names) == len(parts) else ()

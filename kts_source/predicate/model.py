@@ -1,26 +1,24 @@
-"""What a predicate is once parsed: a small tree of conditions over columns, free of SQL.
+"""A parsed predicate: a tree of conditions over columns, without SQL.
 
-Tables keep its `repr` as the rule they were begun with: classes and fields keep their names.
+Tables store its `repr` to detect changed settings, so classes and fields must keep their names.
 
-Three-valued as in SQL: a condition on a null is null (but for `IsNull` and `Op.SAME`), and a row is
-wanted only where the whole is true. Columns, fields and literals are of kinds that never mix, but
-that a field of whole numbers may be read as decimals, and both as doubles:
+Logic is three-valued as in SQL: a condition on null is null (except `IsNull` and `Op.SAME`), and a
+row matches only if the whole predicate is true. Columns, fields and literals have kinds that never
+mix, except that a field of whole numbers may be read as decimals, and both as doubles:
 
 | kind | columns | values |
 |---|---|---|
 | `BYTES` | key, value, header('name'), topic | `bytes`, ordered unsigned; text is its UTF-8 |
 | `NUMBER` | partition, offset, timestampType | `int` that fits 64 bits |
 | `INSTANT` | timestamp | `int`, microseconds since the epoch |
-| `LOCAL` | | `int`, microseconds since 1970 on the clock on the wall |
+| `LOCAL` | | `int`, microseconds since 1970 in local time |
 | `DATE` | | `int`, days since 1970 |
 | `BOOLEAN` | | `bool` |
 | `DECIMAL` | | `Decimal` of up to 38 digits before the point, and behind it |
 | `DOUBLE` | | `float`; NaN equals itself and is the largest, -0 is 0 |
-| `STRUCT`, `DURATION` | | none: they are null or not |
+| `STRUCT`, `DURATION` | | none: only compared with null |
 
-Fields of decoded keys and values are of every kind.
-
-Fields of decoded columns, found by name as Spark finds them.
+Fields of decoded keys and values may have any kind and are found by name as in Spark.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ MAX_INT64: Final = (1 << 63) - 1
 
 
 class Kind(Enum):
-    """What may be compared with what."""
+    """Operands and literals of one kind can be compared."""
 
     BYTES = "bytes"
     NUMBER = "a whole number"
@@ -85,7 +83,7 @@ class Op(Enum):
 
     @property
     def flipped(self) -> Op:
-        """The comparison with its sides exchanged."""
+        """The same comparison with its sides exchanged."""
         return _FLIPPED.get(self, self)
 
 
@@ -100,7 +98,7 @@ class Column:
 
     @property
     def kind(self) -> Kind:
-        """What it may be compared with."""
+        """Kind of its values."""
         return KINDS[self.name]
 
     @property
@@ -111,7 +109,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The value of a record's last header of this name; null when it has none."""
+    """The value of a record's last header of this name, or null."""
 
     name: str
 
@@ -121,12 +119,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a decoded key or value; null where something above it is.
+    """A field of a decoded key or value; null if a field above it is.
 
     Attributes:
         source: `key` or `value`.
-        path: Names from the top down; empty for all of the decoded column.
-        kind: What it is read as.
+        path: Names from the top down; empty for the whole column.
+        kind: The kind it is read as.
     """
 
     source: str
@@ -158,8 +156,7 @@ class In:
     """`operand IN (values)`.
 
     Attributes:
-        has_null: Whether NULL is among the values: where none of the others matches, the answer is
-            null.
+        has_null: Whether NULL is among the values: the result is null if no other value matches.
     """
 
     operand: Operand
@@ -175,7 +172,7 @@ class IsNull:
 
 
 class Part(Enum):
-    """Where a text stands."""
+    """Position of a text."""
 
     START = "startswith"
     END = "endswith"
@@ -192,7 +189,7 @@ class HasText:
 
 
 class Wildcard(Enum):
-    """What a LIKE pattern holds besides literal text."""
+    """Wildcards of LIKE patterns."""
 
     ONE = "_"
     RUN = "%"
@@ -203,7 +200,7 @@ class Like:
     """`operand LIKE pattern`.
 
     Attributes:
-        pattern: Literal texts and wildcards; no two texts and no two runs side by side.
+        pattern: Literal texts and wildcards; never two texts or two runs in a row.
     """
 
     operand: Operand
@@ -236,7 +233,7 @@ Predicate = Constant | Leaf | Not | And | Or
 
 
 def operands(leaf: Leaf) -> tuple[Operand, ...]:
-    """The columns and headers that a condition looks at."""
+    """Returns the operands of a condition."""
     if isinstance(leaf, Compare):
         right = leaf.right
         return (leaf.left, right) if isinstance(right, Operand) else (leaf.left,)
@@ -244,7 +241,7 @@ def operands(leaf: Leaf) -> tuple[Operand, ...]:
 
 
 def operands_of(predicate: Predicate) -> frozenset[Operand]:
-    """The columns, headers and fields that decide a predicate."""
+    """Returns the columns, headers and fields that a predicate reads."""
     if isinstance(predicate, And | Or):
         return frozenset().union(*map(operands_of, predicate.terms))
     if isinstance(predicate, Not):
@@ -253,18 +250,18 @@ def operands_of(predicate: Predicate) -> frozenset[Operand]:
 
 
 def columns_of(predicate: Predicate) -> frozenset[str]:
-    """The table's columns, `headers` included, that decide a predicate."""
+    """Returns the columns of the table, including `headers`, that a predicate reads."""
     return frozenset(operand.source for operand in operands_of(predicate))
 
 
 def fields_of(predicate: Predicate) -> frozenset[Field]:
-    """The fields that decide a predicate."""
-    return frozenset(one for one in operands_of(predicate) if isinstance(one, Field))
+    """Returns the fields that a predicate reads."""
+    return frozenset(item for item in operands_of(predicate) if isinstance(item, Field))
 
 
 def split_by_fields(predicate: Predicate | None) -> tuple[Predicate | None, Predicate | None]:
-    """Two predicates, both of which must be true: the first looks at no field, the second may look
-    at columns, too. `None` for one that is always true.
+    """Splits a predicate into two that must both be true: the first reads no fields, the second may
+    read columns, too. `None` means always true.
     """
     terms = () if predicate is None else tuple(_terms(predicate))
     plain = tuple(term for term in terms if not fields_of(term))
@@ -287,20 +284,20 @@ def _all_of(terms: tuple[Predicate, ...]) -> Predicate | None:
 
 
 FindField = Callable[[tuple[str, ...]], tuple[tuple[str, ...], pa.DataType]]
-"""Names from the top down, in any case, to the names as they are and the field's type. Raises
-`ValueError` where there is no such field.
+"""Maps names from the top down, in any case, to exact names and the field's type. Raises
+`ValueError` if there is no such field.
 """
 
 
 def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...], pa.DataType]:
-    """A field's names as the type spells them, and its type.
+    """Returns the exact names and the type of a field.
 
     Args:
-        kind: Of the decoded column.
+        kind: Type of the decoded column.
         path: Names in any case, from the top down.
 
     Raises:
-        ValueError: There is no such field, or there are two that differ by case alone.
+        ValueError: There is no such field, or two differ by case alone.
     """
     exact: tuple[str, ...] = ()
     for name in path:
@@ -308,22 +305,18 @@ def find_field(kind: pa.DataType, path: Sequence[str]) -> tuple[tuple[str, ...],
         if not pa.types.is_struct(kind):
             raise ValueError(f"is not there: {above} is a {_short(kind)}")
         names = [field.name for field in kind]
-        found = [one for one in names if one.lower() == name.lower()]
-        if not found:
+        matches = [other for other in names if other.lower() == name.lower()]
+        if not matches:
             raise ValueError(f"is not there: {above} has no field {name!r}, but {', '.join(names)}")
-        if len(found) > 1:
-            raise ValueError(f"may be any of {', '.join(found)}, which differ by case alone")
-        exact += (found[0],)
-        kind = kind.field(kind.get_field_index(found[0])).type
+        if len(matches) > 1:
+            raise ValueError(f"may be any of {', '.join(matches)}, which differ by case alone")
+        exact += (matches[0],)
+        kind = kind.field(kind.get_field_index(matches[0])).type
     return exact, kind
 
 
 def kind_of(type: pa.DataType) -> Kind:
-    """What a field of a type may be compared with.
-
-    Raises:
-        ValueError: Arrays and maps, which no predicate looks at.
-    """
+    """Returns the kind of a type; raises ValueError for arrays and maps."""
     for fits, kind in _KINDS:
         if fits(type):
             return kind

@@ -1,7 +1,7 @@
-"""A Spark SQL predicate, as text, to the tree of `model`.
+"""Parses a Spark SQL predicate to the tree of `model`.
 
-sqlglot reads the grammar; every node of its tree is either understood in full here or refused by
-name, so that what it knows and we do not can never change an answer.
+sqlglot parses the grammar. Each node of its tree is either supported with all its arguments or
+refused by name, so unsupported syntax never changes a result.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _ARGUMENTS: Final[Mapping[type[exp.Expr], tuple[str, ...]]] = {
     exp.Literal: ("this", "is_string"),
     exp.Identifier: ("this", "quoted"),
 }
-"""Every kind of node that is understood, and all that it may say."""
+"""Supported nodes and their supported arguments."""
 
 _TIMESTAMP_FUNCTIONS: Final = {
     "timestamp_seconds": 1_000_000,
@@ -111,7 +111,7 @@ _TIMESTAMP_FUNCTIONS: Final = {
     "timestamp_micros": 1,
 }
 _SAME_AS: Final = {exp.DataType.Type.TEXT: Kind.BYTES, exp.DataType.Type.BIGINT: Kind.NUMBER}
-"""Casts that change nothing: Spark takes bytes as they are, valid or not."""
+"""Casts without effect: Spark does not validate bytes that it casts to a string."""
 _NOT_COMPARED: Final = (Kind.STRUCT, Kind.DURATION)
 _INSTANT_TYPES: Final = (exp.DataType.Type.TIMESTAMPTZ, exp.DataType.Type.TIMESTAMPLTZ)
 
@@ -126,18 +126,17 @@ def parse_predicate(
     option: str = "where",
     fields: Mapping[str, FindField] = MappingProxyType({}),
 ) -> Predicate:
-    """The predicate that `text` states.
+    """Parses a condition.
 
     Args:
         text: A Spark SQL condition (ANSI mode) over `key`, `value`, `topic`, `partition`, `offset`,
             `timestamp`, `timestampType`, `header('name')` and the fields of decoded columns.
-        zone: Of timestamp literals that name none.
-        option: Named in errors.
-        fields: Of each column that is decoded, what finds its fields.
+        zone: Zone of timestamp literals without one.
+        option: Name of the option, for errors.
+        fields: For each decoded column, a function that finds its fields.
 
     Raises:
-        InvalidOptionError: Not a condition, or one with a part that is not supported; names the
-            part.
+        InvalidOptionError: Not a condition, or an unsupported one; the error names the part.
     """
     try:
         return _Parser(text, zone, fields).predicate()
@@ -148,7 +147,7 @@ def parse_predicate(
 
 
 class _Parser:
-    """Reads one text; raises `ValueError` whose text names the part."""
+    """Parses one text; raises ValueError that names the unsupported part."""
 
     def __init__(self, text: str, zone: tzinfo | None, fields: Mapping[str, FindField]) -> None:
         self._text = SqlText(text)
@@ -158,10 +157,10 @@ class _Parser:
     def predicate(self) -> Predicate:
         tree = self._text.tree()
         for node in tree.walk():
-            understood = _ARGUMENTS.get(type(node), ())
-            said = {name for name, value in node.args.items() if value not in (None, False, [])}
-            if not understood or any(
-                not name.startswith("_") for name in said.difference(understood)
+            supported = _ARGUMENTS.get(type(node), ())
+            used = {name for name, value in node.args.items() if value not in (None, False, [])}
+            if not supported or any(
+                not name.startswith("_") for name in used.difference(supported)
             ):
                 raise self._refused(node)
         return self._condition(tree)
@@ -274,10 +273,10 @@ class _Parser:
     # --- Columns and literals --------------------------------------------------------------------
 
     def _operand(self, node: exp.Expr) -> Operand:
-        found = self._read(node)
-        if not isinstance(found, Operand):
+        operand = self._read(node)
+        if not isinstance(operand, Operand):
             raise self._refused(node, "stands where a column is expected")
-        return found
+        return operand
 
     def _of_kind(self, node: exp.Expr, column: exp.Expr, kind: Kind) -> Operand:
         operand = self._operand(column)
@@ -287,13 +286,13 @@ class _Parser:
         return operand
 
     def _literal(self, node: exp.Expr) -> _Literal:
-        found = self._read(node)
-        if isinstance(found, Operand):
+        literal = self._read(node)
+        if isinstance(literal, Operand):
             raise self._refused(node, "stands where a literal is expected")
-        return found
+        return literal
 
     def _read(self, node: exp.Expr) -> Operand | _Literal:
-        """A column, a header or a literal; NULL is `None`."""
+        """Reads a column, a header or a literal; NULL is `None`."""
         match node:
             case exp.Paren():
                 return self._read(node.this)
@@ -337,7 +336,7 @@ class _Parser:
         return Column(name)
 
     def _cast(self, node: exp.Cast) -> Operand | _Literal:
-        """`CAST(key AS STRING)`, `TIMESTAMP '…'`, `DATE '…'`, the same as casts, and `5L`."""
+        """Reads `CAST(key AS STRING)`, `TIMESTAMP '…'`, `DATE '…'`, and `5L`, which is a cast."""
         value, to = self._read(node.this), node.to.this
         if isinstance(value, Operand):
             if value.kind is _SAME_AS.get(to):
@@ -369,7 +368,6 @@ class _Parser:
     def _with_literals(
         self, node: exp.Expr, operand: Operand, literals: Sequence[Literal]
     ) -> tuple[Operand, tuple[Value, ...]]:
-        """Both as they are compared."""
         if operand.kind in _NOT_COMPARED:
             raise self._refused(node, f"compares {operand.kind.value}; ask for its fields")
         try:
@@ -379,7 +377,7 @@ class _Parser:
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The terms of a chain, which may be thousands of nodes deep, from left to right."""
+    """Returns the terms of a chain from left to right, without recursion: it may be very deep."""
     terms: list[exp.Expr] = []
     rest = node
     while type(rest) is type(node):
@@ -389,8 +387,8 @@ def _chain(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _unless_null(operand: Operand, op: Op, answer: bool) -> Predicate:
-    """Returns a condition with one answer for all rows, except that it is null for nulls."""
-    if op is Op.SAME or not isinstance(operand, Field):  # columns of numbers are never null
+    """Returns a condition that is `answer` for all rows, but null for nulls."""
+    if op is Op.SAME or not isinstance(operand, Field):  # numeric columns are never null
         return Constant(answer)
     is_null = IsNull(operand)
     if answer:
@@ -399,10 +397,8 @@ def _unless_null(operand: Operand, op: Op, answer: bool) -> Predicate:
 
 
 def _is_number(value: object) -> TypeGuard[int | float | Decimal]:
-    """Whether it is a number as it stands in the text."""
     return type(value) in (int, float, Decimal)
 
 
 def _fits(value: Value) -> bool:
-    """Whether a column can hold the value."""
     return type(value) is not int or MIN_INT64 <= value <= MAX_INT64

@@ -1,1 +1,1 @@
-"""The log directories of brokers: their disks, or copies of them."""
+"""The layout of brokers' log directories, original or copied."""

@@ -1,58 +1,197 @@
-"""The layout of brokers' own disks: `log.dirs`, of one broker or several, on a volume or copied.
+"""The layout of brokers' log directories (`log.dirs`), of one or several brokers.
 
     [<broker>/[<disk>/]]<topic>-<partition>/<base offset, 20 digits>.{log,index,timeindex,txnindex}
                                             <offset, 20 digits>.snapshot
                                             leader-epoch-checkpoint, partition.metadata
 
-Each partition is recovered in memory as a broker would do it that starts on the disks; nothing is
-written. Of several replicas one is read, and others of its branch where it lacks offsets; what all
-of them recorded counts. Source: `LogManager`,
-`LogLoader`, `UnifiedLog` in Kafka.
+Each partition is recovered in memory as a starting broker would do it; nothing is written. One
+replica is read, and others of its branch for offsets that it lacks; the checkpoints of all of them
+count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kts_source.errors import TierNotFoundError
-from kts_source.layout.kafka_logs.described import described, lost_partition, lost_reason
-from kts_source.layout.kafka_logs.disks import Disks
-from kts_source.layout.kafka_logs.filling import (
+from kts_source.errors import CorruptSegmentError, TierNotFoundError
+from kts_source.layout.kafka_logs.log_dirs import files_in, find_log_dirs, read_file
+from kts_source.layout.kafka_logs.recovered_segments import described, lost_partition, lost_reason
+from kts_source.layout.kafka_logs.replica import Recovery, recovered
+from kts_source.layout.kafka_logs.replica_choice import (
     Filler,
     ReplicaSource,
     joined_lineage,
+    newest_branch,
     recorded_start,
     start_note,
+    surviving_log,
     with_lineage,
+    with_missing_ends,
 )
-from kts_source.layout.kafka_logs.replica import Recovery
-from kts_source.layout.kafka_logs.surviving import newest_branch, surviving_log
 from kts_source.layout.layout import Orphan, PartitionListing, SegmentEntry, TopicFolder
 from kts_source.store.joined_store import beside
 from kts_source.texts import printable, some
+from segment_format.errors import SegmentFormatError
+from segment_format.index.checkpoints import parse_partition_metadata
+from segment_format.kafka_uuid import uuid_to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from kts_source.layout.kafka_logs.described import Lost
-    from kts_source.layout.kafka_logs.replica import Replica
-    from kts_source.layout.kafka_logs.segment_files import SegmentFiles
-    from kts_source.layout.kafka_logs.surviving import SurvivingLog
+    from kts_source.layout.kafka_logs.log_dirs import (
+        LogDir,
+        LostReplica,
+        SegmentFiles,
+        TopicPartition,
+    )
+    from kts_source.layout.kafka_logs.recovered_segments import Lost
+    from kts_source.layout.kafka_logs.replica import Replica, SurvivingLog
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
+_NO_ID: Final = "A" * 22
+"""`Uuid.ZERO_UUID`, for partitions without `partition.metadata`."""
+_MAX_METADATA_BYTES: Final = 4096
 
-class KafkaLogsLayout:
-    """Partitions as brokers keep them. An instance is of one plan: it looks at each log directory
-    once, and keeps what recovery found for `describe`.
+
+class Disks:
+    """Topics and replicas of the log directories below some folders. From any thread.
 
     Args:
-        end_of_log: Whether all whole batches are read, not only those below the high watermark.
-        paths: How many there are: those behind the first stand beside its store (`JoinedStore`).
+        store: Where they are.
+        roots: Key prefixes; empty, or ending in a slash.
+
+    Attributes:
+        without: The roots that have no log directory.
+    """
+
+    def __init__(self, store: ObjectStore, roots: Iterable[str]) -> None:
+        self.store = store
+        by_root = {root: find_log_dirs(store, root) for root in roots}
+        self.without = tuple(root for root, dirs in by_root.items() if not dirs)
+        self._dirs: tuple[LogDir, ...] = tuple(
+            log_dir for dirs in by_root.values() for log_dir in dirs
+        )
+        self._topic_ids: dict[str, str] = {}
+
+    def topics(self) -> frozenset[str]:
+        """Returns the names of all topics with a partition in use."""
+        return frozenset(topic for log_dir in self._dirs for topic, _ in log_dir.partitions)
+
+    def remains(self) -> frozenset[str]:
+        """Returns the topics that only checkpoints or folders set aside name."""
+        named = {
+            topic for log_dir in self._dirs for topic, _ in (*log_dir.lost, *log_dir.set_aside)
+        }
+        return frozenset(named) - self.topics()
+
+    def topic_ids(self, topic: str) -> frozenset[str]:
+        """Returns the ids of a topic: of its partitions in use, else of folders set aside; the zero
+        id if only a checkpoint names the topic.
+        """
+        in_use = {
+            self._topic_id(folder)
+            for log_dir in self._dirs
+            for place, folder in log_dir.partitions.items()
+            if place[0] == topic
+        }
+        if in_use:
+            return frozenset(in_use)
+        aside = {self._topic_id(folder) for _, folder in self._aside(topic)}
+        is_named = any(place[0] == topic for log_dir in self._dirs for place in log_dir.lost)
+        return frozenset(aside or ({_NO_ID} if is_named else ()))
+
+    def partitions(self, topic: str, topic_id: str) -> tuple[int, ...]:
+        """Returns the partitions of a topic id, ascending, including those that only a checkpoint
+        or a folder set aside names.
+        """
+        of_any_id = set()
+        numbers = {
+            number for number, folder in self._aside(topic) if self._topic_id(folder) == topic_id
+        }
+        for log_dir in self._dirs:
+            for place, folder in log_dir.partitions.items():
+                if place[0] == topic:
+                    of_any_id.add(place[1])
+                    if self._topic_id(folder) == topic_id:
+                        numbers.add(place[1])
+        # A checkpoint does not record the topic id.
+        named = {number for log_dir in self._dirs for name, number in log_dir.lost if name == topic}
+        return tuple(sorted(numbers | (named - of_any_id)))
+
+    def has_replica(self, place: TopicPartition, topic_id: str) -> bool:
+        """Returns whether a partition in use has this topic id."""
+        return any(self._dirs_of(place, topic_id))
+
+    def lost_replicas(self, place: TopicPartition) -> list[LostReplica]:
+        """Returns the replicas of a partition that checkpoints name, but whose folder is gone."""
+        return [log_dir.lost[place] for log_dir in self._dirs if place in log_dir.lost]
+
+    def replicas(self, place: TopicPartition, topic_id: str) -> list[Replica]:
+        """Recovers the replicas of a partition and compares them with each other.
+
+        Raises:
+            CorruptSegmentError: A replica cannot be recovered.
+        """
+        replicas = [
+            recovered(self.store, log_dir, place) for log_dir in self._dirs_of(place, topic_id)
+        ]
+        return with_missing_ends(self.store, place, replicas)
+
+    def set_aside(self, place: TopicPartition) -> list[Orphan]:
+        """Returns the folders of deleted, stray and future replicas."""
+        return [
+            Orphan((key,), f"a -{name.state} folder, left alone")
+            for log_dir in self._dirs
+            for key, name in log_dir.set_aside.get(place, ())
+        ]
+
+    def aside_of_others(self, topic: str, topic_id: str) -> list[Orphan]:
+        """Returns the folders set aside of partitions that have another topic id only."""
+        numbers = self.partitions(topic, topic_id)
+        others = sorted({number for number, _ in self._aside(topic)} - {*numbers})
+        return [orphan for number in others for orphan in self.set_aside((topic, number))]
+
+    def _dirs_of(self, place: TopicPartition, topic_id: str) -> Iterator[LogDir]:
+        for log_dir in self._dirs:
+            folder = log_dir.partitions.get(place)
+            if folder is not None and self._topic_id(folder) == topic_id:
+                yield log_dir
+
+    def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
+        """Yields partition and folder of what is set aside of a topic."""
+        for log_dir in self._dirs:
+            for (name, number), folders in log_dir.set_aside.items():
+                if name == topic:
+                    yield from ((number, folder) for folder, _ in folders)
+
+    def _topic_id(self, folder: str) -> str:
+        if folder not in self._topic_ids:
+            self._topic_ids[folder] = _read_topic_id(self.store, folder)
+        return self._topic_ids[folder]
+
+
+def _read_topic_id(store: ObjectStore, folder: str) -> str:
+    info = dict(files_in(store, folder)).get("partition.metadata")
+    if info is None:
+        return _NO_ID
+    try:
+        return uuid_to_text(parse_partition_metadata(read_file(store, info, _MAX_METADATA_BYTES)))
+    except SegmentFormatError as error:
+        raise CorruptSegmentError(error.message, uri=store.uri(info.key)) from error
+
+
+class KafkaLogsLayout:
+    """Partitions as brokers store them. An instance of one plan: it searches for log directories
+    once and keeps recovered segments for `describe`.
+
+    Args:
+        end_of_log: Whether all complete batches are read, not only those below the high watermark.
+        paths: Number of paths; all but the first are next to its store (`JoinedStore`).
     """
 
     name = "kafka-logs"
@@ -69,14 +208,14 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id; all share the folder above.
+        """One for each pair of topic and id; all share their parent folder.
 
         Raises:
-            TierNotFoundError: One of several paths holds no log directory.
+            TierNotFoundError: One of several paths has no log directory.
         """
         root = key_prefix if not key_prefix or key_prefix.endswith("/") else f"{key_prefix}/"
         disks = self._below(store, root)
-        if 0 < len(disks.without) <= len(self._beside):  # a path that is wrong is no loss of disks
+        if 0 < len(disks.without) <= len(self._beside):  # a wrong path must not count as data loss
             missing = ", ".join(store.uri(root) for root in disks.without)
             raise TierNotFoundError(f"option 'path': no log directory of a broker at {missing}")
         names, remains = disks.topics(), disks.remains()
@@ -87,16 +226,16 @@ class KafkaLogsLayout:
                 "not read: no partition in use, but checkpoints or folders set aside, of topics %s",
                 printable(some(sorted(remains))),
             )
-        found = tuple(
+        folders = tuple(
             TopicFolder(name, topic_id, root)
             for name in sorted(names)
             for topic_id in sorted(disks.topic_ids(name))
         )
-        for folder in found:
+        for folder in folders:
             if others := disks.aside_of_others(folder.topic, folder.topic_id):
                 text = printable(some(map(str, others)))
                 log.warning("topic %s: not read, of no partition in use: %s", folder.topic, text)
-        return found
+        return folders
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
         """Partitions with a replica of this topic id."""
@@ -108,8 +247,8 @@ class KafkaLogsLayout:
         """Recovers the replicas of a partition and lists the segments of the one that survives.
 
         Raises:
-            CorruptSegmentError: A replica that cannot be recovered.
-            DataLossError: Nothing tells where the log ends.
+            CorruptSegmentError: A replica cannot be recovered.
+            DataLossError: Nothing records where the log ends.
         """
         place = (folder.topic, partition)
         disks = self._below(store, folder.folder)
@@ -117,24 +256,24 @@ class KafkaLogsLayout:
         orphans = disks.set_aside(place)
         segments: Sequence[tuple[RemoteSegment, SegmentFiles]] = ()
         lost: list[Lost] = []
-        known = None
+        survivor = None
         if replicas:
-            known = surviving_log(place, replicas, end_of_log=self._end_of_log)
-            segments, lost, notes = _joined(store, folder, partition, known, replicas)
-            orphans += [*known.notes, *notes]
-        reach = 0 if known is None else max(known.promised, known.replica.stop)
+            survivor = surviving_log(place, replicas, end_of_log=self._end_of_log)
+            segments, lost, notes = _joined(store, folder, partition, survivor, replicas)
+            orphans += [*survivor.notes, *notes]
+        reach = 0 if survivor is None else max(survivor.promised, survivor.replica.stop)
         for gone in disks.lost_replicas(place):
             if gone.stop > max(reach, gone.start):
-                lost.append(lost_partition(store, folder, partition, gone, known))
+                lost.append(lost_partition(store, folder, partition, gone, survivor))
             else:
                 reason = lost_reason(folder.topic, partition, gone)
                 orphans.append(Orphan((gone.checkpoint,), reason))
         with self._lock:
             self._described |= {segment.segment_id: segment for segment, _ in segments}
-            self._described |= {one.segment.segment_id: one.segment for one in lost}
-        for one in lost:
-            entry = _entry(one.segment, one.key, ())
-            orphans.append(Orphan((one.key,), one.reason, one.segment.start_offset, entry))
+            self._described |= {loss.segment.segment_id: loss.segment for loss in lost}
+        for loss in lost:
+            entry = _entry(loss.segment, loss.key, ())
+            orphans.append(Orphan((loss.key,), loss.reason, loss.segment.start_offset, entry))
         return PartitionListing(
             tuple(
                 _entry(segment, files.log.key, tuple(sorted(files.files.items())))
@@ -148,7 +287,7 @@ class KafkaLogsLayout:
         )
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """What recovery found."""
+        """Returns the segment that `list_partition` recovered."""
         del store
         return self._described[entry.segment_id]
 
@@ -164,27 +303,27 @@ def _joined(
     store: ObjectStore,
     folder: TopicFolder,
     partition: int,
-    known: SurvivingLog,
+    survivor: SurvivingLog,
     replicas: Sequence[Replica],
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost], list[Orphan]]:
-    """Returns the segments of the log, records that are lost, and notes: of the replica that is
-    read, and of others where it lacks offsets.
+    """Returns the segments of the log, lost records and notes; other replicas fill the gaps of the
+    one that is read.
     """
     place = (folder.topic, partition)
-    main, branch = known.replica, newest_branch(replicas)
+    main, branch = survivor.replica, newest_branch(replicas)
     recovery = Recovery(store, main.log_dir, place, main.files)
-    segments, lost = described(store, folder, partition, known, recovery)
+    segments, lost = described(store, folder, partition, survivor, recovery)
     low = recorded_start(place, main, replicas, branch)
     source = ReplicaSource(main, segments, recovery)
     others = [replica for replica in replicas if replica is not main]
-    filler = Filler(store, folder, partition, branch, source, others, low, known.stop)
-    older = filler.fill(low, main.log_start) if known.stop >= main.log_start else []
+    filler = Filler(store, folder, partition, branch, source, others, low, survivor.stop)
+    older = filler.fill(low, main.log_start) if survivor.stop >= main.log_start else []
     first = older[0].start if older else main.log_start
     notes = [start_note(place, main, low, first)] if low < first else []
     spans, still_lost = list(older), []
     for gone in lost:
         start, stop = gone.segment.start_offset, gone.segment.stop_offset
-        filled = filler.fill(start, stop) if stop <= known.stop else []
+        filled = filler.fill(start, stop) if stop <= survivor.stop else []
         spans += filled
         if filled and filled[0].start == start:
             folders = ", ".join(span.source.replica.folder for span in filled)
@@ -192,19 +331,15 @@ def _joined(
             notes.append(Orphan((gone.key,), reason))
         else:
             still_lost.append(gone)
-    for replica in others:
-        # Below a log start that is recorded, records were deleted.
-        if (
-            low == first
-            and replica.log_start < first
-            and main.log_dir.log_starts.get(place) is None
-        ):
-            filler.note(
-                replica, replica.log_start, first, f"the log that is read starts at {first}"
-            )
+    # Below a recorded log start, records were deleted.
+    if low == first and main.log_dir.log_starts.get(place) is None:
+        for replica in others:
+            if replica.log_start < first:
+                reason = f"the log that is read starts at {first}"
+                filler.note(replica, replica.log_start, first, reason)
     notes += dict.fromkeys(filler.notes)
     if spans:
-        lineage = joined_lineage(older, main, known.stop)
+        lineage = joined_lineage(older, main, survivor.stop)
         extra = {pair[0].segment_id: pair for span in spans for pair in span.segments}
         pairs = {**extra, **{pair[0].segment_id: pair for pair in segments}}.values()
         segments = [(with_lineage(segment, lineage), files) for segment, files in pairs]

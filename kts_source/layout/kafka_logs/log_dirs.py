@@ -1,9 +1,18 @@
-"""Where log directories are below a root, and what their checkpoints say.
+"""Finds log directories and reads their checkpoints and the files of their partitions.
 
-A log directory (`log.dirs`) is a folder that holds `meta.properties` or one of a broker's
-checkpoints, or partitions. It may be the root itself or lie one or two folders below it: one for a
-broker, one for each of its disks. Directories at different depths are all found. Source:
-`LogManager`, `ReplicaManager`, `CleanShutdownFileHandler` in Kafka.
+A log directory (`log.dirs`) is a folder that holds `meta.properties`, one of a broker's checkpoints
+or partitions. It is the root itself or one or two folders below it (broker, disk). Directories at
+different depths are all found. Source: `LogManager`, `ReplicaManager`, `CleanShutdownFileHandler`
+in Kafka.
+
+The files of a partition are brought into the state in which a starting broker would have them:
+
+    .deleted    was being deleted: dropped
+    .cleaned    of a cleaner or a split that was interrupted: dropped
+    .swap       of a cleaner or a split that finished: replaces the segments it was made from,
+                unless it is at or above a `.cleaned` file, which shows an interrupted split
+
+Source: `LogLoader.load`, `LogLoader.removeTempFilesAndCollectSwapFiles` in Kafka.
 """
 
 from __future__ import annotations
@@ -15,17 +24,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
+from kts_source.layout.layout import Orphan
 from kts_source.texts import printable, some
 from segment_format.errors import SegmentFormatError
 from segment_format.index.checkpoints import parse_offset_checkpoint
 from segment_format.manifest.object_names import (
+    LogFileName,
     PartitionDirectory,
     parse_log_file_name,
     parse_partition_directory,
 )
+from segment_format.record.recovery import last_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
@@ -36,21 +48,24 @@ HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED: Final = "cleaner-offset-checkpoint"
+NO_LOG: Final = "its log is not there"
+MAX_SIDE_FILE_BYTES: Final = 64 << 20
 _MARKS: Final = ("meta.properties", HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEAN_SHUTDOWN)
 _PARTITION_MARKS: Final = ("leader-epoch-checkpoint", "partition.metadata")
 _MAX_CHECKPOINT_BYTES: Final = 64 << 20
 _DEPTH: Final = 2
 _NO_DATA: Final = frozenset({"lost+found"})
-"""Folders of a file system's own, usually unreadable."""
+"""Folders of the file system itself, usually unreadable."""
 _FIRST_FILES: Final = 100
 """A partition's folder has a log file or an index among the first of its files."""
 
 TopicPartition = tuple[str, int]
+_NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names and whose folder does not exist.
+    """A replica that a checkpoint of a log directory names, but whose folder does not exist.
 
     Attributes:
         checkpoint: Key of that checkpoint.
@@ -69,14 +84,14 @@ class LogDir:
 
     Attributes:
         folder: Its key prefix; empty or ending in a slash.
-        is_clean: Whether its broker was shut down cleanly: nothing of it needs to be recovered.
-        high_watermarks: By partition; `None` where the file is missing.
-        recovery_points: Below them everything was flushed.
-        log_starts: Where they lie above the first segment.
-        cleaned: By partition, the offset up to which the log cleaner has compacted it.
+        is_clean: Whether its broker was shut down cleanly, so that no log needs recovery.
+        high_watermarks: By partition; `None` if the file does not exist.
+        recovery_points: By partition, the offset below which everything was flushed.
+        log_starts: By partition; recorded if above the first segment.
+        cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
-        set_aside: Folders that are no partition any more, or not yet, by partition.
-        lost: Replicas that a checkpoint names and whose folder does not exist.
+        set_aside: By partition, folders of deleted, stray or future replicas.
+        lost: Replicas that a checkpoint names, but whose folder does not exist.
     """
 
     folder: str
@@ -91,26 +106,23 @@ class LogDir:
 
 
 def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
-    """Finds the log directories at a key prefix and up to two folders below it.
-
-    Returns:
-        The directories in order of their folders.
+    """Finds the log directories at a key prefix and up to two folders below it, sorted.
 
     Raises:
-        CorruptSegmentError: A checkpoint that cannot be read.
+        CorruptSegmentError: A checkpoint cannot be read.
     """
-    found = []
+    folders = []
     level = [root]
     for _ in range(_DEPTH + 1):
         deeper: list[str] = []
         for folder in level:
             below = store.list_folders(folder)
             if _is_log_dir(store, folder, below):
-                found.append(folder)
+                folders.append(folder)
                 below = [child for child in below if _may_hold_log_dirs(child, folder)]
             deeper += below
-        level = [child for child in deeper if _name(child) not in _NO_DATA]
-    if found and level:
+        level = [child for child in deeper if child[:-1].rpartition("/")[2] not in _NO_DATA]
+    if folders and level:
         log.warning(
             "not searched for log directories, as they are more than %d folders below %s: %s; name"
             " the log directories in option 'path' or 'tailPath'",
@@ -118,17 +130,11 @@ def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
             printable(store.uri(root)),
             printable(some(level)),
         )
-    return tuple(_log_dir(store, folder) for folder in sorted(found))
-
-
-def _name(folder: str) -> str:
-    return folder[:-1].rpartition("/")[2]
+    return tuple(_read_log_dir(store, folder) for folder in sorted(folders))
 
 
 def _may_hold_log_dirs(child: str, folder: str) -> bool:
-    """Returns whether a folder inside a log directory is neither a partition nor hidden, such as
-    the snapshots that some file systems show.
-    """
+    """False for partitions and for hidden folders, such as the snapshots of some file systems."""
     name = child[len(folder) : -1]
     return parse_partition_directory(name) is None and not name.startswith(".")
 
@@ -159,7 +165,7 @@ def _look_up(store: ObjectStore, key: str) -> ObjectInfo | None:
         return None
 
 
-def _log_dir(store: ObjectStore, folder: str) -> LogDir:
+def _read_log_dir(store: ObjectStore, folder: str) -> LogDir:
     partitions = {}
     set_aside = defaultdict(list)
     for key in store.list_folders(folder):
@@ -170,9 +176,9 @@ def _log_dir(store: ObjectStore, folder: str) -> LogDir:
             set_aside[name.topic, name.partition].append((key, name))
         else:
             partitions[name.topic, name.partition] = key
-    marks = _checkpoint(store, folder + HIGH_WATERMARKS)
-    points = _checkpoint(store, folder + RECOVERY_POINTS) or {}
-    starts = _checkpoint(store, folder + LOG_STARTS) or {}
+    marks = _read_checkpoint(store, folder + HIGH_WATERMARKS)
+    points = _read_checkpoint(store, folder + RECOVERY_POINTS) or {}
+    starts = _read_checkpoint(store, folder + LOG_STARTS) or {}
     lost = {}
     for place in sorted({*(marks or {}), *points, *starts} - partitions.keys()):
         if any(name.state != "future" for _, name in set_aside.get(place, ())):
@@ -184,9 +190,9 @@ def _log_dir(store: ObjectStore, folder: str) -> LogDir:
         marks,
         points,
         starts,
-        _checkpoint(store, folder + CLEANED) or {},
+        _read_checkpoint(store, folder + CLEANED) or {},
         partitions,
-        {place: tuple(found) for place, found in set_aside.items()},
+        {place: tuple(folders) for place, folders in set_aside.items()},
         lost,
     )
 
@@ -208,7 +214,7 @@ def _lost_replica(
     return LostReplica(folder + name, start, max(start, mark, point))
 
 
-def _checkpoint(store: ObjectStore, key: str) -> Mapping[TopicPartition, int] | None:
+def _read_checkpoint(store: ObjectStore, key: str) -> Mapping[TopicPartition, int] | None:
     info = _look_up(store, key)
     if info is None:
         return None
@@ -221,11 +227,7 @@ def _checkpoint(store: ObjectStore, key: str) -> Mapping[TopicPartition, int] | 
 
 
 def read_file(store: ObjectStore, info: ObjectInfo, at_most: int) -> bytes:
-    """The bytes of a listed file.
-
-    Raises:
-        CorruptSegmentError: It has more than `at_most`.
-    """
+    """Reads a listed file; raises CorruptSegmentError if it has more than `at_most` bytes."""
     if info.size > at_most:
         raise CorruptSegmentError(
             f"the file has {info.size} bytes; at most {at_most} are read", uri=store.uri(info.key)
@@ -234,8 +236,204 @@ def read_file(store: ObjectStore, info: ObjectInfo, at_most: int) -> bytes:
 
 
 def files_in(store: ObjectStore, folder: str) -> Iterator[tuple[str, ObjectInfo]]:
-    """Names and listings of what stands directly in a folder."""
+    """Yields name and listing of the files directly in a folder."""
     for info in store.list_objects(folder):
         name = info.key[len(folder) :]
         if "/" not in name:
             yield name, info
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFiles:
+    """The files of one segment by kind (`log`, `index`, …); `log` always exists."""
+
+    base_offset: int
+    files: Mapping[str, ObjectInfo]
+
+    @property
+    def log(self) -> ObjectInfo:
+        """The file with the batches."""
+        return self.files["log"]
+
+
+@dataclass(frozen=True, slots=True)
+class LostLog:
+    """A segment whose log does not exist and was not being deleted. A broker drops the indexes and
+    serves the other segments; here it counts as data loss.
+
+    Attributes:
+        base_offset: Of the segment; if another replica shows that the end of a log is missing, the
+            first missing offset.
+        info: One of its indexes, or the log that ends early.
+        stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
+            for a segment without records.
+        reason: What is wrong.
+    """
+
+    base_offset: int
+    info: ObjectInfo
+    stop: int
+    reason: str = NO_LOG
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFiles:
+    """The files of a partition's folder.
+
+    Attributes:
+        segments: In order of base offset.
+        snapshots: Producer snapshots by offset.
+        others: `leader-epoch-checkpoint` and the like, by name.
+        not_read: Files that a broker would drop.
+        lost_logs: In order of base offset.
+    """
+
+    segments: tuple[SegmentFiles, ...]
+    snapshots: Mapping[int, ObjectInfo]
+    others: Mapping[str, ObjectInfo]
+    not_read: tuple[Orphan, ...]
+    lost_logs: tuple[LostLog, ...]
+
+
+def partition_files(store: ObjectStore, folder: str) -> PartitionFiles:
+    """Lists the folder of a partition and completes or undoes interrupted changes.
+
+    Raises:
+        CorruptSegmentError: A `.swap` file is not a log.
+    """
+    named: list[_NamedFile] = []
+    others = {}
+    for text, info in files_in(store, folder):
+        name = parse_log_file_name(text)
+        if name is None:
+            others[text] = info
+        else:
+            named.append((name, info))
+    current, not_read = _without_unfinished(store, named)
+    files_by_base: dict[int, dict[str, ObjectInfo]] = defaultdict(dict)
+    snapshots = {}
+    for name, info in current:
+        if name.kind == "snapshot":
+            snapshots[name.offset] = info
+        else:
+            files_by_base[name.offset][name.kind] = info
+    bases_with_any_log = {name.offset for name, _ in named if name.kind == "log"}
+    lost, dropped = _lost_logs(store, files_by_base, snapshots, bases_with_any_log)
+    return PartitionFiles(
+        tuple(
+            SegmentFiles(base, files)
+            for base, files in sorted(files_by_base.items())
+            if "log" in files
+        ),
+        snapshots,
+        others,
+        (*not_read, *dropped),
+        tuple(lost),
+    )
+
+
+def _without_unfinished(
+    store: ObjectStore, named: Sequence[_NamedFile]
+) -> tuple[list[_NamedFile], list[Orphan]]:
+    """Returns the files that a starting broker would keep, and notes on the others."""
+    not_read = [
+        Orphan((info.key,), f"a .{name.state} file, which a broker drops when it starts")
+        for name, info in named
+        if name.state in ("deleted", "cleaned")
+    ]
+    cleaned = min((name.offset for name, _ in named if name.state == "cleaned"), default=None)
+    swaps = []
+    for name, info in named:
+        if name.state != "swap":
+            continue
+        if cleaned is not None and name.offset >= cleaned:
+            not_read.append(Orphan((info.key,), "of a split that did not get to its end"))
+        else:
+            swaps.append((name, info))
+    usual = [(name, info) for name, info in named if not name.state]
+    swapped_logs = [(name.offset, info) for name, info in swaps if name.kind == "log"]
+    if swapped_logs:
+        low = min(offset for offset, _ in swapped_logs)
+        high = max(_next_offset(store, offset, info) for offset, info in swapped_logs)
+        replaced = [pair for pair in usual if low <= pair[0].offset < high]
+        usual = [pair for pair in usual if not low <= pair[0].offset < high]
+        not_read += [Orphan((info.key,), "replaced by a .swap file") for _, info in replaced]
+    return [*usual, *swaps], not_read
+
+
+def _lost_logs(
+    store: ObjectStore,
+    files_by_base: Mapping[int, Mapping[str, ObjectInfo]],
+    snapshots: Mapping[int, ObjectInfo],
+    bases_with_any_log: set[int],
+) -> tuple[list[LostLog], list[Orphan]]:
+    """Returns the segments whose log is lost, and notes on indexes that a broker would drop.
+
+    Args:
+        store: Where the files are.
+        files_by_base: Files of each segment by kind.
+        snapshots: Producer snapshots by offset.
+        bases_with_any_log: Base offsets that have a log in any state, such as `.deleted`.
+    """
+    bases = sorted(base for base, files in files_by_base.items() if "log" in files)
+    lost, dropped = [], []
+    for base, files in sorted(files_by_base.items()):
+        following = next((other for other in bases if other > base), None)
+        if "log" in files:
+            # Compaction can leave a closed log without records, and then its indexes are empty.
+            if files["log"].size or following is None:
+                continue
+            stop = min(named_stop(store, base, files), following)
+            if stop > base:
+                text = "it is empty, although its indexes name offsets"
+                lost.append(LostLog(base, files["log"], stop, text))
+            continue
+        keys = tuple(info.key for info in files.values())
+        if base in bases_with_any_log:
+            dropped.append(Orphan(keys, "indexes without a log, which a broker drops"))
+            continue
+        stop = named_stop(store, base, files)
+        stop = max([stop, *snapshots]) if following is None else min(stop, following)
+        is_between = bool(bases) and bases[0] < base < bases[-1]
+        if is_between or stop > base:
+            lost.append(LostLog(base, next(iter(files.values())), stop))
+        else:
+            dropped.append(Orphan(keys, "indexes without a log or entries, which a broker drops"))
+    return lost, dropped
+
+
+def named_stop(store: ObjectStore, base: int, files: Mapping[str, ObjectInfo]) -> int:
+    """Returns one past the last offset that the indexes of a segment name; its base for none."""
+    stop = base
+    for kind, entry_bytes, position in (("index", 8, 0), ("timeindex", 12, 8)):
+        info = files.get(kind)
+        if info is None:
+            continue
+        # Preallocated files end in zeros. Entries ascend; offsets are relative to the base.
+        data = read_file(store, info, MAX_SIDE_FILE_BYTES).rstrip(b"\0")
+        data += bytes(-len(data) % entry_bytes)
+        last = data[-entry_bytes:]
+        if last:
+            stop = max(stop, base + int.from_bytes(last[position : position + 4], "big") + 1)
+    if "txnindex" in files and files["txnindex"].size:
+        stop = max(stop, base + 1)
+    return stop
+
+
+def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
+    """Returns one past the last offset of a log (`LogSegment.readNextOffset`)."""
+    if not info.size:
+        return base_offset
+    try:
+        return 1 + last_offset(
+            lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
+            info.size,
+            base_offset=base_offset,
+        )
+    except SegmentFormatError as error:
+        raise CorruptSegmentError(
+            f"a .swap file is not whole: {error.message}",
+            offset=base_offset,
+            uri=store.uri(info.key),
+            position=error.position,
+        ) from error

@@ -1,10 +1,10 @@
-"""One replica of a partition as a broker that starts on its disk would have it: recovered.
+"""Recovers one replica of a partition in memory, as a broker does that starts on its disk.
 
-After a clean shutdown the files are what they say, but for the last log, which is looked at behind
-its last index entry. Otherwise everything from the recovery point on is read: the log ends before
-the first batch that is not whole, and indexes and transactions are worked out from batch headers,
-since files that were not flushed prove nothing. Source: `LogLoader.load`, `UnifiedLog`,
-`ProducerStateManager`, `LeaderEpochFileCache` in Kafka.
+After a clean shutdown all files are trusted, and only the last log is read after its last index
+entry. Otherwise everything from the recovery point on is read: the log ends before the first
+incomplete batch, and indexes and transactions are rebuilt from batch headers, since files that were
+not flushed prove nothing. Source: `LogLoader.load`, `UnifiedLog`, `ProducerStateManager`,
+`LeaderEpochFileCache` in Kafka.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kts_source.errors import CorruptSegmentError
-from kts_source.layout.kafka_logs.log_dirs import read_file
-from kts_source.layout.kafka_logs.segment_files import (
+from kts_source.layout.kafka_logs.log_dirs import (
     MAX_SIDE_FILE_BYTES,
     named_stop,
     partition_files,
+    read_file,
 )
 from segment_format.errors import CorruptIndexError, SegmentFormatError
 from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
@@ -34,8 +34,13 @@ from segment_format.record.recovery import WholeBatches
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kts_source.layout.kafka_logs.log_dirs import LogDir, TopicPartition
-    from kts_source.layout.kafka_logs.segment_files import PartitionFiles, SegmentFiles
+    from kts_source.layout.kafka_logs.log_dirs import (
+        LogDir,
+        PartitionFiles,
+        SegmentFiles,
+        TopicPartition,
+    )
+    from kts_source.layout.layout import Orphan
     from kts_source.store.object_store import ObjectStore
     from segment_format.record.batch_header import RecordBatchHeader
 
@@ -44,13 +49,13 @@ EPOCHS_FILE: Final = "leader-epoch-checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """What the batches of a segment tell.
+    """The result of reading the batches of a segment.
 
     Attributes:
-        size: Bytes of whole batches at its front.
+        size: Bytes of complete batches at its front.
         next_offset: One past the last of their offsets.
-        side_files: Worked out from them.
-        problem: Why the file is not whole behind them; empty where it is.
+        side_files: Rebuilt from them.
+        problem: Why the next batch is incomplete; empty at the end of the file.
     """
 
     size: int
@@ -65,20 +70,19 @@ class Replica:
 
     Attributes:
         segments: In order of base offset, up to the one where the log ends.
-        walked: By base offset, those that were recovered.
-        log_start: First offset a consumer may see.
+        walked: By base offset, the segments that were read.
+        log_start: First offset that a consumer may see.
         stop: One past its last offset.
         stop_size: Bytes of the last segment that belong to the log.
         lineage: Leader epochs of all its offsets from the log start on.
-        history: All leader epochs that the disk tells of: also those of offsets below, which were
-            tiered, and of a leader that has not written anything yet, or of whose records nothing
-            is left.
-        high_watermark: As recorded; `None` where it is not.
+        history: All leader epochs on the disk, including those of lower, tiered offsets and of
+            leaders without records.
+        high_watermark: As recorded, or `None`.
         recovery_point: Everything below was flushed; `None` after a clean shutdown.
-        problem: Why the last segment is not whole; empty where it is.
-        dropped: Segments behind one that is not whole.
+        problem: Why the last segment is incomplete; empty if it is complete.
+        dropped: Segments after an incomplete one.
         lost_end: One past the last offset that side files of lost logs at the end name, and after a
-            clean shutdown those of the last log; 0 where none lies above `stop`.
+            clean shutdown those of the last log; 0 if none is above `stop`.
     """
 
     log_dir: LogDir
@@ -99,7 +103,7 @@ class Replica:
 
     @property
     def lost_in_between(self) -> int:
-        """Segments below the end whose log is lost."""
+        """Number of segments below the end whose log is lost."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
@@ -110,16 +114,34 @@ class Replica:
 
     @property
     def last_epoch(self) -> int:
-        """The newest leader epoch that it tells of; −1 for none."""
+        """The newest leader epoch on its disk; −1 for none."""
         return self.history[-1].epoch if self.history else -1
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivingLog:
+    """The replica that is read, and where the log ends.
+
+    Attributes:
+        stop: One past the last offset that is read.
+        promised: One past the last offset that some file names: more than `stop` if records were
+            lost.
+        high_watermark: The highest one recorded on its branch, or `None`.
+    """
+
+    replica: Replica
+    stop: int
+    promised: int
+    high_watermark: int | None
+    notes: tuple[Orphan, ...]
 
 
 def recovered(store: ObjectStore, log_dir: LogDir, place: TopicPartition) -> Replica:
     """Recovers a partition of a log directory in memory.
 
     Raises:
-        CorruptSegmentError: What cannot be recovered: an epoch checkpoint that cannot be read, or
-            messages of format 0 or 1 where batches must be looked at.
+        CorruptSegmentError: The epoch checkpoint cannot be read, or a log that must be read has
+            messages of format 0 or 1.
     """
     folder = log_dir.partitions[place]
     files = partition_files(store, folder)
@@ -140,7 +162,7 @@ class Recovery:
         self._walked: dict[int, Walked] = {}
 
     def replica(self, folder: str) -> Replica:
-        """See `recovered`."""
+        """Recovers the replica in a folder, see `recovered`."""
         segments = self._files.segments
         log_start = self._log_dir.log_starts.get(self._place, 0)
         lost = [log.base_offset for log in self._files.lost_logs]
@@ -154,13 +176,13 @@ class Recovery:
             stop, size, problem = end.next_offset, end.position, end.problem
         elif segments and point is not None:
             for number in range(max(bisect_right(self._bases, point) - 1, 0), len(segments)):
-                found = self.walk(number)
-                self._walked[self._bases[number]] = found
-                last, problem, stop, size = number, found.problem, found.next_offset, found.size
+                walked = self.walk(number)
+                self._walked[self._bases[number]] = walked
+                last, problem, stop, size = number, walked.problem, walked.next_offset, walked.size
                 if problem:
                     break
         kept, dropped = segments[: last + 1], segments[last + 1 :]
-        if stop < log_start:  # `LogLoader` begins anew at the log start
+        if stop < log_start:  # `LogLoader` starts an empty log at the log start
             kept, dropped, stop, size = (), segments, log_start, 0
         history = self._history()
         lineage = self._lineage(history, log_start, stop)
@@ -183,23 +205,23 @@ class Recovery:
         )
 
     def _lost_end(self, stop: int, *, is_clean: bool) -> int:
-        """Returns what `Replica.lost_end` is for a log that ends at `stop`.
+        """Returns `Replica.lost_end` of a log that ends at `stop`.
 
-        A broker that is shut down writes a producer snapshot at the end of its log. After a crash,
+        A broker writes a producer snapshot at the end of its log when it shuts down. After a crash,
         side files of the last log may name offsets that were never flushed.
         """
         files = self._files
         ends = [log.stop for log in files.lost_logs if log.base_offset >= stop]
         last = files.segments[-1] if files.segments else None
-        is_told = max(files.snapshots, default=-1) == stop and (last is None or last.log.size)
-        if is_clean and not is_told:
+        is_proven = max(files.snapshots, default=-1) == stop and (last is None or last.log.size)
+        if is_clean and not is_proven:
             ends += files.snapshots
             if last is not None:
                 ends.append(named_stop(self._store, last.base_offset, last.files))
         return max((end for end in ends if end > stop), default=0)
 
     def knows_open(self, base_offset: int | None = None) -> bool:
-        """Returns whether something records which transactions were open where a segment begins.
+        """Returns whether the transactions open at the start of a segment are known.
 
         Args:
             base_offset: Of the segment; default: the first.
@@ -207,18 +229,18 @@ class Recovery:
         if not self._bases:
             return True
         number = 0 if base_offset is None else self._bases.index(base_offset)
-        return self._known_at(number) is not None
+        return self._recorded_open(number) is not None
 
     def batch_at(self, offset: int) -> RecordBatchHeader | None:
-        """Returns the header of the first batch that ends after an offset.
-
-        Returns:
-            `None` where there is no such batch, or one of format 0 or 1.
+        """Returns the header of the first batch that ends after an offset; `None` if there is none,
+        or it has format 0 or 1.
         """
         for segment in self._files.segments[max(bisect_right(self._bases, offset) - 1, 0) :]:
             index = offset_index(self._store, segment)
-            at = 0 if index is None else int(np.searchsorted(index.offsets, offset, side="right"))
-            position = 0 if index is None or not at else int(index.positions[at - 1])
+            position = 0
+            if index is not None:
+                after = int(np.searchsorted(index.offsets, offset, side="right"))
+                position = int(index.positions[after - 1]) if after else 0
             batches = self._batches(segment, position=position, check_crcs=False)
             try:
                 for batch in batches:
@@ -229,8 +251,10 @@ class Recovery:
         return None
 
     def walk(self, number: int, *, stop_offset: int | None = None) -> Walked:
-        """Reads a segment from its front, to where it stops being whole, or up to an offset."""
-        return self._walk(number, self._open_at(number), stop_offset=stop_offset, check_crcs=True)
+        """Reads a segment from its front to its first incomplete batch, or up to an offset."""
+        return self._walk(
+            number, self._open_at_start(number), stop_offset=stop_offset, check_crcs=True
+        )
 
     def _walk(
         self,
@@ -242,13 +266,13 @@ class Recovery:
     ) -> Walked:
         segment = self._files.segments[number]
         batches = self._batches(segment, stop_offset=stop_offset, check_crcs=check_crcs)
-        found = RebuiltSideFiles(segment.base_offset, segment.log.size, open_before)
+        side_files = RebuiltSideFiles(segment.base_offset, segment.log.size, open_before)
         try:
             for batch in batches:
-                found.add(batch)
+                side_files.add(batch)
         except SegmentFormatError as error:
             raise self._located(error, segment) from error
-        return Walked(batches.position, batches.next_offset, found, batches.problem)
+        return Walked(batches.position, batches.next_offset, side_files, batches.problem)
 
     def _batches(
         self,
@@ -269,7 +293,7 @@ class Recovery:
         )
 
     def _end_of_last(self) -> WholeBatches:
-        """Goes over the end of the last log, from where its index leaves off."""
+        """Reads the end of the last log from its last index entry on."""
         segment = self._files.segments[-1]
         index = offset_index(self._store, segment)
         try:
@@ -289,41 +313,41 @@ class Recovery:
             raise self._located(error, segment) from error
         return batches
 
-    def _open_at(self, number: int) -> Mapping[int, int]:
-        """The transactions open where a segment begins: from the nearest sound snapshot, and the
-        headers behind it.
+    def _open_at_start(self, number: int) -> Mapping[int, int]:
+        """Returns the transactions open at the start of a segment: those of the nearest valid
+        snapshot, continued by the batch headers after it.
         """
         first = number
-        while not self._begins_anew(first) and self._known_at(first) is None:
+        while not self._has_no_predecessor(first) and self._recorded_open(first) is None:
             first -= 1
-        is_open = self._known_at(first) or {}
+        open_transactions = self._recorded_open(first) or {}
         for between in range(first, number):
-            found = self._walk(between, is_open, check_crcs=False)
-            if found.problem:
+            walked = self._walk(between, open_transactions, check_crcs=False)
+            if walked.problem:
                 raise CorruptSegmentError(
-                    f"{found.problem}; no sound producer snapshot behind it tells which"
+                    f"{walked.problem}; no sound producer snapshot behind it tells which"
                     " transactions are open",
                     topic=self._place[0],
                     partition=self._place[1],
-                    offset=found.next_offset,
+                    offset=walked.next_offset,
                     uri=self._store.uri(self._files.segments[between].log.key),
-                    position=found.size,
+                    position=walked.size,
                 )
-            is_open = found.side_files.open_after
-        return is_open
+            open_transactions = walked.side_files.open_after
+        return open_transactions
 
-    def _begins_anew(self, number: int) -> bool:
-        """Returns whether batches right before a segment are not there: it is the first, or the log
-        of the segment before it is lost.
-        """
+    def _has_no_predecessor(self, number: int) -> bool:
+        """Returns whether a segment is the first, or the log of the one before it is lost."""
         if not number:
             return True
         before, base = self._bases[number - 1 : number + 1]
         return any(before <= log.base_offset < base for log in self._files.lost_logs)
 
-    def _known_at(self, number: int) -> Mapping[int, int] | None:
-        """The same, where a segment before it was walked or a snapshot tells."""
-        if not self._begins_anew(number):
+    def _recorded_open(self, number: int) -> Mapping[int, int] | None:
+        """Returns the transactions open at the start of a segment, if the segment before it was
+        read or a snapshot exists.
+        """
+        if not self._has_no_predecessor(number):
             before = self._walked.get(self._bases[number - 1])
             if before is not None:
                 return before.side_files.open_after
@@ -335,7 +359,7 @@ class Recovery:
         try:
             entries = parse_producer_snapshot(read_file(self._store, info, MAX_SIDE_FILE_BYTES))
         except CorruptIndexError:
-            return None  # a broker deletes it and takes the one before
+            return None  # a broker deletes it and uses the previous one
         return {
             entry.producer_id: entry.current_txn_first_offset
             for entry in entries
@@ -343,9 +367,7 @@ class Recovery:
         }
 
     def _history(self) -> list[EpochEntry]:
-        """The leader epochs of the checkpoint, and of the batches that were read and that it does
-        not tell of.
-        """
+        """Returns the leader epochs of the checkpoint, and newer ones of the batches read."""
         entries: list[EpochEntry] = []
         info = self._files.others.get(EPOCHS_FILE)
         if info is not None:
@@ -362,29 +384,31 @@ class Recovery:
         for base in sorted(self._walked):
             for entry in self._walked[base].side_files.epochs:
                 if not entries or entry.epoch > entries[-1].epoch:
-                    entries = [one for one in entries if one.start_offset < entry.start_offset]
+                    entries = [old for old in entries if old.start_offset < entry.start_offset]
                     entries.append(entry)
         return entries
 
     def _lineage(
         self, history: Sequence[EpochEntry], log_start: int, stop: int
     ) -> tuple[EpochEntry, ...]:
-        """The leader epochs of [log_start, stop), also where the checkpoint does not tell."""
+        """Returns the leader epochs of [log_start, stop), from batches if the checkpoint does not
+        cover them.
+        """
         entries = [entry for entry in history if entry.start_offset < stop]
         first = entries[0].start_offset if entries else stop
         if log_start < first:
-            # A log start that was deleted up to is in this file before it is in its checkpoint.
-            told = self._epochs_between(log_start, first)
-            newest = told[-1].epoch if told else -1
-            entries = [*told, *(entry for entry in entries if entry.epoch > newest)]
+            # Brokers truncate this file before they write the new log start into its checkpoint.
+            read = self._epochs_between(log_start, first)
+            newest = read[-1].epoch if read else -1
+            entries = [*read, *(entry for entry in entries if entry.epoch > newest)]
         below = [entry for entry in entries if entry.start_offset <= log_start]
         if below:
             entries = [replace(below[-1], start_offset=log_start), *entries[len(below) :]]
         return tuple(entries)
 
     def _epochs_between(self, start: int, stop: int) -> list[EpochEntry]:
-        """The leader epochs that the batches of [start, stop) name."""
-        found: list[EpochEntry] = []
+        """Reads the leader epochs of [start, stop) from batch headers."""
+        entries: list[EpochEntry] = []
         first = max(bisect_right(self._bases, start) - 1, 0)
         for segment in self._files.segments[first:]:
             if segment.base_offset >= stop:
@@ -393,12 +417,12 @@ class Recovery:
                 for batch in self._batches(segment, stop_offset=stop, check_crcs=False):
                     header = batch.header
                     epoch = header.partition_leader_epoch
-                    newest = found[-1].epoch if found else -1
+                    newest = entries[-1].epoch if entries else -1
                     if header.next_offset > start and epoch > newest:
-                        found.append(EpochEntry(epoch, max(header.base_offset, start)))
+                        entries.append(EpochEntry(epoch, max(header.base_offset, start)))
             except SegmentFormatError as error:
                 raise self._located(error, segment) from error
-        return found
+        return entries
 
     def _located(self, error: SegmentFormatError, segment: SegmentFiles) -> CorruptSegmentError:
         return CorruptSegmentError(
@@ -412,8 +436,8 @@ class Recovery:
 
 
 def offset_index(store: ObjectStore, segment: SegmentFiles) -> OffsetIndex | None:
-    """The offset index without zeros that were allocated ahead; `None` where it has no entry, or
-    does not fit the log.
+    """Reads an offset index, which may be preallocated; `None` if it is empty or does not match the
+    log.
     """
     info = segment.files.get("index")
     if info is None:

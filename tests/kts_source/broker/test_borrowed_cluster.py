@@ -41,7 +41,7 @@ def _settings(port: int) -> BrokerSettings:
     return BrokerSettings((("127.0.0.1", port),), Secret(Security()))
 
 
-def test_threads_that_come_and_go_leave_no_connection_behind() -> None:
+def test_borrowed_clusters_of_ended_threads_are_reused() -> None:
     # Each read has threads of its own; what they had opened once stayed open until the process
     # ended, with the memory of an answer each.
     with FakeCluster() as cluster:
@@ -72,18 +72,18 @@ def test_reads_of_one_thread_that_take_turns_have_connections_of_their_own() -> 
         assert cluster.of_kind(FETCH) - asked == 3 * alone
 
 
-def test_what_nobody_uses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_idle", [])
     for port in range(1, 40):
         with borrowed_cluster(_settings(port)):
             pass
-    assert len(module._idle) == module._MOST_IDLE
+    assert len(module._idle) == module._MAX_IDLE
     with borrowed_cluster(_settings(39)) as again, borrowed_cluster(_settings(39)) as other:
         assert again is not other
     assert again in module._idle
 
 
-def test_a_forked_child_opens_its_own() -> None:
+def test_forked_child_opens_its_own_connections() -> None:
     script = """
 import os, sys
 from tests.kts_source.broker.test_borrowed_cluster import _settings, borrowed_cluster

@@ -43,7 +43,7 @@ blanks = st.sampled_from([" ", "\n", "\t", '  // of no concern; "\n', ' /* nor="
 
 
 @given(st.dictionaries(names, st.tuples(values, st.sampled_from("\"'")), max_size=5), st.data())
-def test_what_is_quoted_is_read_back(
+def test_jaas_quoted_values_round_trip(
     options: dict[str, tuple[str, str]], data: st.DataObject
 ) -> None:
     text = f"{SCRAM}{data.draw(blanks)}required"
@@ -108,7 +108,7 @@ def test_refused(text: str, words: str) -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_module_or_refused(text: str) -> None:
+def test_jaas_any_text_parses_or_is_refused(text: str) -> None:
     for given_text in (text, f"{PLAIN} required {text}", f'{PLAIN} required a="{text}";'):
         try:
             parse_jaas(given_text)

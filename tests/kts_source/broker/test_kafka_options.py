@@ -39,7 +39,7 @@ def refused(**changes: str) -> str:
     return str(caught.value)
 
 
-def test_without_servers_nothing_has_an_effect() -> None:
+def test_kafka_options_without_servers_are_ignored() -> None:
     given = {"kafka.ssl.engine.factory.class": "x", "kafka.security.protocol": "nonsense"}
     assert broker_settings(given) == (None, tuple(sorted(given)))
     assert broker_settings({}) == (None, ())
@@ -78,7 +78,7 @@ def test_defaults_are_those_of_the_table() -> None:
         ("max.partition.fetch.bytes", "57671681", "partition_fetch_bytes", 57_671_680),
     ],
 )
-def test_honoured(option: str, text: str, field: str, value: object) -> None:
+def test_kafka_options_are_parsed(option: str, text: str, field: str, value: object) -> None:
     found, ignored = broker_settings({**SERVERS, f"kafka.{option}": text})
     assert getattr(found, field) == value
     assert ignored == ()
@@ -102,7 +102,7 @@ def test_servers(text: str, servers: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     "text", ["a", "a:", ":1", "a:0", "a:65536", "a:1:2", "::1:9092", "a b:1", "u@a:1", "a:1;b:2"]
 )
-def test_servers_that_are_none(text: str) -> None:
+def test_bootstrap_servers_invalid_are_refused(text: str) -> None:
     problem = refused(bootstrap__servers=f"ok:1,{text}")
     assert "kafka.bootstrap.servers" in problem
     assert "entry 2" in problem
@@ -118,18 +118,18 @@ def test_no_servers_and_the_wrong_protocol() -> None:
     [name for name, default, _ in PLAIN_OPTIONS if default.isdecimal()],
 )
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1e3", "2147483648", "99999999999999"])
-def test_numbers_that_are_none(option: str, text: str) -> None:
+def test_kafka_options_invalid_numbers_are_refused(option: str, text: str) -> None:
     problem = refused(**{option.replace(".", "__"): text})
     assert f"'kafka.{option}' must be a whole number" in problem
 
 
-def test_a_broker_may_not_wait_longer_than_we_do() -> None:
+def test_fetch_max_wait_must_be_below_the_request_timeout() -> None:
     assert "less than kafka.request.timeout.ms" in refused(
         fetch__max__wait__ms="1000", request__timeout__ms="1000"
     )
 
 
-def test_names_that_cannot_be_sent() -> None:
+def test_login_names_with_zero_bytes_are_refused() -> None:
     assert "printable" in refused(client__id="a\nb")
     assert "printable" in refused(client__rack="r" * 250)
     assert "zero byte" in refused(client__rack="a\0b")
@@ -137,7 +137,7 @@ def test_names_that_cannot_be_sent() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_by_name_and_what_to_do(name: str) -> None:
+def test_options_refused_with_reason_and_fix(name: str) -> None:
     option = name.replace("*", "class")
     problem = refused(**{option.replace(".", "__"): "hunter2"})
     assert f"'kafka.{option}' is not supported: {REFUSED[name]}" in problem
@@ -156,11 +156,11 @@ def test_refused_by_name_and_what_to_do(name: str) -> None:
         "security.protocoll",
     ],
 )
-def test_security_is_never_ignored(name: str) -> None:
+def test_security_options_unknown_are_refused(name: str) -> None:
     assert f"'kafka.{name}' is not supported" in refused(**{name.replace(".", "__"): "x"})
 
 
-def test_a_typo_in_an_option_of_security_is_told() -> None:
+def test_security_option_typo_is_refused() -> None:
     assert "did you mean kafka.ssl.truststore.location" in refused(ssl__trustore__location="x")
 
 
@@ -180,7 +180,7 @@ def test_options_that_the_protocol_does_not_use_have_no_effect() -> None:
 
 
 @pytest.mark.parametrize("option", ["ssl__truststore__location", "sasl__mechanism"])
-def test_security_without_its_protocol_would_be_none(option: str) -> None:
+def test_security_options_need_the_protocol(option: str) -> None:
     assert "needs kafka.security.protocol" in refused(**{option: "x"})
 
 
@@ -200,7 +200,7 @@ def test_the_tables_of_the_docs_name_every_option_once() -> None:
     assert all(f"`kafka.{name}`" in tables["kafka-refused"] for name in REFUSED)
 
 
-def test_a_package_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_package_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kafka", None)
     assert "pip install 'tiered-kafka[kafka]'" in refused()
     assert broker_settings({"kafka.group.id": "x"}) == (None, ("kafka.group.id",))

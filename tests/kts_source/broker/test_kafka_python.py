@@ -15,7 +15,7 @@ from kafka.net.sasl.scram import ScramClient
 from kts_source.broker.settings import MECHANISMS
 
 
-def test_the_version_is_one_that_is_let_in() -> None:
+def test_tls_version_is_an_allowed_one() -> None:
     major, minor, *_ = kafka.__version__.split(".")
     assert (major, minor) == ("3", "0")
 

@@ -75,7 +75,7 @@ def test_key_and_chain_of_pkcs12() -> None:
     assert len(entry.chain) == 3
 
 
-def test_a_chain_holds_only_what_vouches_for_the_key() -> None:
+def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
     certificate = between().chain[0]
     assert stranger().chain[0] not in client().chain
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
@@ -141,7 +141,7 @@ def test_keys_that_are_refused() -> None:
         pem_key(broken.replace("MIIB", "M?"), None)
 
 
-def test_pem_without_certificates_trusts_nobody() -> None:
+def test_pem_without_certificates_is_refused() -> None:
     with pytest.raises(KeyStoreError, match="no BEGIN CERTIFICATE"):
         pem_certificates(client().key_pem())
     with pytest.raises(KeyStoreError, match="cannot be read"):
@@ -155,7 +155,7 @@ def test_an_empty_store_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", range(0, 60, 3))
-def test_a_store_that_is_cut(size: int) -> None:
+def test_key_store_truncated_is_an_error(size: int) -> None:
     body = jks(ROOTS)[: 12 + size]
     with pytest.raises(KeyStoreError, match=r"cut short|unknown"):
         trusted_certificates(body + jks_digest(body), PASSWORD)

@@ -100,7 +100,7 @@ def test_what_is_asked(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
     assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")).decode() == pair
 
 
-def test_a_token_is_kept_for_most_of_its_life(
+def test_token_is_reused_for_most_of_its_lifetime(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -117,12 +117,14 @@ def test_a_token_is_kept_for_most_of_its_life(
 @pytest.mark.parametrize(
     "life", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
 )
-def test_a_token_of_unknown_life_is_used_once(endpoint: Endpoint, life: dict[str, object]) -> None:
+def test_token_of_unknown_lifetime_is_used_once(
+    endpoint: Endpoint, life: dict[str, object]
+) -> None:
     endpoint.answers += [answer("t1", **life), answer("t2", **life)]
     assert [oauth.token(source(endpoint)) for _ in range(2)] == ["t1", "t2"]
 
 
-def test_a_token_that_a_broker_refused_is_forgotten(endpoint: Endpoint) -> None:
+def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
     endpoint.answers += [answer("t1", expires_in=1000), answer("t2", expires_in=1000)]
     for token in ("t1", "t2", "t2"):
         security = Security("SASL_SSL", None, "OAUTHBEARER", source(endpoint))
@@ -132,7 +134,7 @@ def test_a_token_that_a_broker_refused_is_forgotten(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_an_endpoint_that_fails_is_asked_again(endpoint: Endpoint, status: int) -> None:
+def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> None:
     endpoint.answers += [(status, b"hunter2"), (status, b""), answer("t1")]
     assert oauth.token(source(endpoint)) == "t1"
     endpoint.answers += [(status, b"hunter2")] * 3
@@ -159,7 +161,7 @@ def test_an_endpoint_that_fails_is_asked_again(endpoint: Endpoint, status: int) 
         (200, b'{"access_token":"' + b"a" * (1 << 20) + b'"}', "without an access_token"),
     ],
 )
-def test_answers_that_are_no_token(
+def test_token_endpoint_invalid_response_is_an_error(
     endpoint: Endpoint, status: int, body: bytes, words: str
 ) -> None:
     endpoint.answers.append((status, body))
@@ -170,7 +172,7 @@ def test_answers_that_are_no_token(
     assert len(endpoint.asked) == 1  # nor does the secret follow a redirect
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
     with serving() as endpoint:
@@ -179,7 +181,7 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         oauth.token(gone)
 
 
-def test_over_tls_only_from_whom_is_trusted(
+def test_token_endpoint_certificate_is_verified(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(oauth, "_held", {})

@@ -31,7 +31,7 @@ def test_only_messages_are_loaded() -> None:
     assert run(f"print({HEAVY})") == "False False"
 
 
-def test_with_the_shortcut_off_all_is_loaded() -> None:
+def test_tuning_off_imports_the_whole_kafka_package() -> None:
     assert run(f"print({HEAVY})", KTS_TUNING="off") == "True True"
 
 
@@ -44,11 +44,11 @@ def test_with_the_shortcut_off_all_is_loaded() -> None:
         "from kafka import *; print(KafkaConsumer.__module__)",
     ],
 )
-def test_who_wants_the_rest_gets_it(wanted: str) -> None:
+def test_kafka_attribute_imports_the_package(wanted: str) -> None:
     assert run(wanted) == "kafka.consumer.group"
 
 
-def test_the_package_is_itself_afterwards() -> None:
+def test_kafka_package_is_complete_after_use() -> None:
     text = run(
         "import kafka, types, kafka.protocol.consumer as ours, kafka.errors",
         "before = ours.FetchRequest",
@@ -59,12 +59,12 @@ def test_the_package_is_itself_afterwards() -> None:
     assert text == "True True <class 'kafka.errors.KafkaError'>\nTrue False"
 
 
-def test_who_looks_through_all_modules_loads_nothing() -> None:
+def test_scanning_modules_does_not_import_kafka() -> None:
     lines = "for module in list(sys.modules.values()): getattr(module, '__warningregistry__', None)"
     assert run(lines, f"print({HEAVY})") == "False False"
 
 
-def test_threads_that_want_it_at_once_all_get_it() -> None:
+def test_kafka_messages_import_from_concurrent_threads() -> None:
     text = run(
         "import threading, kafka",
         "found = []",
@@ -76,7 +76,7 @@ def test_threads_that_want_it_at_once_all_get_it() -> None:
     assert text == "8 {'KafkaProducer'}"
 
 
-def test_a_package_that_is_loaded_already_stays_as_it_is() -> None:
+def test_kafka_package_already_imported_is_unchanged() -> None:
     text = run(
         "import importlib",
         "for name in [one for one in sys.modules if one.split('.')[0] == 'kafka']:",

@@ -133,7 +133,7 @@ def test_the_example_of_rfc_7677(monkeypatch: pytest.MonkeyPatch) -> None:
         b"m=x,r={nonce}x,s=c2FsdA==,i=4096",
     ],
 )
-def test_a_first_answer_that_is_none(answer: bytes) -> None:
+def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
     client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
     nonce = client.auth_bytes().rpartition(b"r=")[2]
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-256 failed") as caught:
@@ -143,7 +143,7 @@ def test_a_first_answer_that_is_none(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("iterations", [1, 4095])
-def test_a_server_that_asks_for_too_few_iterations_gets_no_proof(iterations: int) -> None:
+def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "hunter2"}, iterations)
     client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
     with pytest.raises(BrokerError, match=f"{iterations} iterations"):
@@ -151,7 +151,7 @@ def test_a_server_that_asks_for_too_few_iterations_gets_no_proof(iterations: int
 
 
 @pytest.mark.parametrize("answer", [b"v=c2lnbmF0dXJl", b"e=other-error", b"", b"v=?"])
-def test_a_server_that_does_not_know_the_password_is_refused(answer: bytes) -> None:
+def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
     server = ScramServer("SCRAM-SHA-512", {"alice": "hunter2"})
     client = login("SCRAM-SHA-512", Password("alice", "hunter2"))
     client.receive(server.first(client.auth_bytes()))
@@ -172,7 +172,7 @@ def give_token() -> str:
     return "header.payload.signature-_~+/=="
 
 
-def test_a_broker_that_comes_to_no_end() -> None:
+def test_login_fails_after_too_many_responses() -> None:
     client = login("OAUTHBEARER", TokenCallback(f"{__name__}:give_token", ()))
     for _ in range(16):
         client.auth_bytes()
@@ -204,7 +204,7 @@ def test_a_token_and_its_extensions() -> None:
     assert client.is_done()
 
 
-def test_a_refused_token_is_answered_before_the_broker_closes() -> None:
+def test_oauth_rejected_token_is_acknowledged() -> None:
     client = login("OAUTHBEARER", TokenCallback(f"{__name__}:give_token", ()))
     client.auth_bytes()
     client.receive(b'{"status":"invalid_token"}')
@@ -215,7 +215,7 @@ def test_a_refused_token_is_answered_before_the_broker_closes() -> None:
 @pytest.mark.parametrize(
     "name", ["give_nothing", "give_two_lines", "fail", "missing", "give_token.x"]
 )
-def test_a_function_that_gives_no_token(name: str) -> None:
+def test_token_callback_invalid_result_is_an_error(name: str) -> None:
     client = login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
     with pytest.raises(BrokerError, match="the callback") as caught:
         client.auth_bytes()
@@ -299,7 +299,7 @@ def test_kerberos_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         login("GSSAPI", Kerberos("kafka", "", ""))
 
 
-def test_the_kafka_package_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kafka.protocol.consumer", None)
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
         require_kafka()
@@ -367,7 +367,7 @@ def test_kerberos_s_exchange(who: Kerberos, keytab: str, monkeypatch: pytest.Mon
     client.receive(b"")
 
 
-def test_what_a_library_raises_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_errors_name_only_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: object) -> str:
         raise RuntimeError("hunter2")
 

@@ -66,7 +66,7 @@ def everything(folder: Path) -> dict[str, str]:
     }
 
 
-def test_what_is_parsed_shows_nothing_and_survives_a_pickle(tmp_path: Path) -> None:
+def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
     options = parse_options({"path": "/t", "subscribe": "a", **everything(tmp_path)})
     assert options.brokers is not None
     security = options.brokers.security.reveal()
@@ -105,7 +105,7 @@ def test_what_is_parsed_shows_nothing_and_survives_a_pickle(tmp_path: Path) -> N
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_no_part_shows_itself(value: object) -> None:
+def test_security_values_have_no_repr(value: object) -> None:
     assert SECRET not in f"{value} {value!r} {[value]}"
     assert pickle.loads(pickle.dumps(value)) == value
 
@@ -178,7 +178,7 @@ def test_no_error_shows_what_a_user_wrote(case: tuple[dict[str, str], tuple[str,
 
 @pytest.mark.parametrize("name", sorted(COUNTED - {"client.id", "client.rack"}))
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
-def test_a_secret_in_the_wrong_option(name: str, protocol: str, tmp_path: Path) -> None:
+def test_secret_in_another_option_is_not_shown(name: str, protocol: str, tmp_path: Path) -> None:
     base = everything(tmp_path) | {"kafka.security.protocol": protocol}
     if not name.startswith("ssl.key"):  # opening the store takes a while
         base = {option: text for option, text in base.items() if "ssl.keystore" not in option}

@@ -136,7 +136,7 @@ TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("store", TRUST_STORES)
-def test_who_is_trusted_and_nobody_else(store: str, tmp_path: Path) -> None:
+def test_tls_only_trusted_certificates_are_accepted(store: str, tmp_path: Path) -> None:
     found = security(TRUST_STORES[store](tmp_path))
     with listening(tmp_path, server()) as port:
         assert greeting(found, port) == "hello [] TLSv1.3"
@@ -150,7 +150,7 @@ def test_who_is_trusted_and_nobody_else(store: str, tmp_path: Path) -> None:
         greeting(found, port)
 
 
-def test_without_a_trust_store_the_machine_s_authorities_count(tmp_path: Path) -> None:
+def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None:
     with (
         listening(tmp_path, server()) as port,
         pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
@@ -198,7 +198,7 @@ KEY_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 
 @pytest.mark.parametrize("store", KEY_STORES)
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_who_is_shown(
+def test_tls_client_certificate_is_sent(
     store: str, in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls_context.cache_clear()
@@ -213,9 +213,7 @@ def test_who_is_shown(
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_key_in_a_file_is_private_and_short_lived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen = []
@@ -232,7 +230,7 @@ def test_a_key_in_a_file_is_private_and_short_lived(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_asks_for_a_certificate_gets_none_from_who_has_none(tmp_path: Path) -> None:
+def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
     found = security(TRUST_STORES["JKS"](tmp_path))
     with (
         listening(tmp_path, server(), asks_for_certificate=True) as port,
@@ -258,7 +256,7 @@ def test_versions(options: dict[str, str], spoken: str, tmp_path: Path) -> None:
         assert greeting(found, port) == f"hello [] {spoken}"
 
 
-def test_a_version_that_is_not_allowed_is_not_spoken(tmp_path: Path) -> None:
+def test_tls_version_not_allowed_is_not_used(tmp_path: Path) -> None:
     found = security({**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"})
     with (
         listening(tmp_path, server(), newest=ssl.TLSVersion.TLSv1_2) as port,
@@ -303,7 +301,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
     ],
 )
-def test_refused_with_words_that_help(options: dict[str, str], words: str) -> None:
+def test_options_errors_explain_the_fix(options: dict[str, str], words: str) -> None:
     problem = refused(options)
     assert words in problem
     assert "wr0ng" not in problem
@@ -327,7 +325,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     assert "not text" in refused({"truststore.location": str(big), "truststore.type": "PEM"})
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_file_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = TRUST_STORES["JKS"](tmp_path)
 
     def denied(*_: object) -> None:
@@ -337,7 +335,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "cannot be read: Permission denied" in refused(options)
 
 
-def test_a_key_that_is_not_the_certificate_s_is_told_at_once() -> None:
+def test_key_without_matching_certificate_is_refused() -> None:
     options = {
         "keystore.type": "PEM",
         "keystore.key": server().key_pem(),

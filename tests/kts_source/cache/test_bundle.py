@@ -19,7 +19,7 @@ def cache(tmp_path: Path) -> DiskCache:
     return DiskCache(tmp_path / "cache", CacheLimits(None, None))
 
 
-def test_what_was_put_comes_back_and_one_value_changes_alone(cache: DiskCache) -> None:
+def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
     parts = Bundle(cache, "p")
     parts.put("a", b"one\n")
     parts.put("b", b"")
@@ -34,7 +34,7 @@ def test_what_was_put_comes_back_and_one_value_changes_alone(cache: DiskCache) -
     assert (last.get("a"), last.get("b")) == (b"one\n", b"\x00two")
 
 
-def test_nothing_new_writes_nothing(cache: DiskCache, tmp_path: Path) -> None:
+def test_cache_value_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
     parts = Bundle(cache, "p")
     parts.save()
     assert cache.get("p") is None
@@ -59,7 +59,7 @@ def test_nothing_new_writes_nothing(cache: DiskCache, tmp_path: Path) -> None:
         lambda data: b"",
     ],
 )
-def test_an_entry_that_cannot_be_read_is_a_miss(
+def test_cache_unreadable_value_is_a_miss(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
     parts = Bundle(cache, "p")

@@ -105,7 +105,7 @@ def requested(tmp_path: Path) -> list[str]:
     return SlowStore(tmp_path / "requests").requested
 
 
-def test_the_second_read_of_a_version_asks_nothing(tmp_path: Path) -> None:
+def test_cache_serves_the_second_read_of_a_version(tmp_path: Path) -> None:
     for _ in range(2):
         store = cached(tmp_path)
         assert store.get_range("a", 3, 9, version="1") == bytes(range(3, 9))
@@ -125,7 +125,7 @@ def test_another_version_range_object_or_server_is_a_miss(tmp_path: Path) -> Non
     assert len(requested(tmp_path)) == 5
 
 
-def test_what_has_no_version_is_not_kept(tmp_path: Path) -> None:
+def test_objects_without_version_are_not_cached(tmp_path: Path) -> None:
     store = cached(tmp_path)
     for _ in range(2):
         store.get_range("a", 3, 9)
@@ -156,7 +156,7 @@ def test_the_folder_and_those_above_it_are_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_cannot_be_used_costs_only_the_cache(tmp_path: Path) -> None:
+def test_cache_unusable_folder_disables_the_cache(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"a file")
     store = cached(tmp_path)
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_two_processes_fetch_a_range_once(tmp_path: Path) -> None:
     assert requested(tmp_path) == ["a:3-9"]
 
 
-def test_who_lost_patience_fetches_itself(tmp_path: Path) -> None:
+def test_cache_waiter_fetches_after_the_timeout(tmp_path: Path) -> None:
     read_in_two_processes(tmp_path, patience=0.01)
     assert requested(tmp_path) == ["a:3-9"] * 2
 
@@ -198,7 +198,7 @@ def _read_and_hang(tmp_path: Path) -> None:
     cached(tmp_path, seconds=600).get_range("a", 3, 9, version="1")
 
 
-def test_a_killed_fetcher_is_not_waited_for(tmp_path: Path) -> None:
+def test_cache_does_not_wait_for_a_killed_fetcher(tmp_path: Path) -> None:
     hanging = multiprocessing.get_context("spawn").Process(target=_read_and_hang, args=(tmp_path,))
     hanging.start()
     deadline = time.monotonic() + 60
@@ -244,7 +244,7 @@ def rows(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "encrypted", "epochs", "txn"])
-def test_a_second_scan_reads_no_data(topic: str, tmp_path: Path) -> None:
+def test_cached_chunks_serve_a_second_scan(topic: str, tmp_path: Path) -> None:
     options = tier_options(topic, includeHeaders="true", targetPartitionBytes="100k")
     expected = rows(expected_table(topic, "read_committed"))
     for number in range(2):
@@ -345,7 +345,7 @@ def test_a_damaged_plaintext_entry_is_fetched_again(tmp_path: Path) -> None:
     assert log_reads(tier) > 0
 
 
-def test_a_replaced_object_is_not_answered_from_the_cache(tmp_path: Path) -> None:
+def test_cache_replaced_object_is_a_miss(tmp_path: Path) -> None:
     folder = tmp_path / "tier"
     folder.mkdir()
     (folder / "a").write_bytes(b"first")

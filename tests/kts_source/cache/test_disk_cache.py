@@ -29,7 +29,7 @@ def aged(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_stored_is_served_to_every_process(tmp_path: Path) -> None:
+def test_cache_entries_are_shared_by_processes(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     assert cache.get("a") is None
     for name, data in {"a": b"data", "ä/b": b"", "big": bytes(3 << 20)}.items():
@@ -41,7 +41,7 @@ def test_what_was_stored_is_served_to_every_process(tmp_path: Path) -> None:
     assert (counters.hits, counters.misses, counters.bytes_served) == (1, 1, 5)
 
 
-def test_a_cut_or_spoiled_entry_is_a_miss(tmp_path: Path) -> None:
+def test_cache_truncated_or_damaged_entry_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("name", b"0123456789")
     (path,) = entries(tmp_path)
@@ -60,7 +60,7 @@ def test_a_cut_or_spoiled_entry_is_a_miss(tmp_path: Path) -> None:
     assert cache.get("name") == b"0123456789"
 
 
-def test_an_entry_is_not_served_under_another_name(tmp_path: Path) -> None:
+def test_cache_entry_of_another_name_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("one", b"1")
     (path,) = entries(tmp_path)
@@ -91,7 +91,7 @@ def test_without_a_time_to_live_entries_stay(tmp_path: Path) -> None:
     assert cache.get("a") == b"a"
 
 
-def test_a_write_sweeps_what_has_expired(tmp_path: Path) -> None:
+def test_cache_write_sweeps_expired_entries(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(1 << 20, 60))
     cache.put("old", b"o" * 100)
     aged(entries(tmp_path)[0], 61)
@@ -100,7 +100,7 @@ def test_a_write_sweeps_what_has_expired(tmp_path: Path) -> None:
     assert cache.get("new") is not None
 
 
-def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
+def test_cache_drops_the_least_recently_used_first(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     for number in range(100):
         cache.put(f"{number}", bytes(1 << 10))
@@ -123,7 +123,7 @@ def pass_time(folder: Path, seconds: int = 5) -> None:
         os.utime(path, ns=(then, then))
 
 
-def test_what_was_asked_for_again_outlives_a_scan_of_much(tmp_path: Path) -> None:
+def test_cache_reused_entries_survive_a_large_scan(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     often = [f"often {number}" for number in range(16)]
     for name in often:
@@ -139,7 +139,7 @@ def test_what_was_asked_for_again_outlives_a_scan_of_much(tmp_path: Path) -> Non
     assert cache.peek("once 400") is None
 
 
-def test_what_was_asked_for_again_long_ago_makes_room_in_the_end(tmp_path: Path) -> None:
+def test_cache_old_reused_entries_are_dropped_eventually(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(64 << 10, None))
     for number in range(200):
         cache.put(f"{number}", bytes(1 << 10))
@@ -155,7 +155,7 @@ def test_what_was_asked_for_again_long_ago_makes_room_in_the_end(tmp_path: Path)
     assert all(cache.peek(f"new {number}") is not None for number in range(3, 14))
 
 
-def test_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
+def test_cache_sweeps_abandoned_files(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     young, old = tmp_path / "1.new", tmp_path / "2.new"
     lock, foreign = tmp_path / "3.lock", tmp_path / "keep.txt"
@@ -167,7 +167,7 @@ def test_what_dead_writers_left_is_swept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.new", "keep.txt", "sweep"]
 
 
-def test_nobody_else_can_look_inside(tmp_path: Path) -> None:
+def test_cache_files_are_private(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     previous = os.umask(0)
     try:
@@ -182,7 +182,7 @@ def test_nobody_else_can_look_inside(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_is_a_link_or_anothers_is_refused(
+def test_cache_folder_link_or_other_owner_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "real").mkdir()
@@ -194,7 +194,7 @@ def test_a_folder_that_is_a_link_or_anothers_is_refused(
         make_private_folder(tmp_path / "real")
 
 
-def test_a_disk_that_fails_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_cache_disk_error_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     (tmp_path / "c").rmdir()
     (tmp_path / "c").write_bytes(b"no folder")
@@ -230,7 +230,7 @@ def test_one_holder_at_a_time_among_threads(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.lock")) == []
 
 
-def test_who_waits_too_long_goes_on(tmp_path: Path) -> None:
+def test_lock_timeout_continues_without_the_lock(tmp_path: Path) -> None:
     with locked([f"{tmp_path}/a.lock"], 1) as first:
         assert first
         with locked([f"{tmp_path}/a.lock"], 0.01) as second:
@@ -241,7 +241,7 @@ def test_who_waits_too_long_goes_on(tmp_path: Path) -> None:
         assert again
 
 
-def test_waiting_ends_when_nobody_wants_the_answer(tmp_path: Path) -> None:
+def test_lock_wait_ends_when_cancelled(tmp_path: Path) -> None:
     cancellation = Cancellation()
     with locked([f"{tmp_path}/a.lock"], 1):
         timer = threading.Timer(0.05, cancellation.cancel)
@@ -261,7 +261,7 @@ def _hold_for_ever(path: str, held: multiprocessing.synchronize.Event) -> None:
         time.sleep(600)
 
 
-def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
+def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     held = context.Event()
     holder = context.Process(target=_hold_for_ever, args=(f"{tmp_path}/a.lock", held))

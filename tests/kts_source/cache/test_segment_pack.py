@@ -104,7 +104,7 @@ def test_any_other_object_is_another_segment(
     assert pack.find(replace(listed[0], segment_id="A" * 22)) is None
 
 
-def test_what_has_no_version_is_not_kept(cache: DiskCache) -> None:
+def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     described = layout.describe(store, entry)
@@ -140,7 +140,7 @@ def test_segments_that_are_no_longer_listed_leave_the_pack(cache: DiskCache) -> 
         lambda text: "",
     ],
 )
-def test_a_line_that_cannot_be_read_is_a_miss(
+def test_segment_pack_unreadable_line_is_a_miss(
     spoil: object, cache: DiskCache, request: pytest.FixtureRequest
 ) -> None:
     listed, _ = packed(cache)

@@ -30,7 +30,7 @@ def content(name: str, start: int, stop: int) -> bytes:
     return random.Random(name).randbytes(4096)[start:stop]
 
 
-def test_parts_come_back_from_the_next_plan(cache: DiskCache) -> None:
+def test_side_file_pack_serves_the_next_plan(cache: DiskCache) -> None:
     spans = [("a", 10, 60), ("a", 100, 140), ("b", 0, 4096), ("c", 5, 5)]
     pack = SideFilePack(cache, "p")
     for name, start, stop in spans:
@@ -47,7 +47,7 @@ def test_parts_come_back_from_the_next_plan(cache: DiskCache) -> None:
         assert again.find(source("d"), 10, 60) is None
 
 
-def test_what_has_no_version_is_not_kept(cache: DiskCache) -> None:
+def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
     pack.add(source("a", None), 0, b"abc")
     assert pack.find(source("a", None), 0, 3) is None
@@ -55,7 +55,7 @@ def test_what_has_no_version_is_not_kept(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_a_plan_that_read_nothing_new_writes_nothing(cache: DiskCache, tmp_path: Path) -> None:
+def test_side_file_pack_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
     pack = SideFilePack(cache, "p")
     pack.add(source("a"), 0, b"abc")
     pack.save()
@@ -68,7 +68,7 @@ def test_a_plan_that_read_nothing_new_writes_nothing(cache: DiskCache, tmp_path:
     assert entry.stat().st_ino == stored  # a write would put another file there
 
 
-def test_it_is_bounded_and_what_was_used_last_stays(cache: DiskCache) -> None:
+def test_cache_limit_drops_the_least_recently_used(cache: DiskCache) -> None:
     part = MAX_PACK_BYTES // 4
     for plan in range(5):  # each reads one, and looks at the first
         pack = SideFilePack(cache, "p")
@@ -85,7 +85,7 @@ def test_it_is_bounded_and_what_was_used_last_stays(cache: DiskCache) -> None:
     assert len(data) < MAX_PACK_BYTES + 1000
 
 
-def test_one_plan_keeps_no_more_than_there_is_room_for(cache: DiskCache) -> None:
+def test_side_file_pack_is_limited(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
     part = MAX_PACK_BYTES // 2 - 1
     for name in "abc":
@@ -108,7 +108,7 @@ def test_one_plan_keeps_no_more_than_there_is_room_for(cache: DiskCache) -> None
         lambda data: b"",
     ],
 )
-def test_an_entry_that_cannot_be_read_is_a_miss(
+def test_cache_unreadable_value_is_a_miss(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
     pack = SideFilePack(cache, "p")

@@ -40,7 +40,7 @@ def test_plaintext_is_kept_only_if_asked_for_and_where_chunks_are() -> None:
         settings(cachePlaintext="true")
 
 
-def test_a_waiter_is_as_patient_as_a_read() -> None:
+def test_cache_waits_for_the_read_timeout() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 
 
@@ -61,7 +61,7 @@ def test_one_switch_for_all() -> None:
         ("cacheDir", " "),
     ],
 )
-def test_what_makes_no_sense_is_refused(name: str, text: str) -> None:
+def test_cache_options_contradictions_are_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidOptionError, match=name):
         settings(**{name: text})
 

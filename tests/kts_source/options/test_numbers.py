@@ -72,7 +72,7 @@ def test_all_options_that_are_numbers_are_here() -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_works_or_is_refused_by_name(name: str, tier: Path, tmp_path: Path) -> None:
+def test_number_options_parse_or_name_the_option(name: str, tier: Path, tmp_path: Path) -> None:
     given = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}
     accepted = 0
     for text in TEXTS:
@@ -104,7 +104,7 @@ def test_a_number_works_or_is_refused_by_name(name: str, tier: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("least", "most"), [("61", "2147483647")])
-def test_bounds_of_record_batches_are_told(least: str, most: str) -> None:
+def test_max_batch_bytes_limits_are_checked(least: str, most: str) -> None:
     for text in ("60", "2g", "4g", "10"):
         with pytest.raises(InvalidOptionError, match=rf"maxBatchBytes.*{least}.*{most}.*{text}"):
             parse_options({"path": "/", "subscribe": "t", "maxBatchBytes": text})

@@ -117,7 +117,7 @@ def test_every_option_is_known_in_lower_case_and_a_typo_of_it_is_refused(option:
         ({"planFile": "/\ud800"}, "'planfile' has a zero byte or half a character"),
     ],
 )
-def test_refused_with_words_that_help(changes: dict[str, str | None], words: str) -> None:
+def test_options_errors_explain_the_fix(changes: dict[str, str | None], words: str) -> None:
     assert words in refused(**changes)
 
 
@@ -135,7 +135,7 @@ def test_alias_of_the_isolation_level() -> None:
         ("checkCrcs", "kafka.check.crcs", "false", "False"),
     ],
 )
-def test_an_option_and_its_alias_may_say_the_same(
+def test_option_and_alias_with_equal_values_are_accepted(
     name: str, alias: str, text: str, other: str
 ) -> None:
     options = parse_options({**BASE, name: text, alias: other})
@@ -163,7 +163,7 @@ def test_brokers_of_kafka_options() -> None:
 
 
 @pytest.mark.parametrize("name", ["tail", "brokerFallback"])
-def test_what_brokers_hold_needs_brokers(name: str) -> None:
+def test_tail_options_need_brokers(name: str) -> None:
     assert f"{name}=true needs option kafka.bootstrap.servers" in refused(**{name: "true"})
     assert parse_options({**BASE, name: "false"}).brokers is None
 
@@ -225,7 +225,7 @@ def test_no_secret_shows() -> None:
         ({"catalog": "topic"}, "must be listing or metadata-topic"),
     ],
 )
-def test_a_catalog_that_cannot_be(changes: dict[str, str | None], text: str) -> None:
+def test_catalog_invalid_values_are_refused(changes: dict[str, str | None], text: str) -> None:
     given = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
     assert text in refused(**given)
 

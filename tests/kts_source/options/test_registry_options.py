@@ -112,7 +112,7 @@ def test_subjects_that_cannot_be_read_are_named(server: Registry) -> None:
         parsed(**confluent(server))
 
 
-def test_a_json_schema_of_the_registry_gives_the_columns(server: Registry) -> None:
+def test_json_schema_of_the_registry_defines_the_columns(server: Registry) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     server.documents[LATEST] = {"schema": json.dumps(schema), "schemaType": "JSON", "id": 2}
     options = confluent(server) | {"value.format": "json-confluent"}
@@ -227,7 +227,7 @@ def test_a_folder_of_schemas_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"url": "https://x", "ssl.certificate.location": "/y"}, "needs option .*key"),
     ],
 )  # fmt: skip
-def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -> None:
+def test_options_contradictions_are_refused(options: dict[str, str], reason: str) -> None:
     named = {f"value.schema-registry.{name}": text for name, text in options.items()}
     if "url" not in options or options["url"] != "/x" or len(options) > 1:
         named["value.schema"] = RECORD
@@ -260,7 +260,7 @@ def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -
          "must be globalid or contentid"),
     ],
 )  # fmt: skip
-def test_what_has_no_meaning_is_refused(options: dict[str, str], reason: str) -> None:
+def test_tls_options_without_meaning_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 

@@ -29,7 +29,7 @@ def test_nothing_is_decoded_by_default() -> None:
     assert parsed(value__format="RAW", key__format="raw").formats == ()
 
 
-def test_a_schema_is_text_or_a_file_and_fixed_at_once(tmp_path: Path) -> None:
+def test_schema_text_or_file_is_read_once(tmp_path: Path) -> None:
     file = tmp_path / "r.avsc"
     file.write_text(RECORD)
     (of_file,) = parsed(value__format="avro", value__schema=str(file)).formats
@@ -103,7 +103,7 @@ def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
         ({"value__formt": "avro"}, "did you mean 'value.format'"),
     ],
 )  # fmt: skip
-def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -> None:
+def test_options_contradictions_are_refused(options: dict[str, str], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         parsed(**options)
 
@@ -117,7 +117,7 @@ def test_contradictions_are_told_at_once(options: dict[str, str], reason: str) -
         ("/a/folder@home", "/a/folder@home", None),
     ],
 )
-def test_a_password_in_the_url_is_kept_secret(
+def test_registry_url_password_is_secret(
     url: str, place: str, auth: tuple[str, str] | None
 ) -> None:
     options = confluent(url)
@@ -143,7 +143,7 @@ def test_a_password_in_the_url_is_kept_secret(
         "https://x/a hidden",
     ],
 )
-def test_what_is_no_url_is_refused_and_not_shown(url: str) -> None:
+def test_registry_url_invalid_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidOptionError) as raised:
         confluent(url)
     assert "hidden" not in str(raised.value)

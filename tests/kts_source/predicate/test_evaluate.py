@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @settings(deadline=None, max_examples=400)
 @given(PREDICATES, st.lists(ROWS, max_size=6), st.integers(0, 2))
-def test_every_row_gets_its_truth(predicate: Predicate, rows: list[Row], skipped: int) -> None:
+def test_evaluate_returns_three_valued_results(
+    predicate: Predicate, rows: list[Row], skipped: int
+) -> None:
     # A slice too: its columns begin inside their buffers.
     batch, rows = batch_of(rows).slice(skipped), rows[skipped:]
     expected = [truth(predicate, row) for row in rows]

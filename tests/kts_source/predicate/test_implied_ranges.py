@@ -30,7 +30,7 @@ def test_no_row_that_matches_lies_outside(predicate: Predicate, row: Row) -> Non
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_what_a_partition_knows_changes_no_answer(predicate: Predicate, row: Row) -> None:
+def test_specialised_predicate_returns_the_same_rows(predicate: Predicate, row: Row) -> None:
     rest = specialised(predicate, row["topic"].decode(), row["partition"])
     assert not columns_of(rest) & {"topic", "partition"}
     assert truth(rest, row) is truth(predicate, row)
@@ -48,7 +48,7 @@ def test_what_a_partition_knows_changes_no_answer(predicate: Predicate, row: Row
         ("(offset = 1 AND partition = 1) OR (offset = 9 AND partition = 0)", Region(1, 1)),
     ],
 )
-def test_boxes_are_as_small_as_they_can_be(text: str, box: Region) -> None:
+def test_region_is_minimal(text: str, box: Region) -> None:
     assert region(specialised(parse_predicate(text), "t", 1)) == box
 
 

@@ -82,7 +82,7 @@ NEW_YEAR = 1_704_067_200_000_000
         ),
     ],
 )
-def test_meaning(text: str, expected: Predicate) -> None:
+def test_predicates_parse_to_their_model(text: str, expected: Predicate) -> None:
     assert parse_predicate(text) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected
 
@@ -149,14 +149,14 @@ def test_tables_know_a_predicate_by_its_repr() -> None:
         ("CASE WHEN key = 'a' THEN true END", "CASE"),
     ],
 )
-def test_what_is_not_supported_is_named(text: str, named: str) -> None:
+def test_predicate_unsupported_part_is_named(text: str, named: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse_predicate(text)
     assert named in str(caught.value)
     assert "'where'" in str(caught.value)
 
 
-def test_a_chain_of_thousands_and_a_nest_that_is_too_deep() -> None:
+def test_predicate_long_chains_parse_and_deep_nesting_is_refused() -> None:
     chain = " OR ".join(f"key = '{number}'" for number in range(3000))
     found = parse_predicate(chain)
     assert isinstance(found, Or)

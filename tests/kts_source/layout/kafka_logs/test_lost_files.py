@@ -211,7 +211,7 @@ def test_topic_that_only_a_checkpoint_names_is_data_loss_where_it_is_named(
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_partition_of_which_only_a_folder_set_aside_is_left_is_reported(
+def test_partition_with_only_a_folder_set_aside_is_reported(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)

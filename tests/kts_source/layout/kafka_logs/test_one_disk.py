@@ -104,7 +104,7 @@ def test_messages_of_old_formats_are_refused_by_name(tmp_path: Path, magic: int)
         offsets(tmp_path, "read_uncommitted", endOfLog="true")
 
 
-def test_segments_behind_a_torn_one_are_not_read(tmp_path: Path) -> None:
+def test_segments_after_an_incomplete_one_are_not_read(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0)
     first = LOG.segments[0]
     base, position = batch_positions(first.log)[4]
@@ -112,7 +112,7 @@ def test_segments_behind_a_torn_one_are_not_read(tmp_path: Path) -> None:
     assert offsets(tmp_path, endOfLog="true") == expected(LOG, stop=base)
 
 
-def test_zeros_allocated_ahead_are_no_records(tmp_path: Path) -> None:
+def test_preallocated_zeros_are_not_records(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes() + bytes(1 << 20))
@@ -201,7 +201,7 @@ def test_missing_side_files_are_worked_out_from_the_log(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
-def test_stale_side_files_beyond_the_recovery_point_are_not_believed(
+def test_side_files_above_the_recovery_point_are_rebuilt(
     tmp_path: Path, level: str, kind: str
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)

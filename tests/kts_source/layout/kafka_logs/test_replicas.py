@@ -64,7 +64,7 @@ def test_log_directories_are_found_below_the_root(tmp_path: Path, below: str) ->
     assert offsets(tmp_path, keyPrefix="broker-1") == expected(LOG)
 
 
-def test_folder_that_is_named_like_a_partition_is_none(tmp_path: Path) -> None:
+def test_folder_with_a_partition_name_is_not_a_partition(tmp_path: Path) -> None:
     Disk(tmp_path / f"{TOPIC}-1").write(LOG)
     assert offsets(tmp_path) == expected(LOG)
 
@@ -165,7 +165,7 @@ def test_checkpoint_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__cluster_metadata"])
-def test_a_pattern_does_not_match_kafka_s_own_topics(tmp_path: Path, name: str) -> None:
+def test_subscribe_pattern_skips_internal_topics(tmp_path: Path, name: str) -> None:
     # They stand on the same disks; a consumer does not get them by a pattern either.
     Disk(tmp_path).write(LOG).folder.rename(tmp_path / f"{name}-0")
     Disk(tmp_path).write(LOG)

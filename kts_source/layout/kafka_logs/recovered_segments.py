@@ -1,5 +1,5 @@
-"""The segments of a recovered log as every other part of the reader knows them: clipped to where
-the log ends, with the side files that fit.
+"""Describes the segments of a recovered log: clipped to the end of the log, with the side files of
+the disk where they are valid and synthesized ones elsewhere.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import DataLossError
+from kts_source.layout.kafka_logs.log_dirs import NO_LOG
 from kts_source.layout.kafka_logs.replica import offset_index
-from kts_source.layout.kafka_logs.segment_files import NO_LOG
 from kts_source.layout.remote_segment import (
     IndexType,
     ObjectRef,
@@ -25,24 +25,21 @@ from segment_format.index.sparse_indexes import OFFSET_ENTRY_SIZE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kts_source.layout.kafka_logs.log_dirs import LostReplica
-    from kts_source.layout.kafka_logs.replica import Recovery, Replica, Walked
-    from kts_source.layout.kafka_logs.segment_files import SegmentFiles
-    from kts_source.layout.kafka_logs.surviving import SurvivingLog
+    from kts_source.layout.kafka_logs.log_dirs import LostReplica, SegmentFiles
+    from kts_source.layout.kafka_logs.replica import Recovery, Replica, SurvivingLog, Walked
     from kts_source.layout.layout import TopicFolder
     from kts_source.store.object_store import ObjectInfo, ObjectStore
 
 _NO_TIMESTAMP: Final = -1
-"""Nothing that was flushed tells; planning looks into the segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Records that were there.
+    """Lost records.
 
     Attributes:
-        segment: Their offsets.
-        key: The file that tells of them.
+        segment: Describes their offsets.
+        key: The file that names them.
         reason: What is wrong with it.
     """
 
@@ -58,23 +55,23 @@ def described(
     log: SurvivingLog,
     recovery: Recovery,
 ) -> tuple[list[tuple[RemoteSegment, SegmentFiles]], list[Lost]]:
-    """The segments in order, and what stands for records that were there and are lost.
+    """Describes the segments of a log in order, and the records that are lost.
 
-    A log without records is one segment without offsets, unless there is no file at all.
+    A log without records becomes one segment without offsets, unless its folder is empty.
 
     Raises:
-        DataLossError: Records are lost, and the folder has no file at all.
+        DataLossError: Records are lost, and the folder is empty.
     """
     replica = log.replica
     lineage = tuple(entry for entry in replica.lineage if entry.start_offset < log.stop)
-    if not lineage:  # without records the epoch does not matter, but where the log begins
+    if not lineage:  # a log without records needs an entry for its start
         lineage = (EpochEntry(0, replica.log_start),)
     kept = [
         number
         for number, segment in enumerate(replica.segments)
         if segment.base_offset < log.stop and _stop(replica, number) > replica.log_start
     ]
-    maker = _Maker(store, folder, partition, lineage, replica, recovery, log.stop)
+    maker = _SegmentMaker(store, folder, partition, lineage, replica, recovery, log.stop)
     segments, lost = [], []
     first = replica.segments[kept[0]] if kept else None
     if first is not None and (missing := replica.files.lost_logs[:1]):
@@ -109,7 +106,7 @@ def described(
 
 
 def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
-    """Returns a file that exists and says where the end of the log was, and why it ends earlier."""
+    """Returns an existing file that names the former end of the log, and why it ends earlier."""
     after = f"the log went on to offset {promised}"
     at_end = [gone for gone in replica.files.lost_logs if gone.base_offset >= replica.stop]
     if at_end:
@@ -117,9 +114,8 @@ def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[Objec
     logs = replica.segments or replica.files.segments
     if logs:
         problem = replica.problem or "the file ends"
-        return logs[
-            -1
-        ].log, f"not whole from position {replica.stop_size} on, but {after}: {problem}"
+        reason = f"not whole from position {replica.stop_size} on, but {after}: {problem}"
+        return logs[-1].log, reason
     text = f"{store.uri(replica.folder)} holds no log, but {after}"
     for info in (*replica.files.others.values(), *replica.files.snapshots.values()):
         return info, text
@@ -133,17 +129,17 @@ def lost_partition(
     lost: LostReplica,
     after: SurvivingLog | None = None,
 ) -> Lost:
-    """Returns the records of a replica that only a checkpoint names.
+    """Describes the records of a replica that only a checkpoint names.
 
     Args:
         store: Where the checkpoint is.
         folder: Topic and topic id.
-        partition: Its number.
-        lost: What the checkpoint says.
+        partition: Number of the partition.
+        lost: Content of the checkpoint.
         after: The log of another replica, which ends below the end of this one.
 
     Raises:
-        ObjectNotFoundError: The checkpoint has been deleted in the meantime.
+        ObjectNotFoundError: The checkpoint was deleted in the meantime.
     """
     ref = ObjectRef.of(store.head(lost.checkpoint))
     start = lost.start
@@ -162,7 +158,7 @@ def lost_partition(
 
 
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
-    """Returns what a checkpoint says of a replica whose folder is gone."""
+    """Describes a replica whose folder does not exist, for messages."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
     return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
 
@@ -195,14 +191,14 @@ def _lost_segment(
 
 
 def _stop(replica: Replica, number: int) -> int:
-    """One past the last offset of a segment: a segment ends where the next one begins."""
+    """Returns the end of a segment, which is where the next one begins."""
     if number + 1 < len(replica.segments):
         return replica.segments[number + 1].base_offset
     return replica.stop
 
 
-class _Maker:
-    """Describes segments of one log."""
+class _SegmentMaker:
+    """Describes the segments of one log."""
 
     def __init__(
         self,
@@ -223,7 +219,7 @@ class _Maker:
         self._recovery = recovery
 
     def walked(self, number: int, stop: int) -> Walked | None:
-        """What the batches of segment `number` below an offset tell, where files do not."""
+        """Reads the batches of a segment below an offset, if its side files do not suffice."""
         replica = self._replica
         files = replica.segments[number]
         if stop == self._log_stop < _stop(replica, number):
@@ -236,7 +232,6 @@ class _Maker:
         return None
 
     def segment(self, number: int, stop: int, walked: Walked | None) -> RemoteSegment:
-        """Segment `number` up to an offset."""
         replica = self._replica
         files = replica.segments[number]
         if walked is not None:
@@ -246,11 +241,9 @@ class _Maker:
         return self._made(files, stop, size, self._stored(files, stop))
 
     def empty(self, files: SegmentFiles, stop: int, mark: str = "") -> RemoteSegment:
-        """A segment without offsets."""
         return self._made(files, stop, 0, {}, start=stop, mark=mark)
 
     def lost(self, info: ObjectInfo, start: int, stop: int) -> RemoteSegment:
-        """Offsets that were there."""
         ref = ObjectRef.of(info)
         return _lost_segment(
             self._topic,
@@ -297,33 +290,32 @@ class _Maker:
         )
 
     def _stored(self, files: SegmentFiles, stop: int) -> dict[IndexType, StoredIndex]:
-        """The side files as they stand on the disk."""
-        found = {}
+        """Returns the side files of the disk."""
+        indexes = {}
         for kind, suffix in (
             (IndexType.TIMESTAMP, "timeindex"),
             (IndexType.TRANSACTION, "txnindex"),
         ):
             if suffix in files.files:
                 info = files.files[suffix]
-                found[kind] = StoredIndex(ObjectRef.of(info), 0, info.size)
+                indexes[kind] = StoredIndex(ObjectRef.of(info), 0, info.size)
         info = files.files["index"]
         size = info.size
-        if files == self._replica.segments[-1]:  # zeros may have been allocated ahead
+        if files == self._replica.segments[-1]:  # may be preallocated with zeros
             index = offset_index(self._store, files)
             size = 0 if index is None else len(index) * OFFSET_ENTRY_SIZE
-        found[IndexType.OFFSET] = StoredIndex(ObjectRef.of(info), 0, size)
+        indexes[IndexType.OFFSET] = StoredIndex(ObjectRef.of(info), 0, size)
         if stop in self._replica.files.snapshots:
             info = self._replica.files.snapshots[stop]
-            found[IndexType.PRODUCER_SNAPSHOT] = StoredIndex(ObjectRef.of(info), 0, info.size)
-        return found
+            indexes[IndexType.PRODUCER_SNAPSHOT] = StoredIndex(ObjectRef.of(info), 0, info.size)
+        return indexes
 
 
 def _rebuilt(files: SegmentFiles, walked: Walked) -> dict[IndexType, StoredIndex]:
-    """The side files as recovery works them out."""
-    log, found = ObjectRef.of(files.log), walked.side_files
+    log, rebuilt = ObjectRef.of(files.log), walked.side_files
     return {
-        IndexType.OFFSET: StoredIndex.rebuilt(log, found.offset_index()),
-        IndexType.TIMESTAMP: StoredIndex.rebuilt(log, found.time_index()),
-        IndexType.TRANSACTION: StoredIndex.rebuilt(log, found.transaction_index()),
-        IndexType.PRODUCER_SNAPSHOT: StoredIndex.rebuilt(log, found.snapshot()),
+        IndexType.OFFSET: StoredIndex.rebuilt(log, rebuilt.offset_index()),
+        IndexType.TIMESTAMP: StoredIndex.rebuilt(log, rebuilt.time_index()),
+        IndexType.TRANSACTION: StoredIndex.rebuilt(log, rebuilt.transaction_index()),
+        IndexType.PRODUCER_SNAPSHOT: StoredIndex.rebuilt(log, rebuilt.snapshot()),
     }

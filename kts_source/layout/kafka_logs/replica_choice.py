@@ -1,0 +1,569 @@
+"""Chooses the replica of a partition that is read, and other replicas for offsets that it lacks.
+
+The branch of the highest leader epoch survives, and the replica that reaches furthest along it is
+read: a cluster would elect it as leader to lose least. A high watermark counts if its replica
+agrees with that branch on all lower offsets; one recorded on a dead branch does not.
+
+The chosen replica may lack offsets: one that was added late begins at the tier's end (KIP-1023),
+and a copy of a disk may lack logs in between. Another replica fills such a gap if both are proven
+to be of one branch: the epochs of their checkpoints agree, and where the replicas overlap at the
+border of the gap, so do their batches there.
+
+Source: KIP-101, `LeaderEpochFileCache.endOffsetFor`, `ReplicaManager`, `TierStateMachine`,
+`UnifiedLog` in Kafka.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from kts_source.errors import DataLossError
+from kts_source.layout.kafka_logs.log_dirs import LOG_STARTS, LostLog
+from kts_source.layout.kafka_logs.recovered_segments import described
+from kts_source.layout.kafka_logs.replica import Recovery, SurvivingLog, offset_index
+from kts_source.layout.layout import Orphan
+from kts_source.layout.remote_segment import IndexType, StoredIndex, epochs_between
+from segment_format.errors import SegmentFormatError
+from segment_format.index.checkpoints import EpochEntry, LeaderEpochCheckpoint
+from segment_format.record.recovery import last_offset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from kts_source.layout.kafka_logs.log_dirs import SegmentFiles, TopicPartition
+    from kts_source.layout.kafka_logs.replica import Replica
+    from kts_source.layout.layout import TopicFolder
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.store.object_store import ObjectStore
+
+MAX_OFFSET: Final = (1 << 63) - 1
+_NO_MARK: Final = "no high watermark is recorded, so none of its records is read: see endOfLog"
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A history of leader epochs.
+
+    Attributes:
+        lineage: Leader epochs with their first offsets.
+        log_start: First offset whose epoch is known.
+        stop: One past the last one.
+    """
+
+    lineage: tuple[EpochEntry, ...]
+    log_start: int
+    stop: int
+
+
+def newest_branch(replicas: Sequence[Replica]) -> Branch:
+    """Returns the branch of the highest leader epoch of all replicas."""
+    newest = max(replicas, key=lambda replica: (replica.last_epoch, replica.stop, replica.folder))
+    start = newest.history[0].start_offset if newest.history else newest.log_start
+    return Branch(newest.history, start, MAX_OFFSET)
+
+
+def furthest(replicas: Sequence[Replica], branch: Branch) -> Replica:
+    """Returns the replica that reaches furthest along a branch.
+
+    Of those with the same end, one that lost no log in between is preferred, then the one with the
+    most bytes: missing files or a truncated log may leave no other trace.
+    """
+    return max(
+        replicas,
+        key=lambda replica: (
+            _reach(replica, branch),
+            -replica.lost_in_between,
+            replica.log_bytes,
+            replica.last_epoch,
+            replica.high_watermark or -1,
+            -replica.log_start,
+            replica.folder,
+        ),
+    )
+
+
+def agreed_to(log: Replica | Branch, branch: Branch) -> int:
+    """Returns the offset up to which a log agrees with a branch; −1 if they differ at the first
+    offset that both know, since they may have diverged earlier.
+    """
+    diverges = parts_at(log, branch)
+    if diverges is None:
+        return MAX_OFFSET
+    return diverges if diverges > max(log.log_start, branch.log_start) else -1
+
+
+def _reach(replica: Replica, branch: Branch) -> int:
+    """Returns one past the last offset that a replica has of a branch; −1 for none."""
+    return min(replica.stop, agreed_to(replica, branch))
+
+
+def surviving_log(
+    place: TopicPartition,
+    replicas: Sequence[Replica],
+    *,
+    end_of_log: bool,
+    branch: Branch | None = None,
+    replicated: int = 0,
+) -> SurvivingLog:
+    """Chooses the replica that is read, and the end of its log.
+
+    Args:
+        place: The partition, for errors.
+        replicas: At least one.
+        end_of_log: Whether to read all complete batches, replicated or not.
+        branch: The branch that survives; default: the newest branch of the replicas. The replica
+            that reaches furthest along it is read, up to where they diverge.
+        replicated: Offsets below are known to have been replicated, whatever the disks record.
+
+    Raises:
+        DataLossError: There are records, but no high watermark defines the end.
+    """
+    branch = branch or newest_branch(replicas)
+    best = furthest(replicas, branch)
+    notes = [*_notes_on_dead_branches(replicas, branch, best)]
+    marks = [
+        replica.high_watermark
+        for replica in replicas
+        if replica.high_watermark is not None
+        and replica.high_watermark <= agreed_to(replica, branch)
+    ]
+    end, flushed = _reach(best, branch), best.recovery_point or 0
+    if end < best.log_start:  # no offset on the disks is of the branch
+        return SurvivingLog(best, 0, 0, None, tuple(notes))
+    if end_of_log:
+        recorded = [flushed, best.lost_end] if end == best.stop else []
+        stop, promised = end, max([end, *recorded, *marks])
+    elif marks:
+        promised = max([best.log_start, *marks])
+        stop = min(end, max(promised, replicated))
+    elif any(replica.log_dir.high_watermarks is not None for replica in replicas):
+        # Brokers write the file every few seconds, so the partition is younger. A broker that
+        # starts assumes that nothing was replicated.
+        promised = best.log_start
+        stop = min(end, max(promised, replicated))
+        if end > stop:
+            notes.append(Orphan((best.folder,), _NO_MARK))
+    elif end == best.log_start or replicated >= end:
+        stop = promised = end
+    else:
+        raise DataLossError(
+            "no log directory holds replication-offset-checkpoint, so nothing tells up to which"
+            " offset records were replicated; endOfLog=true reads all whole batches",
+            topic=place[0],
+            partition=place[1],
+        )
+    stop = max(stop, best.log_start)
+    if best.lost_end > promised:
+        notes.append(_note_on_lost_end(best))
+    notes += _notes_on_unread_files(best, lost=promised > stop)
+    return SurvivingLog(best, stop, promised, max(marks, default=None), tuple(notes))
+
+
+def _notes_on_dead_branches(
+    replicas: Sequence[Replica], branch: Branch, best: Replica
+) -> Iterator[Orphan]:
+    for replica in replicas:
+        diverges = parts_at(replica, branch)
+        if diverges is not None:
+            reason = f"from offset {diverges} on of a branch that died"
+            reason += f"; {best.folder} is read" if replica is not best else ""
+            yield Orphan((replica.folder,), reason)
+
+
+def _note_on_lost_end(replica: Replica) -> Orphan:
+    logs = [log for log in replica.files.lost_logs if log.base_offset >= replica.stop]
+    return Orphan(
+        tuple(log.info.key for log in logs) or (replica.folder,),
+        f"offsets [{replica.stop}, {replica.lost_end}): no log holds them, though side files name"
+        " them; above what was replicated, so it is not missed: see endOfLog",
+    )
+
+
+def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
+    yield from replica.files.not_read
+    if replica.problem and replica.segments and not lost:  # losses are reported as such
+        log = replica.segments[-1].log
+        yield Orphan(
+            (log.key,),
+            f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
+            f" {replica.problem}; what follows is not read",
+        )
+    above = [offset for offset in replica.files.snapshots if offset > replica.stop]
+    if above and not replica.problem and replica.recovery_point is not None:
+        key = replica.files.snapshots[max(above)].key
+        text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
+        yield Orphan((key,), f"{text} were lost or never flushed")
+    for segment in replica.dropped:
+        yield Orphan((segment.log.key,), "behind a log that is not whole, so it is not read")
+
+
+def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
+    """Returns the first offset for which a log and a branch have different leader epochs."""
+    low = max(log.log_start, branch.log_start)
+    high = min(log.stop, branch.stop)
+    starts = {entry.start_offset for entry in (*log.lineage, *branch.lineage)}
+    for offset in sorted({low, *starts}):
+        if low <= offset < high and epoch_at(log.lineage, offset) != epoch_at(
+            branch.lineage, offset
+        ):
+            return offset
+    return None
+
+
+def epoch_at(lineage: Sequence[EpochEntry], offset: int) -> int:
+    """Returns the leader epoch of an offset; −1 if none is recorded."""
+    number = bisect_right(lineage, offset, key=lambda entry: entry.start_offset) - 1
+    return lineage[number].epoch if number >= 0 else -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSource:
+    """A replica and its segments below the end of the log.
+
+    Attributes:
+        segments: In order of offsets.
+        recovery: Of the same replica.
+    """
+
+    replica: Replica
+    segments: Sequence[tuple[RemoteSegment, SegmentFiles]]
+    recovery: Recovery
+
+    def runs(self) -> list[tuple[int, int]]:
+        """Returns its ranges of offsets [start, stop) without gaps."""
+        runs: list[tuple[int, int]] = []
+        for segment, _ in self.segments:
+            start = max(segment.start_offset, self.replica.log_start)
+            if start >= segment.stop_offset:
+                continue
+            if runs and runs[-1][1] == start:
+                start = runs.pop()[0]
+            runs.append((start, segment.stop_offset))
+        return runs
+
+    def is_decided_from(self, offset: int) -> bool:
+        """Returns whether the transaction indexes from an offset on are complete.
+
+        Those of the disk are; rebuilt ones need a snapshot of the transactions open at their start.
+        """
+        after = [pair for pair in self.segments if pair[0].stop_offset > offset]
+        kind = IndexType.TRANSACTION
+        is_rebuilt = any(
+            kind in segment.objects.indexes and segment.objects.indexes[kind].content is not None
+            for segment, _ in after
+        )
+        return not is_rebuilt or self.recovery.knows_open(after[0][1].base_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class FilledSpan:
+    """Offsets [start, stop) that are read from another replica."""
+
+    source: ReplicaSource
+    start: int
+    stop: int
+
+    @property
+    def segments(self) -> list[tuple[RemoteSegment, SegmentFiles]]:
+        """The segments that hold them."""
+        return [
+            pair
+            for pair in self.source.segments
+            if pair[0].start_offset < self.stop and pair[0].stop_offset > self.start
+        ]
+
+
+class Filler:
+    """Fills gaps of the main replica from other replicas. Used by one thread.
+
+    Args:
+        store: Where the replicas are.
+        folder: Topic and topic id.
+        partition: Number of the partition.
+        branch: The branch that survives.
+        main: The replica that is read.
+        others: The other replicas.
+        low: First offset of the log.
+        stop: One past the last offset that is read.
+
+    Attributes:
+        notes: Why a replica does not fill a gap although it has offsets of it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: TopicFolder,
+        partition: int,
+        branch: Branch,
+        main: ReplicaSource,
+        others: Sequence[Replica],
+        low: int,
+        stop: int,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._partition = partition
+        self._branch = branch
+        self._main = main
+        self._others = sorted(
+            others, key=lambda other: (other.log_start, -other.stop, other.folder)
+        )
+        self._low = low
+        self._stop = stop
+        self._sources: dict[str, ReplicaSource] = {}
+        self.notes: list[Orphan] = []
+
+    def fill(self, start: int, stop: int) -> list[FilledSpan]:
+        """Fills a gap [start, stop) from its end down to the first offset that no replica is proven
+        to hold; returns the spans in order of offsets.
+        """
+        spans: list[FilledSpan] = []
+        end = stop
+        while end > start:
+            above = spans[-1].source if spans else self._main_at(stop)
+            span = self._span(above, start, end)
+            if span is None:
+                break
+            spans.append(span)
+            end = span.start
+        return spans[::-1]
+
+    def note(self, replica: Replica, start: int, stop: int, reason: str) -> None:
+        """Notes that offsets of a replica are not read."""
+        start, stop = max(start, replica.log_start), min(stop, replica.stop)
+        text = f"offsets [{start}, {stop}) are not read: {reason}; {self._main.replica.folder} is"
+        self.notes.append(Orphan((replica.folder,), f"{text} read"))
+
+    def _main_at(self, offset: int) -> ReplicaSource | None:
+        """Returns the main replica if it holds an offset."""
+        return self._main if any(low <= offset < high for low, high in self._main.runs()) else None
+
+    def _span(self, above: ReplicaSource | None, start: int, end: int) -> FilledSpan | None:
+        for replica in self._others:
+            if replica.log_start >= end or replica.stop <= start or not replica.segments:
+                continue
+            if agreed_to(replica, self._branch) < end:
+                self.note(replica, start, end, "they are of another branch")
+                continue
+            source = self._source(replica)
+            runs = source.runs()
+            run = next((run for run in runs if run[0] < end <= run[1]), None)
+            if run is not None:
+                low = max(run[0], start)
+                reason = self._mismatch(above, source, run, low, end)
+                if not reason:
+                    return FilledSpan(source, low, end)
+                self.note(replica, start, end, reason)
+            elif held := [run for run in runs if run[0] < end and run[1] > start]:
+                text = ", ".join(f"[{low}, {high})" for low, high in held)
+                reason = f"it holds {text}, which does not reach offset {end}"
+                self.note(replica, start, end, reason)
+        return None
+
+    def _mismatch(
+        self,
+        above: ReplicaSource | None,
+        source: ReplicaSource,
+        run: tuple[int, int],
+        start: int,
+        end: int,
+    ) -> str:
+        """Returns why a replica must not fill [start, end); empty if it may."""
+        if above is None or run[1] == end:
+            if not self._epochs_meet(above, source.replica, end):
+                return f"no leader epoch proves that they are of the branch that is read at {end}"
+        elif not _have_same_batch(source, above, end):
+            return f"it has another batch at offset {end}"
+        main = self._main
+        if (
+            run[0] < start
+            and any(low < start <= high for low, high in main.runs())
+            and not _have_same_batch(source, main, start - 1)
+        ):
+            return f"it has another batch below offset {start}"
+        for side, first in ((above, end), (source, run[0])):
+            if side is not None and first > self._low and not side.is_decided_from(first):
+                return (
+                    f"no producer snapshot tells which transactions were open at offset {first} of"
+                    f" {side.replica.folder}"
+                )
+        return ""
+
+    def _epochs_meet(self, above: ReplicaSource | None, replica: Replica, end: int) -> bool:
+        """Returns whether leader epochs prove that a replica has the branch's batches below `end`:
+        the branch names the epoch there, or the same epoch continues above.
+        """
+        if self._branch.log_start < end:
+            return True  # `agreed_to` has compared them
+        epoch = epoch_at(replica.lineage, end - 1)
+        return above is not None and epoch >= 0 and epoch == epoch_at(above.replica.lineage, end)
+
+    def _source(self, replica: Replica) -> ReplicaSource:
+        if replica.folder not in self._sources:
+            place = self._folder.topic, self._partition
+            recovery = Recovery(self._store, replica.log_dir, place, replica.files)
+            stop = max(
+                min(replica.stop, self._stop, agreed_to(replica, self._branch)), replica.log_start
+            )
+            log = SurvivingLog(replica, stop, stop, None, ())
+            segments, _ = described(self._store, self._folder, self._partition, log, recovery)
+            self._sources[replica.folder] = ReplicaSource(replica, segments, recovery)
+        return self._sources[replica.folder]
+
+
+def _have_same_batch(left: ReplicaSource, right: ReplicaSource, offset: int) -> bool:
+    batch = left.recovery.batch_at(offset)
+    return batch is not None and batch == right.recovery.batch_at(offset)
+
+
+def recorded_start(
+    place: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
+) -> int:
+    """Returns the first offset of a log of which the main replica may lack the front.
+
+    Brokers record the log start of tiered topics below the first segment that they hold, and that
+    of others only above it.
+    """
+    own = main.log_dir.log_starts.get(place)
+    if own is None or own >= main.log_start:
+        return main.log_start
+    recorded = [own]
+    for replica in replicas:
+        start = replica.log_dir.log_starts.get(place)
+        if start is not None and start <= agreed_to(replica, branch):
+            recorded.append(start)
+    return min(max(recorded), main.log_start)
+
+
+def joined_lineage(older: Sequence[FilledSpan], main: Replica, stop: int) -> tuple[EpochEntry, ...]:
+    """Returns the leader epochs of filled spans below a replica, and of the replica itself."""
+    pieces = [(span.source.replica.lineage, span.start, span.stop) for span in older]
+    pieces.append((main.lineage, main.log_start, max(stop, main.log_start + 1)))
+    entries: list[EpochEntry] = []
+    for lineage, low, high in pieces:
+        for entry in epochs_between(lineage, low, high - 1):
+            if not entries or entry.epoch > entries[-1].epoch:
+                entries.append(entry)
+    return tuple(entries)
+
+
+def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> RemoteSegment:
+    """Returns a segment with the leader-epoch checkpoint of a joined log."""
+    objects = segment.objects
+    below = tuple(entry for entry in lineage if entry.start_offset < max(segment.stop_offset, 1))
+    checkpoint = LeaderEpochCheckpoint(lineage).to_bytes()
+    indexes = {
+        **objects.indexes,
+        IndexType.LEADER_EPOCH: StoredIndex.rebuilt(objects.log, checkpoint),
+    }
+    return replace(
+        segment,
+        leader_epochs=epochs_between(below, segment.start_offset, segment.end_offset),
+        objects=replace(objects, indexes=indexes),
+    )
+
+
+def start_note(place: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
+    """Returns the note that no disk has the front of a log."""
+    return Orphan(
+        (main.log_dir.folder + LOG_STARTS,),
+        f"it says that the log of {place[0]}-{place[1]} starts at offset {low}, and what is read"
+        f" begins at {first}: older records were tiered, or are lost; read the tier, with the disks"
+        " as option 'tailPath'",
+    )
+
+
+def with_missing_ends(
+    store: ObjectStore, place: TopicPartition, replicas: Sequence[Replica]
+) -> list[Replica]:
+    """Adds to each replica the records that it lacks between two of its logs.
+
+    A truncated log, or a segment whose files are all gone, leaves no trace on its own disk, and
+    compaction leaves such gaps, too. Another replica of the same branch that holds records there
+    proves the loss, above the offset up to which the cleaner of one of them came.
+    """
+    cleaned = max((replica.log_dir.cleaned.get(place, 0) for replica in replicas), default=0)
+    completed = []
+    for replica in replicas:
+        others = [other for other in replicas if other is not replica]
+        lost = [*_missing_ends(store, place, replica, others, cleaned)] if others else []
+        if lost:
+            logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
+            files = replace(replica.files, lost_logs=tuple(logs))
+            # Transactions that began in the missing records are known from snapshots only.
+            replica = Recovery(store, replica.log_dir, place, files).replica(replica.folder)
+        completed.append(replica)
+    return completed
+
+
+def _missing_ends(
+    store: ObjectStore,
+    place: TopicPartition,
+    replica: Replica,
+    others: Sequence[Replica],
+    cleaned: int,
+) -> Iterator[LostLog]:
+    """Yields the records between two logs of a replica that another one holds. Reads the end of a
+    log only if the other replica has other segments there, or a larger one.
+    """
+    branch = Branch(replica.lineage, replica.log_start, replica.stop)
+    lost = [log.base_offset for log in replica.files.lost_logs]
+    sizes = [
+        ({part.base_offset: part.log.size for part in other.segments}, other) for other in others
+    ]
+    ordered = [(sorted(by_base), by_base, other) for by_base, other in sizes]
+    for segment, following in pairwise(replica.segments):
+        low = segment.base_offset
+        high = min([following.base_offset, *(base for base in lost if base >= low)])
+        if high <= max(low, cleaned, replica.log_start):
+            continue
+        unlike = [
+            other
+            for bases, by_base, other in ordered
+            if other.log_start < high
+            and other.stop > low
+            and (
+                bisect_left(bases, high) - bisect_right(bases, low) > 0
+                or high not in by_base
+                or by_base.get(low, 0) > segment.log.size
+            )
+        ]
+        end = _end_of(store, segment) if unlike else None
+        if end is None or not cleaned <= end < high:
+            continue
+        for other in unlike:
+            batch = Recovery(store, other.log_dir, place, other.files).batch_at(end)
+            if (
+                batch is None
+                or batch.base_offset >= high
+                or batch.next_offset > min(other.stop, agreed_to(other, branch))
+            ):
+                continue
+            reason = (
+                f"its records end at offset {end}, the next log begins at {high}, and"
+                f" {other.folder} holds records in between"
+            )
+            yield LostLog(end, segment.log, high, reason)
+            break
+
+
+def _end_of(store: ObjectStore, segment: SegmentFiles) -> int | None:
+    """Returns one past the last offset of a log; `None` if its end cannot be read."""
+    info, base = segment.log, segment.base_offset
+    if not info.size:
+        return base
+    index = offset_index(store, segment)
+    try:
+        return 1 + last_offset(
+            lambda start, stop: store.get_range(info.key, start, stop, version=info.version),
+            info.size,
+            0 if index is None else int(index.positions[-1]),
+            base_offset=base,
+            indexed=None if index is None else int(index.offsets[-1]),
+        )
+    except SegmentFormatError:
+        return None
