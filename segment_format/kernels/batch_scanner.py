@@ -10,11 +10,7 @@ import numpy as np
 
 from segment_format._cursor import byte_view
 from segment_format.errors import CorruptRecordError, SegmentFormatError, TruncatedBatchError
-<<<<<<< HEAD
-from segment_format.index.transaction_replay import marker_of
 from segment_format.kernels import contract as c
-=======
->>>>>>> format
 from segment_format.kernels import object_code
 from segment_format.record.batch_header import (
     CONTROL_BIT,
