@@ -203,7 +203,7 @@ class SegmentIndexes(SideFileReader):
             self._report_offset(f"entry for offset {offset} at byte {position}: {text}")
 
     def fits(self, table: BatchTable) -> bool:
-        """Whether the entries for the next batches, whose offsets ascend, match them."""
+        """Returns whether the entries for the next batches match them. Their offsets ascend."""
         positions, offsets = self._due_offsets(table)
         rows = np.searchsorted(table.positions, positions)
         if not np.array_equal(table.positions[rows], positions):
@@ -304,7 +304,7 @@ class LogCheck:
     """Checks the batches of a segment, and keeps the first fault of each kind.
 
     Attributes:
-        faults: Kind to first offset, end offset and what is wrong there.
+        faults: Kind to first offset, end offset and a text.
         next_offset: End of the batches seen, exclusive.
     """
 
@@ -316,7 +316,7 @@ class LogCheck:
         self._has_batch = False
 
     def fits(self, table: BatchTable) -> bool:
-        """Whether the next batches have no fault."""
+        """Returns whether the next batches have no fault."""
         if not len(table):
             return True
         segment, bases, lasts = self._segment, table.base_offsets, table.last_offsets

@@ -43,7 +43,7 @@ class Retention:
     Source: `RemoteLogManager.RLMExpirationTask.cleanupExpiredRemoteLogSegments`.
 
     Attributes:
-        time_ms: Segments whose newest record is older are deleted; `None` = no limit.
+        time_ms: Maximum age of the newest record of a segment; `None` = no limit.
         size: The oldest segments of a partition above this size are deleted; `None` = no limit.
         refusal: Why the retention is unknown; empty if it is known.
     """
@@ -93,7 +93,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What brokers returned at one time.
+    """The answers of the brokers at one time.
 
     Attributes:
         logs: Logs by topic and partition.
@@ -115,7 +115,7 @@ class BrokerSnapshot:
         """Asks the brokers.
 
         Args:
-            settings: How to connect to brokers.
+            settings: Settings of connections to brokers.
             options: Options of the audit.
             counts: See `ClusterView`.
 
@@ -162,10 +162,11 @@ def check_partition(
 
     Args:
         part: The partition.
-        statement: What the tier serves of it.
+        statement: Its statement.
         findings: Its findings so far; they are not repeated.
-        snapshots: What brokers returned.
-        old_ms: What brokers began at this time or later, in ms since 1970, may still be running.
+        snapshots: Snapshots of the brokers.
+        old_ms: Copies and deletes that began at this time or later, in ms since 1970, may still be
+            running.
     """
     before, after, last = snapshots
     key = part.topic, part.partition
@@ -209,10 +210,10 @@ def without_deleted(
 
     Args:
         part: The partition.
-        statement: What the tier serves of it.
-        findings: What is wrong with it.
-        snapshots: What brokers returned, in order.
-        old_ms: Deletes that began before, in ms since 1970, are not running any more.
+        statement: Its statement.
+        findings: Its findings.
+        snapshots: Snapshots of the brokers, in order.
+        old_ms: Deletes that began before, in ms since 1970, have failed.
     """
     key, last = (part.topic, part.partition), snapshots[-1]
     log = last.log_of(part)
@@ -242,7 +243,7 @@ def without_deleted(
     stops = [(finding, deleted_stop(finding)) for finding in findings]
     low = max((stop for _, stop in stops if stop is not None), default=0)
     start, stop = statement.start, statement.stop
-    # What was read to the end is stated as it was read.
+    # With a digest, everything was read, so the statement stays.
     if start is not None and stop is not None and start < low and statement.digest is None:
         statement = replace(statement, start=min(low, stop))
     return statement, [finding for finding, stop in stops if stop is None]
@@ -258,8 +259,8 @@ def check_leader_start(
 
     Args:
         part: The partition.
-        findings: What is wrong with it.
-        last: What brokers returned after everything was read.
+        findings: Its findings.
+        last: The snapshot after everything was read.
     """
     log = last.log_of(part)
     if log is None:

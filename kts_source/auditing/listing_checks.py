@@ -95,7 +95,7 @@ def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
 
 
 def is_archived(info: ObjectInfo | ObjectRef) -> bool:
-    """Whether an object must be restored before it can be read."""
+    """Returns whether an object must be restored before it can be read."""
     return info.storage_class in ARCHIVE_CLASSES
 
 
@@ -146,7 +146,7 @@ def check_duplicates(part: PartitionObjects) -> Iterator[Finding]:
 
 
 class LogGaps(NamedTuple):
-    """What manifests and side files show about segments that lack objects.
+    """Facts from manifests and side files about segments that lack objects.
 
     Attributes:
         holes: Offsets that no segment holds, including those that may never have had a record.
@@ -175,7 +175,7 @@ def check_orphans(
             once counts as missing.
         now_ms: The time in ms since 1970.
         grace_ms: A copy may still be running if its objects are younger.
-        has_manifests: Whether the layout describes segments in an object of their own. If not, a
+        has_manifests: True if the layout describes segments in an object of their own. If not, a
             segment between whole ones counts as missing at level `listing`.
     """
     whole = {entry.base_offset for entry in part.entries}
@@ -183,7 +183,7 @@ def check_orphans(
     lost_all = not whole and len({one.base_offset for one in part.orphans} - {None}) > 1
 
     def looks_lost(base: int, is_described: bool) -> bool:
-        """Whether names alone suggest that readers need this segment."""
+        """Returns whether names alone suggest that readers need this segment."""
         if is_described:
             return first is None or base > first
         if has_manifests or base in whole or first is None or last is None:

@@ -67,8 +67,8 @@ class DescribedSegment:
 
     Attributes:
         segment: The description; `None` if it is unreadable.
-        is_readable: Whether names and sizes of its objects match the description.
-        findings: What is wrong with it.
+        is_readable: True if names and sizes of its objects match the description.
+        findings: Faults of the segment.
     """
 
     entry: SegmentEntry
@@ -175,7 +175,7 @@ def check_clock(
 
 @dataclass(frozen=True, slots=True)
 class SideFileFacts:
-    """What the side files of a segment contain; `None` for a file with a fault.
+    """Contents of the side files of a segment; `None` for a file with a fault.
 
     Attributes:
         epochs: Entries of the leader-epoch checkpoint.
@@ -192,12 +192,12 @@ class SideFileFacts:
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether the files cannot be read because the key is missing or they are archived."""
+        """Returns whether the files are archived, or encrypted with a missing key."""
         return self is NO_FACTS or bool(self.locked_by)
 
     @property
     def are_sound(self) -> bool:
-        """Whether no file has a fault."""
+        """Returns whether no file has a fault."""
         return None not in (self.epochs, self.open_after, self.aborted)
 
 
@@ -225,7 +225,7 @@ def read_side_files(
 
 
 class SideFileReader:
-    """Reads the side files of a segment and collects what is wrong with them."""
+    """Reads the side files of a segment and collects their faults."""
 
     def __init__(
         self, part: PartitionObjects, segment: RemoteSegment, source: SegmentSource
@@ -357,9 +357,9 @@ class ServedLog:
 
     Attributes:
         log: The surviving log.
-        stable: Where `read_committed` ends; `None` if side files with faults hide it.
+        stable: End of `read_committed`; `None` if side files with faults hide it.
         in_doubt: Damaged segments that may belong to the log, so a scan fails.
-        is_certain: Whether the newest segment shows the lineage; if not, consecutive segments may
+        is_certain: True if the newest segment shows the lineage; if not, consecutive segments may
             belong to different branches.
     """
 
@@ -377,7 +377,7 @@ def check_lineage(
     unserved: Sequence[tuple[int, int | None]],
     files: CheckedSideFiles,
 ) -> ServedLog:
-    """Determines the surviving log of a partition, and reports what is wrong with it.
+    """Determines the surviving log of a partition, and reports its faults.
 
     Args:
         part: The partition.

@@ -93,11 +93,11 @@ class PartitionAudit:
     def audit(
         self, part: PartitionObjects, state: PartitionState = NO_STATE
     ) -> tuple[PartitionStatement, list[Finding]]:
-        """Returns what a partition serves, and what is wrong with it.
+        """Returns the statement about a partition, and its findings.
 
         Args:
             part: The partition.
-            state: What was proven before; what is proven now is added.
+            state: Earlier proofs; new ones are added.
 
         Raises:
             StoreError: The store fails.
@@ -151,7 +151,7 @@ class PartitionAudit:
         )
 
     def _is_proven(self, part: PartitionObjects, metadata: _Metadata) -> bool:
-        """Whether every segment is proven at this level."""
+        """Returns whether every segment is proven at this level."""
         segments = [metadata.proven.get(entry.described_by) for entry in part.entries]
         return all(
             one is not None
@@ -309,7 +309,7 @@ class PartitionAudit:
             entry = metadata.entries[id(segment)]
             before = metadata.proven.get(entry.described_by)
             if before is not None:
-                # A segment that has a fault now is not proven any more.
+                # A segment with a new fault loses its proofs.
                 proof = replace(before, log=log, has_indexes=before.has_indexes and log is not None)
                 if proof != before:
                     metadata.proven[entry.described_by] = proof
@@ -350,7 +350,7 @@ class _Metadata:
         facts: Contents of their side files, by key of the log object.
         served: The offsets that are served.
         source: Reads logs and side files.
-        proven: What is proven of whole segments, by key of the manifest.
+        proven: Proofs of whole segments, by key of the manifest.
     """
 
     segments: tuple[RemoteSegment, ...]
@@ -363,7 +363,7 @@ class _Metadata:
 
 
 def _are_archived(segment: RemoteSegment) -> bool:
-    """Whether side files of a segment must be restored before they can be read."""
+    """Returns whether side files of a segment must be restored before they can be read."""
     return any(is_archived(stored.source) for stored in segment.objects.indexes.values())
 
 
@@ -372,7 +372,7 @@ def _check_keys(
     segments: Sequence[DescribedSegment],
     facts: Mapping[str, SideFileFacts],
 ) -> Iterator[Finding]:
-    """Finds segments whose key is missing; each key makes one finding."""
+    """Finds segments with a missing key; each key makes one finding."""
     by_key: dict[str, list[RemoteSegment]] = defaultdict(list)
     for one in segments:
         if one.segment is not None:

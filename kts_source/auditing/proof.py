@@ -1,4 +1,4 @@
-"""Reads every byte of a partition's segments once, and records what was proven of each.
+"""Reads every byte of a partition's segments once, and records a proof of each.
 
 The digest of served batches can be computed in parts. Batches with the same base offset divided by
 4,096 form a block. For each block, SHA-256 is taken over its batches in order: base offset (int64)
@@ -144,7 +144,7 @@ class LogProof:
         stop: End of the served offsets, exclusive; `start` if it serves none.
         counted_from: Batches below it were counted in the previous segment.
         first_base: Base offset of the first batch with served offsets; `stop` if there is none.
-        is_first: Whether no segment before it is served, although it begins below `start`.
+        is_first: True if no segment before it is served, although it begins below `start`.
         open_before: Producer id to first offset of transactions open at its begin.
         open_after: The same at its end.
         own_after: The same at its end if none had been known at its begin.
@@ -175,7 +175,7 @@ class LogProof:
     def holds_for(
         self, span: tuple[int, int], counted_from: int, is_first: bool, known: Mapping[int, int]
     ) -> bool:
-        """Whether reading the segment again would have the same result.
+        """Returns whether reading the segment again would have the same result.
 
         Args:
             span: Served offsets [start, stop).
@@ -220,7 +220,7 @@ class ProvenSegment:
     Attributes:
         segment: Its description.
         files: Its checkpoint, snapshot and transaction index, without faults.
-        has_indexes: Whether its offset and time index were checked.
+        has_indexes: True if its offset and time index were checked.
         log: The proof of its bytes, if they were read.
         opened_by: Fingerprint of the private key that decrypted it; empty if it is not encrypted.
     """
@@ -238,7 +238,7 @@ class ProvenSegment:
         return "" if encryption is None else encryption.data_key.key_id
 
     def opens_with(self, key_ring: KeyRing) -> bool:
-        """Whether the key ring has the key that the segment was proven with."""
+        """Returns whether the key ring has the key that the segment was proven with."""
         return not self.key_id or self.opened_by == key_ring.fingerprint(self.key_id) != ""
 
     def to_json(self, entry: SegmentEntry) -> list[Any] | None:
@@ -291,7 +291,7 @@ class PartitionProof:
     """The result of reading a whole partition.
 
     Attributes:
-        is_sound: Whether all served offsets were read and have no fault.
+        is_sound: True if all served offsets were read and have no fault.
         records: Served records, without markers.
         batches: Served batches, including markers.
         digest: See `PartitionStatement`.

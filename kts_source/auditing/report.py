@@ -27,7 +27,7 @@ LEVELS: Final = (LISTING, METADATA, INDEXES, BYTES)
 
 
 class Severity(StrEnum):
-    """How bad a finding is.
+    """Severity of a finding.
 
     `ERROR`: readers fail or return wrong rows, or offsets are lost. `WARNING`: costs money, or may
     become an error. `INFO`: normal in a tier that is in use.
@@ -44,10 +44,10 @@ class Kind:
 
     Attributes:
         name: Name in reports and metrics.
-        severity: How bad it is.
+        severity: Its severity.
         level: The first level that checks it.
-        meaning: What is wrong, and what follows from it.
-        advice: What to do.
+        meaning: The problem and its consequence.
+        advice: The action to take.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Kind:
 
     @property
     def loses_data(self) -> bool:
-        """Whether offsets that the tier should hold are missing."""
+        """Returns whether offsets that the tier should hold are missing."""
         return self.name in ("object-missing", "hole", "named-not-there")
 
     @property
     def is_orphan(self) -> bool:
-        """Whether neither brokers nor readers use the objects, which still cost money."""
+        """Returns whether neither brokers nor readers use the objects, which still cost money."""
         return self.name in _ORPHANS
 
 
@@ -370,7 +370,7 @@ class Finding(_JsonValue):
         stop: End of the affected offsets, exclusive; `None` if unknown.
         objects: Keys of the affected objects, below the root of the store.
         stored_bytes: Size of these objects in the store, as listed.
-        detail: What is wrong.
+        detail: The problem, in words.
         dollars_a_month: Approximate cost of keeping these objects, at list prices of S3.
     """
 
@@ -406,7 +406,7 @@ class Finding(_JsonValue):
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatement(_JsonValue):
-    """What the tier serves of a partition, and how thoroughly that was checked.
+    """The offsets that the tier serves of a partition, and the evidence for them.
 
     Attributes:
         topic: Topic.
@@ -415,11 +415,11 @@ class PartitionStatement(_JsonValue):
         start: First served offset, inclusive; this and the following are `None` if the level does
             not determine them.
         stop: End of the served offsets, exclusive.
-        last_stable_offset: Where `read_committed` ends, exclusive; also `None` if side files are
+        last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
             damaged.
         segments: Number of whole segments, served or not.
         stored_bytes: Size of all listed objects of the partition.
-        is_whole: Whether every offset of [start, stop) is served and the partition has no error,
+        is_whole: True if every offset of [start, stop) is served and the partition has no error,
             as far as the level checks.
         records: Number of records with served offsets, without markers; this and the following
             only at level `bytes`, and only if every served offset was read and is sound.

@@ -65,7 +65,7 @@ class AuditJob:
         level: The level of the audit.
         grace_ms: A copy may still be running if its objects are younger.
         now_ms: The time in ms since 1970.
-        has_state: Whether the audit has a state.
+        has_state: True if the audit has a state.
         state: The file of the state, if the task can write into it.
     """
 
@@ -83,8 +83,8 @@ class AuditOutcome:
 
     Attributes:
         number: Number of the task.
-        statement: What the partition serves.
-        findings: What is wrong with it.
+        statement: Statement about the partition.
+        findings: Findings in it.
         lines: New lines for the state.
         read_bytes: Original bytes of the segments that were read, at level `bytes`.
     """
@@ -160,13 +160,13 @@ class AuditExecutor(Protocol):
     """Runs the tasks of an audit somewhere.
 
     Attributes:
-        is_near: Whether tasks can write files of this machine.
+        is_near: True if tasks can write files of this machine.
     """
 
     is_near: bool
 
     def run(self, tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
-        """Yields an outcome per task in any order, and raises what a task raised."""
+        """Yields an outcome per task in any order, and raises errors of tasks."""
         ...
 
 
@@ -233,9 +233,9 @@ def audit(
         grace_ms: A copy may still be running if its objects are younger.
         store: The store of the tier, only for an audit in this process; opened from the options by
             default.
-        now_ms: The current time in ms since 1970; by default that of the clock.
+        now_ms: The current time in ms since 1970; by default from the clock.
         on_read: Called with the bytes of segments that were read, at level `bytes`.
-        state: File that keeps what was proven.
+        state: File that keeps proofs.
         jobs: Number of processes.
         executor: Runs the audits of partitions, instead of processes.
 

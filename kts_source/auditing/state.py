@@ -1,4 +1,4 @@
-"""The state of audits: a file of what was proven, so that the next audit reads only what is new.
+"""The state of audits: a file of proofs, so that the next audit reads only new segments.
 
 It has a line for each segment without faults, and for each partition in which all segments are
 proven. A later line replaces an earlier one of the same segment or partition:
@@ -6,9 +6,9 @@ proven. A later line replaces an earlier one of the same segment or partition:
     CRC-32C of the rest in hex (8), kind, partition, name, identity, JSON; separated by tabs
 
 Kind `S`: the name is the segment id, the identity the listed objects with size, version and storage
-class, the JSON a `ProvenSegment`. Kind `P`: the name is empty, the identity a digest over those of
-all segments, the JSON [level, time of the audit, keys, statement, findings]. The first line is of
-kind `V`: the partition is the version, the name the tier.
+class, the JSON a `ProvenSegment`. Kind `P`: the name is empty, the identity a digest over the
+identities of all segments, the JSON [level, time of the audit, keys, statement, findings]. The
+first line is of kind `V`: the partition is the version, the name the tier.
 
 A line counts only while exactly the same objects are listed. Lines are appended at once, so an
 interrupted audit can be resumed; truncated and damaged lines are skipped. Segments with a fault are
@@ -70,7 +70,7 @@ class PartitionState:
         self._write = write
 
     def segment(self, entry: SegmentEntry) -> ProvenSegment | None:
-        """Returns what was proven of exactly these objects."""
+        """Returns the proof of exactly these objects."""
         value = self._value(_SEGMENT, entry.segment_id, identity_of(entry))
         if value is None:
             return None
@@ -80,7 +80,7 @@ class PartitionState:
             return None
 
     def whole(self, identity: str) -> Any:  # noqa: ANN401
-        """Returns what was kept of the partition with exactly these objects, or `None`."""
+        """Returns the result of the partition with exactly these objects, or `None`."""
         return self._value(_PARTITION, "", identity)
 
     def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
@@ -200,7 +200,7 @@ class AuditState:
             self._append(lines)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
-        """Rewrites the file if most of its lines do not count any more.
+        """Rewrites the file if most of its lines are obsolete.
 
         Args:
             listed: The existing segment ids of each audited partition.

@@ -231,7 +231,7 @@ def write_records(batch: pa.RecordBatch, form: str) -> None:
 
 
 def is_bytes(field: pa.Field) -> bool:
-    """Whether a column holds bytes."""
+    """Returns whether a column holds bytes."""
     import pyarrow as pa
 
     return bool(pa.types.is_binary(field.type))

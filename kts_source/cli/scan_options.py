@@ -33,7 +33,7 @@ def scan_options(
 
     Args:
         arguments: `path` and `topic` if they may also be given as arguments.
-        every_topic: Whether all topics are selected by default.
+        every_topic: True if all topics are selected by default.
         by_option_only: Options only for `-o`, because the command has a flag of that name.
         bare: Parameter of the command that `-o` sets if its value has no `=`.
     """

@@ -1,4 +1,4 @@
-"""The certificate of a search: what was searched, what was not, and under which assumptions."""
+"""The certificate of a search: searched and unread offsets, and assumptions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
 
 
 def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
-    """Yields what must be true for the certificate to hold."""
+    """Yields the conditions for the certificate to hold."""
     yield (
         "The log of a partition is the newest lineage in the tier, from its log start on. Objects"
         " that hold nothing of it are listed as unserved and were not searched. Neither were"
@@ -80,7 +80,7 @@ def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -
 
 
 def _may_be_undecidable(options: ScanOptions) -> bool:
-    """Whether a condition is on fields of columns with mode `PERMISSIVE`."""
+    """Returns whether a condition is on fields of columns with mode `PERMISSIVE`."""
     fields = () if options.where is None else fields_of(options.where)
     permissive = {one.column for one in options.formats if one.mode == PERMISSIVE}
     return any(field.source in permissive for field in fields)
@@ -157,7 +157,7 @@ class UnservedObjects:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCertificate:
-    """What was searched of one partition.
+    """The searched part of a partition.
 
     Attributes:
         topic: Topic.
@@ -199,7 +199,7 @@ class PartitionCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What was searched, and how completely.
+    """The result of a search: searched and unread offsets, and assumptions.
 
     Attributes:
         searched_ms: When the tier was listed, in ms since 1970.
@@ -208,7 +208,7 @@ class Certificate:
         keys: Number of keys; `None` if the search is not for keys.
         key_digest: SHA-256 in hex over the keys; empty without keys.
         conditions: Other conditions on records.
-        assumptions: What must be true for the certificate to hold.
+        assumptions: Conditions for the certificate to hold.
         outside: Parts of the topics that the search did not cover.
         faults: Faults of the tier that hid something from the search.
         partitions: In order of topic and partition.
@@ -231,15 +231,17 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        """Whether every requested offset was searched, so that there are no other records if the
-        assumptions hold.
+        """Returns whether every requested offset was searched.
+
+        Then there are no other records if the assumptions hold.
         """
         return not self.faults and not any(part.unread for part in self.partitions)
 
     @property
     def exhaustive(self) -> bool:
-        """Whether it is complete and covers all objects of the topics, so that the bytes of other
-        records are not in the tier either, served or not, if the assumptions hold.
+        """Returns whether it is complete and covers all objects of the topics.
+
+        Then the tier has no bytes of other records, served or not, if the assumptions hold.
         """
         is_partial = self.outside or any(part.unserved for part in self.partitions)
         return self.complete and not is_partial

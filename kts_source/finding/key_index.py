@@ -9,8 +9,8 @@ size and version, offsets [start, stop), whether there are records without a key
 of its filter with a CRC-32C. If a filter is damaged, or the object has another version, the segment
 is read.
 
-A filter holds hashes of 64 bits, of which it keeps so much that about one in 67 million look-ups of
-a missing key matches:
+A filter stores enough bits of 64-bit hashes that about one in 67 million look-ups of a missing key
+matches:
 
     borders  uint32 × (2^bits + 1)   first key of each bucket; the last one is the number of keys
     lows     uint32 × keys           ascending within a bucket
@@ -144,7 +144,7 @@ class KeyFilter:
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """Whether the segment may have one of these keys; false only if it has none."""
+        """Returns whether the segment may have one of these keys; false only if it has none."""
         return any(
             self._may_hold(hashes[start : start + _LOOK_UPS])
             for start in range(0, len(hashes), _LOOK_UPS)
@@ -181,7 +181,7 @@ class IndexedSegment:
         version: Version of that object.
         start: First offset whose key is in the filter.
         stop: End of these offsets, exclusive.
-        has_null: Whether there are records without a key.
+        has_null: True if there are records without a key.
         bits: See `KeyFilter`.
         at: Position of the filter in the file.
         length: Size of the filter.
@@ -200,7 +200,7 @@ class IndexedSegment:
     crc: int
 
     def covers(self, part: SegmentSlice) -> bool:
-        """Whether it was made from this version of the object, and has all these offsets."""
+        """Returns whether it was made from this version of the object, with all these offsets."""
         ref = part.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
         return same and self.start <= part.start_offset and part.stop_offset <= self.stop
@@ -242,7 +242,7 @@ class PartitionIndex:
         return data
 
     def may_hold(self, part: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
-        """Whether a slice may have one of the keys, or with `null` a record without a key."""
+        """Returns whether a slice may have one of the keys, or with `null` none."""
         segment = self.segment_of(part)
         if segment is None or (null and segment.has_null):
             return True
@@ -390,7 +390,7 @@ class SegmentFilters:
     _hashes: Hashes | None = None
 
     def rules_out(self, part: SegmentSlice) -> bool:
-        """Whether a slice has none of the keys. Slices of a partition should follow each other.
+        """Returns whether a slice has none of the keys. Pass slices partition by partition.
 
         Raises:
             InvalidOptionError: The filters were made with another secret.

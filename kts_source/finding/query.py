@@ -179,14 +179,14 @@ class Conditions(TypedDict, total=False):
     """Conditions on records, in addition to option `where`; all given conditions must hold.
 
     Attributes:
-        keys: Keys; `None` among them stands for records without a key. They are compared as bytes,
-            whatever option `key.format` is.
-        value_contains: Bytes in the value; a string stands for its UTF-8.
+        keys: Keys; `None` among them means records without a key. They are compared as bytes,
+            regardless of option `key.format`.
+        value_contains: Bytes in the value; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that matches somewhere in the value.
         headers: Names, or pairs of name and value. A record must have each of them, not
             necessarily as the last header of that name.
         producer_ids: Ids of producers.
-        partitioner_pruning: Whether to search only the partitions to which Kafka's default
+        partitioner_pruning: True if to search only the partitions to which Kafka's default
             partitioner writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic; by default that in the tier.
         key_index: Folder written by `index_keys`. Segments whose filter has none of the keys are

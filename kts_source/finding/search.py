@@ -1,6 +1,6 @@
 """`kts_source.find(source, …)`: finds all records that meet conditions, and certifies the search.
 
-What cannot be planned or read is listed in the certificate, and everything else is searched.
+Offsets that cannot be planned or read are listed in the certificate; all others are searched.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SearchPlan:
     """The plan of a search.
 
     Attributes:
-        plan: What is read.
+        plan: The slices to read.
         faults: Faults of the tier that the plan leaves out.
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
@@ -136,7 +136,7 @@ class SearchPlan:
         return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
 
     def may_hold(self, topic: str, partition: int) -> bool:
-        """Whether a partition may hold one of the keys."""
+        """Returns whether a partition may hold one of the keys."""
         return self.wanted is None or partition in self.wanted[topic]
 
 
@@ -159,7 +159,7 @@ class TaskSearch:
         query: The conditions.
         matches: Number of records found.
         unread: Offsets that could not be read.
-        metrics: What reading took, once it is done.
+        metrics: Metrics of the read, when it has ended.
     """
 
     task: ScanTask
@@ -214,7 +214,7 @@ class TaskSearch:
                     yield matches
 
     def _is_archived(self, part: SegmentSlice, reader: SegmentSource) -> bool:
-        """Whether a slice must be restored first; if so, it is unread."""
+        """Returns whether a slice must be restored first; if so, it is unread."""
         archived = archived_object(part)
         if archived is not None:
             self._add_unread(part, reader, *archived)
@@ -315,7 +315,7 @@ def _unplanned(
 
 
 def _partly_served(part: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Yields segments of which the log has only some offsets, unless listed as skipped."""
+    """Yields segments with some offsets outside the log, unless listed as skipped."""
     skipped = {one.segment.objects.log.key for one in part.surviving.skipped}
     served: dict[str, list[tuple[int, int]]] = defaultdict(list)
     sizes: dict[str, int] = {}
@@ -457,7 +457,7 @@ class Search:
 
     @property
     def certificate(self) -> Certificate:
-        """What was searched, after `batches` was read to the end.
+        """The certificate, available after `batches` was read to the end.
 
         Raises:
             RuntimeError: It was not.

@@ -196,8 +196,8 @@ def report(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
 ) -> TierReport:
-    """Draws the selected topics of a tier: their segments over time and offsets, what they hold and
-    cost, and what they lack.
+    """Draws the selected topics of a tier: their segments over time and offsets, contents,
+    cost, and holes.
 
     It reads what `describe` reads, and has the same numbers. Partitions whose key is missing are
     listed with the facts of their manifests.
@@ -206,7 +206,7 @@ def report(
         source: Options as for the data source; bounds are ignored.
         audit: An audit of the same tier, to be shown with it.
         store: The store of the tier; opened from the options by default.
-        now_ms: The current time in ms since 1970; by default that of the clock.
+        now_ms: The current time in ms since 1970; by default from the clock.
 
     Raises:
         InvalidOptionError: The audit is of another tier.
