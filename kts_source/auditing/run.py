@@ -253,6 +253,8 @@ def audit(
             "a store object cannot be passed to other processes: leave out store or jobs"
         )
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    is_near = executor is None or executor.is_near
+    job = AuditJob(options, level, grace_ms, now, state is not None, state if is_near else None)
     with (
         closing(open_uncached_tier(options)) if store is None else nullcontext(Tier(store)) as tier,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
@@ -261,35 +263,43 @@ def audit(
         # Reading bytes may take days, too long without garbage collection.
         nullcontext() if level == BYTES else paused_collector(),
     ):
-        layout = find_layout(options.layout)
-        before = _ask_brokers(options)
-        # Brokers may have topics that were never tiered, or whose objects are all lost.
-        in_cluster = set() if before is None else {topic for topic, _ in before.logs}
-        parts, findings = _list_partitions(options, tier, layout, describing, pool, in_cluster)
-        after = _ask_brokers(options, parts)
-        if executor is None:
-            location = tier, layout, describing
-            run = PartitionAudit(options, level, grace_ms, now, *location, on_read)
-            results = _audit_here(run, parts, kept, pool)
-        else:
-            job = AuditJob(
-                replace(options, key_ring=options.key_ring.loaded()),
-                *(level, grace_ms, now, kept is not None),
-                state if executor.is_near else None,
-            )
-            results = _audit_elsewhere(executor, job, parts, kept, on_read)
-        statements = []
-        for statement, more in results:
-            statements.append(statement)
-            findings += more
-        if before is not None and after is not None:
-            result = statements, findings
-            statements, findings = _compare(options, parts, result, before, after, now - grace_ms)
-        if kept is not None:
-            kept.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in parts})
+        return _audit_tier(job, tier, (describing, pool), kept, on_read, executor)
+
+
+def _audit_tier(
+    job: AuditJob,
+    tier: Tier,
+    pools: tuple[Executor, Executor],
+    state: AuditState | None,
+    on_read: Callable[[int], object] | None,
+    executor: AuditExecutor | None,
+) -> AuditReport:
+    options = job.options
+    layout = find_layout(options.layout)
+    before = _ask_brokers(options)
+    # Brokers may have topics that were never tiered, or whose objects are all lost.
+    in_cluster = set() if before is None else {topic for topic, _ in before.logs}
+    parts, findings = _list_partitions(options, tier, layout, pools, in_cluster)
+    after = _ask_brokers(options, parts)
+    if executor is None:
+        times = job.grace_ms, job.now_ms
+        run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
+        results = _audit_here(run, parts, state, pools[1])
+    else:
+        job = replace(job, options=replace(options, key_ring=options.key_ring.loaded()))
+        results = _audit_elsewhere(executor, job, parts, state, on_read)
+    statements = []
+    for statement, more in results:
+        statements.append(statement)
+        findings += more
+    if before is not None and after is not None:
+        result, old_ms = (statements, findings), job.now_ms - job.grace_ms
+        statements, findings = _compare(options, parts, result, before, after, old_ms)
+    if state is not None:
+        state.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in parts})
     statements.sort(key=lambda one: (one.topic, one.partition))
     uri = tier.store.uri(options.key_prefix)
-    return AuditReport(level, now, uri, in_order(findings), tuple(statements))
+    return AuditReport(job.level, job.now_ms, uri, in_order(findings), tuple(statements))
 
 
 def _check(options: ScanOptions, level: str, jobs: int) -> None:
@@ -317,12 +327,12 @@ def _list_partitions(
     options: ScanOptions,
     tier: Tier,
     layout: Layout,
-    describing: Executor,
-    pool: Executor,
+    pools: tuple[Executor, Executor],
     in_cluster: Collection[str],
 ) -> tuple[list[PartitionObjects], list[Finding]]:
     """Returns the objects of every partition, and findings about other topic ids."""
     tolerant = replace(options, fail_on_data_loss=False)
+    describing, pool = pools
     catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
     findings: list[Finding] = []
     parts: list[ListedPartition] = []
