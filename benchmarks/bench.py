@@ -72,15 +72,6 @@ class Timings:
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
-    def processor_note(self, other: Timings, records: int) -> str:
-        """What each used a record, for a note: where the difference is."""
-        texts = [
-            f"{what} {timings.median(lambda run: run.jvm) / records * 1e9:.0f} ns JVM,"
-            f" {timings.median(lambda run: run.python) / records * 1e9:.0f} ns Python"
-            for what, timings in (("ours", self), ("the ceiling", other))
-        ]
-        return "processor time a record: " + "; ".join(texts)
-
     def processor_share_of(self, other: Timings) -> float:
         """Median over rounds of this one's processor time by the other's."""
         pairs = zip(self.runs, other.runs, strict=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from kts_source.engines.scan import Scan, scan
-    from kts_source.finding.build_index import index_keys
     from kts_source.finding.certificate import Certificate
+    from kts_source.finding.key_index import index_keys
     from kts_source.finding.search import Search, find
     from kts_source.planning.describe import describe
     from kts_source.planning.planner import plan
@@ -54,7 +54,7 @@ _HOMES: Final = {
     "describe": "kts_source.planning.describe",
     "explain": "kts_source.planning.scan_plan",
     "find": "kts_source.finding.search",
-    "index_keys": "kts_source.finding.build_index",
+    "index_keys": "kts_source.finding.key_index",
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "report": "kts_source.reporting.page",

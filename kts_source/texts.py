@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,3 +49,14 @@ def camel_case(name: str) -> str:
     """An attribute's name as JSON has it: `firstOffset` for `first_offset`."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
+
+
+def json_fields(value: Any) -> Any:  # noqa: ANN401
+    """Returns a dataclass as values of JSON, with names in camel case, nested ones too."""
+    if is_dataclass(value):
+        return {
+            camel_case(one.name): json_fields(getattr(value, one.name)) for one in fields(value)
+        }
+    if isinstance(value, list | tuple):
+        return [json_fields(one) for one in value]
+    return value

@@ -1,1 +1,1 @@
-"""Whether a tier is whole: every fault that its objects show, and a statement of what it serves."""
+"""Audits: proves that a tier is complete, or lists every fault."""

@@ -1,44 +1,377 @@
-"""What an audit found, and what it states of each partition, as values.
+"""The report of an audit: kinds of findings, findings, and what each partition serves.
 
-A report as a text file for Prometheus, such as for the node exporter's textfile collector.
-
-Source: "Text-based format" of Prometheus' exposition formats.
+Reports are written as JSON, as HTML for notebooks, and as metrics in the text format of Prometheus.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from kts_source.auditing.kinds import KINDS, Kind, Severity
 from kts_source.notebook import rows_table
-from kts_source.texts import camel_case, printable
+from kts_source.texts import camel_case, json_fields, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+LISTING: Final = "listing"
+METADATA: Final = "metadata"
+INDEXES: Final = "indexes"
+BYTES: Final = "bytes"
+LEVELS: Final = (LISTING, METADATA, INDEXES, BYTES)
+"""From the cheapest to the most thorough; each includes the levels before it."""
 
 
-REPORT_VERSION: Final = 1
-_ORDER: Final = tuple(Severity)
+class Severity(StrEnum):
+    """Severity of a finding.
+
+    `ERROR`: readers fail or return wrong rows, or offsets are lost. `WARNING`: costs money, or may
+    become an error. `INFO`: normal in a tier that is in use.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault, at one place.
+class Kind:
+    """A kind of finding.
 
     Attributes:
-        name: Of its kind, a key of `KINDS`.
+        name: Name in reports and metrics.
+        severity: Its severity.
+        level: The first level that checks it.
+        meaning: The problem and its consequence.
+        advice: The action to take.
+    """
+
+    name: str
+    severity: Severity
+    level: str
+    meaning: str
+    advice: str
+
+    @property
+    def loses_data(self) -> bool:
+        """Returns whether offsets that the tier should hold are missing."""
+        return self.name in ("object-missing", "hole", "named-not-there")
+
+    @property
+    def is_orphan(self) -> bool:
+        """Returns whether neither brokers nor readers use the objects, which still cost money."""
+        return self.name in _ORPHANS
+
+
+_ORPHANS: Final = {
+    *("half-copy", "half-delete", "stray-object", "other-topic-id", "unknown-to-brokers"),
+}
+_RESTORE: Final = (
+    "Restore the object from a replica or from an older version in the bucket. Until then, set"
+    " fallbackPath or read around its offsets."
+)
+_DELETE: Final = (
+    "Look the segment up in the metadata topic (catalog=metadata-topic). Delete the objects if"
+    " brokers do not know the segment."
+)
+_FAILING_DELETES: Final = "Look for failed deletes in the log of the partition's leader."
+
+_TABLE: Final[dict[tuple[str, Severity], dict[str, str | tuple[str, str]]]] = {
+    (LISTING, Severity.ERROR): {
+        "object-missing": (
+            "Objects of a segment are missing, and no other segment is known to hold its offsets."
+        ),
+        "empty-object": (
+            "An object of a segment has 0 bytes: it was truncated, or its upload failed."
+        ),
+        "archived": (
+            "Objects are in an archive storage class. They must be restored before they can be"
+            " read.",
+            "Restore them in the store, or move them to another storage class.",
+        ),
+        "named-not-there": (
+            "Brokers list a segment as copied, but the tier does not have all of its objects."
+            " Consumers of its offsets fail."
+        ),
+    },
+    (LISTING, Severity.WARNING): {
+        "half-copy": (
+            "Objects of a segment exist without its manifest, because a copy did not finish. They"
+            " are never read and cost money.",
+            _DELETE,
+        ),
+        "half-delete": (
+            "A segment lacks some objects, and other segments hold its offsets or retention"
+            " deleted them. A delete did not finish.",
+            _DELETE,
+        ),
+        "stray-object": (
+            "The name of an object is not one of a segment's.",
+            "Find out who wrote it. Brokers never delete it.",
+        ),
+        "other-topic-id": (
+            "Objects belong to an older topic of the same name, which was deleted and created"
+            " again.",
+            "Delete them if the cluster does not know the topic id. To read them, set topicId.",
+        ),
+        "duplicate-upload": (
+            "A segment was uploaded more than once. Readers use one of the copies.",
+            _DELETE,
+        ),
+        "unknown-to-brokers": (
+            "The metadata topic does not list the segment, so brokers neither read nor delete it.",
+            "Delete the objects, unless another cluster writes to the same path.",
+        ),
+        "copy-not-finished": (
+            "All objects of a segment exist, but brokers did not finish the copy and copied its"
+            " offsets again.",
+            "Wait for brokers to delete it. If they do not, delete its objects once another segment"
+            " holds its offsets.",
+        ),
+        "delete-not-finished": (
+            "Brokers began to delete a segment, and its objects still exist.",
+            _FAILING_DELETES,
+        ),
+        "retention-overdue": (
+            "Retention should have deleted these segments before the grace period.",
+            _FAILING_DELETES,
+        ),
+        "metadata-incomplete": (
+            "The metadata topic lost records, so segments unknown to brokers cannot be detected.",
+            "Configure cleanup.policy and retention of __remote_log_metadata so that it keeps all"
+            " records.",
+        ),
+    },
+    (LISTING, Severity.INFO): {
+        "copy-under-way": (
+            "Objects of a segment exist without its manifest and are younger than the grace"
+            " period: a broker is copying the segment.",
+            "Nothing, unless they still have no manifest after the grace period.",
+        ),
+        "retention-unknown": (
+            "Brokers do not return the topic's configuration, so overdue retention cannot be"
+            " detected.",
+            "Grant the user the ACL DescribeConfigs on the topic.",
+        ),
+    },
+    (METADATA, Severity.ERROR): {
+        "object-gone": (
+            "An object was deleted or replaced while the audit ran.",
+            "Run the audit again. Retention may have deleted the object.",
+        ),
+        "manifest-invalid": (
+            "A manifest is unreadable or contradicts itself, so its segment cannot be read."
+        ),
+        "manifest-foreign": (
+            "A manifest describes another segment than its name: objects were swapped or copied"
+            " wrongly."
+        ),
+        "log-size": (
+            "The size of a log object is not the sum of the chunks in its manifest: it was"
+            " truncated, or belongs to another segment."
+        ),
+        "indexes-size": (
+            "The size of an object of side files differs from its manifest: it was truncated, or"
+            " belongs to another segment."
+        ),
+        "key-missing": (
+            "Segments are encrypted with a key that the key ring lacks or that does not decrypt"
+            " them. None of their contents were checked.",
+            "Set the private key: option encryption.key.pairs.<id>.private.key.file.",
+        ),
+        "epochs-invalid": "A leader-epoch checkpoint is invalid, or its epochs are out of order.",
+        "epochs-disagree": (
+            "A leader-epoch checkpoint assigns other epochs to the segment's offsets than the"
+            " manifest does: it belongs to another segment."
+        ),
+        "lineage-disagrees": (
+            "The newest leader-epoch checkpoint contradicts other segments or the leader's log"
+            " start, so it is unclear which segments belong to the log. Reads that would skip"
+            " segments fail; reads with a log start that is too high only warn.",
+            "Restore the damaged side file from a replica or from an older version in the bucket."
+            " Until then, delete no segment of the partition.",
+        ),
+        "snapshot-invalid": (
+            "A producer snapshot is missing or invalid. Readers replay batch headers instead."
+        ),
+        "snapshot-disagrees": (
+            "A producer snapshot lists other open transactions than the segments around it, or"
+            " offsets after the end of its segment. read_committed may end at the wrong offset."
+        ),
+        "transactions-invalid": (
+            "A transaction index is invalid. Readers replay batch headers instead."
+        ),
+        "transactions-disagree": (
+            "A transaction index lists an aborted transaction without an abort marker in the"
+            " segment. read_committed skips committed records."
+        ),
+        "hole": (
+            "No segment holds some offsets between the log start and the end of the tier.",
+            "Look in the metadata topic for who deleted them. Set failOnDataLoss=false to read the"
+            " other offsets.",
+        ),
+        "unsure-gap": (
+            "No segment holds some offsets, and the layout does not record where the segment before"
+            " them ends. Reads fail. No record is missing if compaction removed the last records of"
+            " that segment.",
+            "Set catalog=metadata-topic, which records where segments end. Without brokers, set"
+            " failOnDataLoss=false to skip the gap with a warning.",
+        ),
+    },
+    (METADATA, Severity.WARNING): {
+        "clock": (
+            "A timestamp is impossible: a copy in the future or before 1970, or a record dated more"
+            " than a day after its copy. Retention by time uses these timestamps.",
+            "Check the clocks of brokers and producers. message.timestamp.after.max.ms limits"
+            " timestamps of producers.",
+        ),
+        "dead-branch": (
+            "A segment, or its end, was written by a leader that lost an unclean election. Its"
+            " records are not in the topic.",
+            "Keep it only if you want the lost records. Brokers delete it late.",
+        ),
+        "below-log-start": (
+            "A segment still exists below the log start, although retention or DeleteRecords"
+            " dropped it.",
+            _DELETE,
+        ),
+        "log-start-unconfirmed": (
+            "Offsets in the tier are skipped because the log starts above them, according to the"
+            " newest leader-epoch checkpoint alone. After DeleteRecords this is normal until the"
+            " next segment is copied. A damaged checkpoint looks the same.",
+            "Run the audit with kafka.bootstrap.servers to compare with the leader's log start."
+            " Until then, delete no segment of the partition.",
+        ),
+        "hanging-transaction": (
+            "A transaction is still open a day after it began. read_committed does not advance.",
+            "Find and abort it: kafka-transactions.sh find-hanging, then abort.",
+        ),
+    },
+    (METADATA, Severity.INFO): {
+        "overlap": (
+            "Other segments hold the offsets of a segment, because a new leader rolled segments at"
+            " other offsets.",
+            "Nothing. Retention deletes it with the others.",
+        ),
+        "open-transaction": (
+            "The end marker of a transaction is not in the tier yet. read_committed ends where the"
+            " transaction begins.",
+            "Nothing. The next segments contain the marker.",
+        ),
+    },
+    (INDEXES, Severity.ERROR): {
+        "offset-index-invalid": (
+            "An offset index is invalid or points outside its segment. Readers read the whole"
+            " segment."
+        ),
+        "offset-index-disagrees": (
+            "An entry of an offset index does not point to the start of its batch."
+        ),
+        "time-index-invalid": (
+            "A time index is invalid, out of order, or points outside its segment. Readers ignore"
+            " it and read the segment from its start."
+        ),
+        "time-index-disagrees": (
+            "An entry of a time index matches no batch, or the last entry is not the segment's"
+            " largest timestamp. Readers check an entry against the log before they use it."
+        ),
+    },
+    (BYTES, Severity.ERROR): {
+        "log-unreadable": (
+            "Chunks cannot be decrypted or decompressed, or have another size than in the manifest."
+        ),
+        "crc": "A batch does not match its checksum.",
+        "batch-invalid": (
+            "Bytes are not a record batch, or a batch is truncated. The rest of the segment was not"
+            " checked."
+        ),
+        "offset-order": "The offsets of a batch do not follow those of the batch before it.",
+        "out-of-bounds": (
+            "Batches are outside the offsets of the segment: the log belongs to another segment."
+        ),
+        "epoch": (
+            "A batch has another leader epoch than the one that owns its offset: it is from a dead"
+            " branch."
+        ),
+        "aborted-not-indexed": (
+            "The transaction index lacks a transaction whose abort marker is in the segment."
+            " read_committed returns aborted records."
+        ),
+    },
+}
+
+
+def _kinds() -> Iterator[Kind]:
+    for (level, severity), kinds in _TABLE.items():
+        for name, texts in kinds.items():
+            meaning, advice = (texts, _RESTORE) if isinstance(texts, str) else texts
+            yield Kind(name, severity, level, meaning, advice)
+
+
+KINDS: Final = {kind.name: kind for kind in _kinds()}
+"""All kinds by name."""
+
+REPORT_VERSION: Final = 1
+_ORDER: Final = tuple(Severity)
+_JSON_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "str | None": (str, NoneType),
+    "int | None": (int, NoneType),
+    "tuple[str, ...]": (list,),
+}
+
+
+class _JsonValue:
+    """A dataclass that can be written to JSON and read back with its types checked."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the attributes as values of JSON, with names in camel case."""
+        document: dict[str, Any] = json_fields(self)
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Any) -> Self:  # noqa: ANN401  # of JSON
+        """Reads what `to_dict` returned.
+
+        Raises:
+            KeyError: An attribute is missing.
+            TypeError: An attribute has another type.
+        """
+        values: dict[str, Any] = {}
+        for field in fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = document[camel_case(field.name)]
+            if type(value) not in _JSON_TYPES[field.type]:
+                raise TypeError(f"{field.name} is a {type(value).__name__}")
+            if isinstance(value, list) and not all(type(item) is str for item in value):
+                raise TypeError(f"{field.name} has items that are not strings")
+            values[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(_JsonValue):
+    """A problem at one location.
+
+    Attributes:
+        name: Name of the kind, a key of `KINDS`.
         topic: Topic.
-        topic_id: Incarnation of the topic.
+        topic_id: Id of the topic.
         partition: Partition number.
-        start: First offset concerned, inclusive; `None` where nothing tells.
-        stop: One past the last; `None` where nothing tells.
-        objects: Keys of the objects concerned, below the root of the store.
-        stored_bytes: What these objects take in the store, as listed.
-        detail: What is wrong there, in words.
-        dollars_a_month: About what keeping these objects costs, at list prices of S3.
+        start: First affected offset, inclusive; `None` if unknown.
+        stop: End of the affected offsets, exclusive; `None` if unknown.
+        objects: Keys of the affected objects, below the root of the store.
+        stored_bytes: Size of these objects in the store, as listed.
+        detail: The problem, in words.
+        dollars_a_month: Approximate cost of keeping these objects, at list prices of S3.
     """
 
     name: str
@@ -59,33 +392,41 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """Of its kind."""
+        """Severity of its kind."""
         return self.kind.severity
+
+    @property
+    def location(self) -> str:
+        """Partition and offsets, for messages."""
+        if self.start is None:
+            return f"{self.topic}-{self.partition}"
+        stop = "…" if self.stop is None else self.stop
+        return f"{self.topic}-{self.partition}, offsets [{self.start}, {stop})"
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionStatement:
-    """What the tier serves of a partition, and how far that was proven.
+class PartitionStatement(_JsonValue):
+    """The offsets that the tier serves of a partition, and the evidence for them.
 
     Attributes:
         topic: Topic.
-        topic_id: The incarnation that is read.
+        topic_id: Id of the topic that is read.
         partition: Partition number.
-        start: First served offset, inclusive; this and what follows is `None` where the level does
-            not tell.
-        stop: One past the last served offset.
-        last_stable_offset: Where `read_committed` ends, exclusive; `None` also where side files do
-            not tell.
-        segments: Whole segments, served or not.
-        stored_bytes: All listed objects of the partition.
-        is_whole: Whether every offset of [start, stop) is served and nothing in the partition is an
-            error, as far as the level goes.
-        records: Records of the served offsets, markers left out; this and what follows only at
-            level `bytes`, and only where each of these offsets was read and is sound.
-        batches: Batches that hold served offsets, those of markers included.
-        digest: Of these batches' base offsets and checksums, 256 bits in hex; module `digest` has
-            the definition. It depends on neither chunks, encryption and compression of the tier
-            nor segment borders.
+        start: First served offset, inclusive; this and the following are `None` if the level does
+            not determine them.
+        stop: End of the served offsets, exclusive.
+        last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
+            damaged.
+        segments: Number of whole segments, served or not.
+        stored_bytes: Size of all listed objects of the partition.
+        is_whole: True if every offset of [start, stop) is served and the partition has no error,
+            as far as the level checks.
+        records: Number of records with served offsets, without markers; this and the following
+            only at level `bytes`, and only if every served offset was read and is sound.
+        batches: Number of batches with served offsets, including markers.
+        digest: SHA-256 sum over base offsets and checksums of these batches, 256 bits in hex; see
+            `kts_source.auditing.proof`. It does not depend on chunks, encryption, compression or
+            segment borders.
     """
 
     topic: str
@@ -101,15 +442,25 @@ class PartitionStatement:
     batches: int | None = None
     digest: str | None = None
 
+    def to_row(self) -> tuple[object, ...]:
+        """Returns offsets, segments, records and a verdict, for tables."""
+        return (
+            *("?" if end is None else end for end in (self.start, self.stop)),
+            "?" if self.last_stable_offset is None else self.last_stable_offset,
+            self.segments,
+            "" if self.records is None else self.records,
+            "whole" if self.is_whole else "NOT WHOLE",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """All that an audit has to say.
+    """The result of an audit.
 
     Attributes:
-        level: How far it looked.
+        level: The level of the audit.
         audited_ms: When it began, in ms since 1970.
-        path: Root of the tier, free of credentials.
+        path: Root of the tier, without credentials.
         findings: Worst first, then by topic, partition and offset.
         partitions: In order of topic and partition.
     """
@@ -127,29 +478,29 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """0 without errors, 3 where offsets that the tier should hold are missing, else 1."""
+        """0 without errors, 3 if offsets that the tier should hold are missing, else 1."""
         if any(one.kind.loses_data for one in self.errors):
             return 3
         return 1 if self.errors else 0
 
     @property
     def orphan_bytes(self) -> int:
-        """Stored bytes of objects that nobody needs, as far as the tier tells."""
+        """Stored bytes of objects that neither brokers nor readers use."""
         return sum(one.stored_bytes for one in self.findings if one.kind.is_orphan)
 
     @property
     def orphan_dollars_a_month(self) -> float:
-        """About what they cost."""
+        """Approximate cost of these objects."""
         return sum((one.dollars_a_month for one in self.findings if one.kind.is_orphan), 0.0)
 
     @property
     def records(self) -> int | None:
-        """Records of all partitions together, where each of them knows."""
+        """Records of all partitions; `None` if unknown for one of them."""
         counts = [part.records for part in self.partitions]
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as the values of JSON; the page on audits has its schema."""
+        """Returns the report as values of JSON; the page on audits has the schema."""
         return {
             "version": REPORT_VERSION,
             "level": self.level,
@@ -159,19 +510,16 @@ class AuditReport:
             "records": self.records,
             "orphanBytes": self.orphan_bytes,
             "orphanDollarsAMonth": round(self.orphan_dollars_a_month, 6),
-            "findings": [_finding(one) for one in self.findings],
-            "partitions": [
-                {camel_case(name): value for name, value in asdict(part).items()}
-                for part in self.partitions
-            ],
+            "findings": [_with_texts(one) for one in self.findings],
+            "partitions": [part.to_dict() for part in self.partitions],
         }
 
     def to_json(self) -> str:
-        """The report as JSON, in ASCII: terminals obey some of what names in a store may hold."""
+        """Returns the report as JSON in ASCII, because terminals interpret control characters."""
         return json.dumps(self.to_dict(), indent=1)
 
     def _repr_html_(self) -> str:
-        """Tables for notebooks: the findings, and a row a partition."""
+        """Tables for notebooks: the findings, and a row per partition."""
         title = (
             f"Audit at level {self.level}: {len(self.errors):,} errors,"
             f" {len(self.findings):,} findings in {self.path}"
@@ -188,133 +536,67 @@ class AuditReport:
             )
             for one in self.findings
         ]
-        parts = [
-            (
-                f"{part.topic}-{part.partition}",
-                *("?" if value is None else value for value in (part.start, part.stop)),
-                part.segments,
-                "" if part.records is None else part.records,
-                "whole" if part.is_whole else "NOT WHOLE",
-            )
-            for part in self.partitions
-        ]
-        places = ("partition", "start", "stop", "segments", "records", "")
-        served = rows_table("What is served", places, parts)
+        columns = ("partition", "start", "stop", "last stable", "segments", "records", "")
+        rows = [(f"{part.topic}-{part.partition}", *part.to_row()) for part in self.partitions]
+        served = rows_table("Served offsets", columns, rows)
         return (rows_table(title, header, findings) if findings else "") + served
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
-        """The report that `to_json` gave.
+        """Reads what `to_json` returned.
 
         Raises:
-            ValueError: The text is no report, or one of another version.
+            ValueError: The text is not a report, or has another version.
         """
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("version") != REPORT_VERSION:
-            raise ValueError(f"not of version {REPORT_VERSION}")
+            raise ValueError(f"it is not a report of version {REPORT_VERSION}")
         try:
-            findings = tuple(_finding_of(one) for one in document["findings"])
-            partitions = tuple(_statement_of(one) for one in document["partitions"])
-            path = _typed(document, "path", str)
-            return cls(
-                _typed(document, "level", str),
-                _typed(document, "auditedMs", int),
-                path,
-                findings,
-                partitions,
-            )
+            findings = tuple(_without_texts(one) for one in document["findings"])
+            partitions = tuple(PartitionStatement.from_dict(p) for p in document["partitions"])
+            level, audited_ms, path = (document[name] for name in ("level", "auditedMs", "path"))
+            if type(level) is not str or type(audited_ms) is not int or type(path) is not str:
+                raise TypeError("level, auditedMs or path has another type")
         except (KeyError, TypeError) as error:
-            raise ValueError(f"malformed: {error}") from None
+            raise ValueError(f"it is malformed: {error}") from None
+        return cls(level, audited_ms, path, findings, partitions)
 
 
-def _typed(document: Any, name: str, *kinds: type) -> Any:  # noqa: ANN401  # of JSON
-    value = document[name]
-    if type(value) not in kinds:
-        raise TypeError(f"{name} is a {type(value).__name__}")
-    return value
+def _with_texts(finding: Finding) -> dict[str, Any]:
+    document = finding.to_dict()
+    kind = finding.kind
+    texts = {"meaning": kind.meaning, "advice": kind.advice}
+    return {"kind": document.pop("name"), "severity": kind.severity.value, **document, **texts}
 
 
-def _finding_of(one: Any) -> Finding:  # noqa: ANN401
-    kind = _typed(one, "kind", str)
-    if kind not in KINDS:
-        raise TypeError(f"no such kind of finding: {kind!r}")
-    objects = _typed(one, "objects", list)
-    if not all(type(key) is str for key in objects):
-        raise TypeError("objects are texts")
-    return Finding(
-        kind,
-        _typed(one, "topic", str),
-        _typed(one, "topicId", str),
-        _typed(one, "partition", int),
-        _typed(one, "start", int, type(None)),
-        _typed(one, "stop", int, type(None)),
-        tuple(objects),
-        _typed(one, "storedBytes", int),
-        _typed(one, "detail", str),
-        float(_typed(one, "dollarsAMonth", float, int)),
-    )
-
-
-_STATEMENT: Final[dict[str, tuple[type, ...]]] = {
-    "topic": (str,),
-    "topic_id": (str,),
-    "partition": (int,),
-    "start": (int, type(None)),
-    "stop": (int, type(None)),
-    "last_stable_offset": (int, type(None)),
-    "segments": (int,),
-    "stored_bytes": (int,),
-    "is_whole": (bool,),
-    "records": (int, type(None)),
-    "batches": (int, type(None)),
-    "digest": (str, type(None)),
-}
-
-
-def _statement_of(one: Any) -> PartitionStatement:  # noqa: ANN401
-    values = {name: _typed(one, camel_case(name), *kinds) for name, kinds in _STATEMENT.items()}
-    return PartitionStatement(**values)
-
-
-def _finding(one: Finding) -> dict[str, Any]:
-    return {
-        "kind": one.name,
-        "severity": one.severity.value,
-        "topic": one.topic,
-        "topicId": one.topic_id,
-        "partition": one.partition,
-        "start": one.start,
-        "stop": one.stop,
-        "objects": list(one.objects),
-        "storedBytes": one.stored_bytes,
-        "dollarsAMonth": one.dollars_a_month,
-        "detail": one.detail,
-        "meaning": one.kind.meaning,
-        "advice": one.kind.advice,
-    }
+def _without_texts(document: Any) -> Finding:  # noqa: ANN401  # of JSON
+    finding = Finding.from_dict({**document, "name": document["kind"]})
+    if finding.name not in KINDS:
+        raise TypeError(f"unknown kind of finding {finding.name!r}")
+    return finding
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings worst first, then by place; the same of several side files of an object is one."""
+    """Sorts findings, worst first and then by location, and drops duplicates."""
 
-    def place(one: Finding) -> tuple[object, ...]:
-        at = -1 if one.start is None else one.start
-        return _ORDER.index(one.severity), one.topic, one.partition, at, one.name, one.objects
+    def order(one: Finding) -> tuple[object, ...]:
+        start = -1 if one.start is None else one.start
+        return _ORDER.index(one.severity), one.topic, one.partition, start, one.name, one.objects
 
-    return tuple(sorted(set(findings), key=place))
+    return tuple(sorted(set(findings), key=order))
 
 
 _HELP = {
     "kts_audit_timestamp_seconds": "When the audit began.",
     "kts_audit_findings": "Findings of a kind in a partition.",
     "kts_audit_finding_bytes": "Stored bytes of the objects of these findings.",
-    "kts_audit_whole": "1 if nothing is missing and nothing is an error.",
+    "kts_audit_whole": "1 if no offset is missing and there is no error.",
     "kts_audit_start_offset": "First served offset.",
-    "kts_audit_stop_offset": "One past the last served offset.",
-    "kts_audit_stored_bytes": "Listed objects of the partition.",
-    "kts_audit_records": "Records of the served offsets.",
-    "kts_audit_orphan_bytes": "Stored bytes of objects that nobody needs.",
-    "kts_audit_orphan_dollars_a_month": "About what these objects cost, at list prices of S3.",
+    "kts_audit_stop_offset": "End of the served offsets, exclusive.",
+    "kts_audit_stored_bytes": "Stored bytes of all listed objects of the partition.",
+    "kts_audit_records": "Records with served offsets.",
+    "kts_audit_orphan_bytes": "Stored bytes of objects that neither brokers nor readers use.",
+    "kts_audit_orphan_dollars_a_month": "Monthly cost of these objects at list prices of S3.",
 }
 _GAUGES = {
     "kts_audit_whole": "is_whole",
@@ -326,55 +608,65 @@ _GAUGES = {
 
 
 def to_prometheus(report: AuditReport) -> str:
-    """The metrics of a report, one gauge a line; names from the tier are escaped."""
-    samples: list[tuple[str, Mapping[str, str], float]] = [
-        ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000)
+    """Returns the metrics of a report, one gauge per line, with escaped names."""
+    samples = [
+        ("kts_audit_timestamp_seconds", {"level": report.level}, report.audited_ms / 1000),
+        *_finding_samples(report.findings),
     ]
-    counts: Counter[tuple[str, int, str, str]] = Counter()
-    sizes: Counter[tuple[str, int, str, str]] = Counter()
-    for one in report.findings:
-        place = one.topic, one.partition, one.name, one.severity.value
-        counts[place] += 1
-        sizes[place] += one.stored_bytes
-    for name, found in (("kts_audit_findings", counts), ("kts_audit_finding_bytes", sizes)):
-        for (topic, partition, kind, severity), value in sorted(found.items()):
-            more = {"kind": kind, "severity": severity}
-            samples.append((name, {"topic": topic, "partition": str(partition), **more}, value))
     for name, attribute in _GAUGES.items():
         for part in report.partitions:
-            value_of = getattr(part, attribute)
-            if value_of is not None:
-                labels = {"topic": part.topic, "partition": str(part.partition)}
-                samples.append((name, labels, value_of))
-    # A partition without orphans has a sample, too: a gauge that is gone says nothing.
-    places = {(one.topic, one.partition) for one in report.partitions}
-    places |= {(one.topic, one.partition) for one in report.findings}
-    of_orphans: dict[str, Callable[[Finding], float]] = {
-        "kts_audit_orphan_bytes": lambda one: one.stored_bytes,
-        "kts_audit_orphan_dollars_a_month": lambda one: one.dollars_a_month,
-    }
-    for name, part_of in of_orphans.items():
-        totals = dict.fromkeys(sorted(places), 0.0)
-        for one in report.findings:
-            if one.kind.is_orphan:
-                totals[one.topic, one.partition] += part_of(one)
-        for (topic, partition), total in totals.items():
-            samples.append((name, {"topic": topic, "partition": str(partition)}, total))
+            value = getattr(part, attribute)
+            if value is not None:
+                samples.append((name, _labels(part.topic, part.partition), value))
+    samples += _orphan_samples(report)
     return "".join(_lines(samples))
 
 
-def _lines(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Iterable[str]:
-    told = None
+def _labels(topic: str, partition: int) -> dict[str, str]:
+    return {"topic": topic, "partition": str(partition)}
+
+
+_Sample = tuple[str, dict[str, str], float]
+
+
+def _finding_samples(findings: Iterable[Finding]) -> Iterator[_Sample]:
+    counts: Counter[tuple[str, int, str, str]] = Counter()
+    sizes: Counter[tuple[str, int, str, str]] = Counter()
+    for one in findings:
+        key = one.topic, one.partition, one.name, one.severity.value
+        counts[key] += 1
+        sizes[key] += one.stored_bytes
+    for metric, values in (("kts_audit_findings", counts), ("kts_audit_finding_bytes", sizes)):
+        for (topic, partition, kind, severity), value in sorted(values.items()):
+            labels = _labels(topic, partition) | {"kind": kind, "severity": severity}
+            yield metric, labels, value
+
+
+def _orphan_samples(report: AuditReport) -> Iterator[_Sample]:
+    """Yields samples for partitions without orphans, too: a missing gauge is ambiguous."""
+    keys = {(part.topic, part.partition) for part in (*report.partitions, *report.findings)}
+    for name in ("stored_bytes", "dollars_a_month"):
+        totals = dict.fromkeys(sorted(keys), 0.0)
+        for one in report.findings:
+            if one.kind.is_orphan:
+                totals[one.topic, one.partition] += getattr(one, name)
+        metric = f"kts_audit_orphan_{name.removeprefix('stored_')}"
+        for (topic, partition), total in totals.items():
+            yield metric, _labels(topic, partition), total
+
+
+def _lines(samples: Iterable[tuple[str, Mapping[str, str], float]]) -> Iterator[str]:
+    previous = None
     for name, labels, value in samples:
-        if name != told:
+        if name != previous:
             yield f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n"
-            told = name
-        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+            previous = name
+        pairs = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
         number = int(value) if float(value).is_integer() else value
-        yield f"{name}{{{inside}}} {number}\n"
+        yield f"{name}{{{pairs}}} {number}\n"
 
 
-def _escaped(text: str) -> str:
-    # The format has no escape for what is not printable, and takes no invalid UTF-8.
+def _escape(text: str) -> str:
+    # The format cannot escape unprintable characters and does not allow invalid UTF-8.
     text = "\n".join(map(printable, text.split("\n")))
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

@@ -1,7 +1,4 @@
-"""An audit from its options to its report.
-
-The audit of a partition as a task: in this process, in others, or on other machines.
-"""
+"""Runs an audit: in this process, in several, or on other machines."""
 
 from __future__ import annotations
 
@@ -12,16 +9,23 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
-from kts_source.auditing.kinds import BYTES, LEVELS, METADATA, Severity
+from kts_source.auditing.listing_checks import PartitionObjects, check_topic_id
 from kts_source.auditing.partition import PartitionAudit
-from kts_source.auditing.place import PartitionObjects
-from kts_source.auditing.report import AuditReport, Finding, PartitionStatement, in_order
-from kts_source.auditing.segment_checks import other_incarnation
-from kts_source.auditing.state import NO_STATE, AuditState, PartitionState, appending
+from kts_source.auditing.report import (
+    BYTES,
+    LEVELS,
+    METADATA,
+    AuditReport,
+    Finding,
+    PartitionStatement,
+    Severity,
+    in_order,
+)
+from kts_source.auditing.state import NO_STATE, AuditState, PartitionState, open_to_append
 from kts_source.errors import InvalidOptionError, StoreError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import ScanOptions, parse_options
@@ -36,26 +40,37 @@ from kts_source.processes import in_processes
 from kts_source.tier import Tier, open_uncached_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from kts_source.auditing.brokers import BrokerSide
+    from kts_source.auditing.broker_checks import BrokerSnapshot
     from kts_source.layout.layout import Layout
     from kts_source.planning.segment_catalog import ListedPartition
     from kts_source.store.object_store import ObjectStore
 
+DEFAULT_GRACE_MS: Final = 3_600_000
+"""Objects of a running copy are younger than this."""
+_NARROWING_OPTIONS: Final = {
+    *("planFile", "tailPath", "catalog", "where", "timestampRange"),
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
+}
+"""Options that would exclude parts of the tier, or include other logs."""
+
+_Result = tuple[PartitionStatement, "Sequence[Finding]"]
+
 
 @dataclass(frozen=True, slots=True)
 class AuditJob:
-    """What all tasks share. It holds credentials, so it travels in pickles only.
+    """Settings of all tasks. They include credentials, so they are only pickled.
 
     Attributes:
-        options: Of the audit, key ring loaded.
-        level: How far to look.
-        grace_ms: Copies that are younger may be under way.
+        options: Options of the audit, with loaded key ring.
+        level: The level of the audit.
+        grace_ms: A copy may still be running if its objects are younger.
         now_ms: The time in ms since 1970.
-        has_state: Whether what is proven is kept.
-        state: The file, where the task can write into it.
+        has_state: True if the audit has a state.
+        state: The file of the state, if the task can write into it.
     """
 
     options: ScanOptions
@@ -68,11 +83,13 @@ class AuditJob:
 
 @dataclass(frozen=True, slots=True)
 class AuditOutcome:
-    """What the audit of a partition gave.
+    """The result of a task.
 
     Attributes:
-        number: Of the task.
-        lines: For the state.
+        number: Number of the task.
+        statement: Statement about the partition.
+        findings: Findings in it.
+        lines: New lines for the state.
         read_bytes: Original bytes of the segments that were read, at level `bytes`.
     """
 
@@ -83,32 +100,32 @@ class AuditOutcome:
     read_bytes: int
 
     def to_text(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
+        """Returns the outcome as JSON."""
+        findings = [one.to_dict() for one in self.findings]
+        result = self.statement.to_dict(), findings
+        return json.dumps([self.number, *result, self.lines, self.read_bytes])
 
     @classmethod
     def from_text(cls, text: str) -> AuditOutcome:
-        """What `to_text` gave."""
-        value: dict[str, Any] = json.loads(text)
-        findings = (
-            Finding(**{**one, "objects": tuple(one["objects"])}) for one in value["findings"]
-        )
+        """Reads what `to_text` returned."""
+        number, statement, findings, lines, read_bytes = json.loads(text)
         return cls(
-            value["number"],
-            PartitionStatement(**value["statement"]),
-            tuple(findings),
-            tuple(value["lines"]),
-            value["read_bytes"],
+            number,
+            PartitionStatement.from_dict(statement),
+            tuple(Finding.from_dict(one) for one in findings),
+            tuple(lines),
+            read_bytes,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTask:
-    """The audit of one partition. It holds no credentials.
+    """The audit of one partition. It has no credentials.
 
     Attributes:
-        part: The objects of the partition.
-        lines: What the state knows of it.
+        number: Number of the task.
+        part: The partition.
+        lines: Its lines in the state.
     """
 
     number: int
@@ -126,7 +143,7 @@ class AuditTask:
         with (
             closing(open_uncached_tier(job.options)) as tier,
             ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as pool,
-            nullcontext() if job.state is None else appending(job.state) as write,
+            nullcontext() if job.state is None else open_to_append(job.state) as write,
             nullcontext() if job.level == BYTES else paused_collector(),
         ):
 
@@ -138,34 +155,30 @@ class AuditTask:
             layout = find_layout(job.options.layout)
             times = job.grace_ms, job.now_ms
             run = PartitionAudit(job.options, job.level, *times, tier, layout, pool, read.append)
-            state = PartitionState(self.part.place, dict(self.lines), keep)
-            found = run.audit(self.part, state if job.has_state else NO_STATE)
-        return AuditOutcome(self.number, found[0], tuple(found[1]), tuple(lines), sum(read))
+            state = PartitionState(self.part.state_key, dict(self.lines), keep)
+            statement, findings = run.audit(self.part, state if job.has_state else NO_STATE)
+        return AuditOutcome(self.number, statement, tuple(findings), tuple(lines), sum(read))
 
 
 class AuditExecutor(Protocol):
     """Runs the tasks of an audit somewhere.
 
     Attributes:
-        is_near: Whether tasks can write into files of this machine.
+        is_near: True if tasks can write files of this machine.
     """
 
     is_near: bool
 
     def run(self, tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
-        """One outcome a task, in any order, as they become known.
-
-        Raises:
-            Exception: What a task raised.
-        """
+        """Yields an outcome per task in any order, and raises errors of tasks."""
         ...
 
 
 class AuditProcesses:
-    """Tasks in processes of this machine.
+    """Runs tasks in processes of this machine.
 
     Args:
-        workers: How many.
+        workers: Maximum number of processes.
     """
 
     is_near = True
@@ -177,34 +190,19 @@ class AuditProcesses:
         """See `AuditExecutor.run`."""
         if not tasks:
             return
-        # The longest first: what is left at the end is short.
-        tasks = sorted(tasks, key=lambda one: -one.part.stored_bytes)
+        # Largest first, so that processes finish at about the same time.
+        tasks = sorted(tasks, key=lambda task: -task.part.stored_bytes)
         try:
             yield from in_processes(partial(_run, job), tasks, min(self._workers, len(tasks)))
         except BrokenProcessPool as error:
-            raise StoreError("a process of the audit died; with a state it goes on") from error
+            raise StoreError(
+                "a process of the audit died, perhaps for lack of memory. Run the audit again: with"
+                " a state, it resumes."
+            ) from error
 
 
 def _run(job: AuditJob, task: AuditTask) -> AuditOutcome:
     return task.run(job)
-
-
-DEFAULT_GRACE_MS: Final = 3_600_000
-"""Objects of a copy are younger than this while it is under way."""
-_NOT_OF_A_TIER: Final = (
-    "planFile",
-    "tailPath",
-    "catalog",
-    "where",
-    "timestampRange",
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "endingTimestamp",
-    "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
-)
-"""Options that would make an audit look at less than the tier, or at something else."""
 
 
 class AuditArguments(TypedDict, total=False):
@@ -219,7 +217,7 @@ class AuditArguments(TypedDict, total=False):
     jobs: int
 
 
-def audit(  # named ones
+def audit(
     source: Mapping[str, str] | ScanOptions,
     *,
     level: str = METADATA,
@@ -231,196 +229,96 @@ def audit(  # named ones
     jobs: int = 1,
     executor: AuditExecutor | None = None,
 ) -> AuditReport:
-    """See `kts_source.audit`.
+    """Audits a tier, see `kts_source.audit`.
 
     Args:
         source: Options as for the data source.
-        level: How far to look.
-        grace_ms: Objects of an unfinished copy that are younger count as a copy under way.
-        store: The tier; opened from the options when not given. Only for an audit in this process.
-        now_ms: The time in ms since 1970 that ages are counted from; the clock's unless given.
+        level: The level of the audit.
+        grace_ms: A copy may still be running if its objects are younger.
+        store: The store of the tier, only for an audit in this process; opened from the options by
+            default.
+        now_ms: The current time in ms since 1970; by default from the clock.
         on_read: Called with the bytes of segments that were read, at level `bytes`.
-        state: File that keeps what was proven.
-        jobs: Processes.
-        executor: What runs the audits of partitions, in place of processes.
+        state: File that keeps proofs.
+        jobs: Number of processes.
+        executor: Runs the audits of partitions, instead of processes.
 
     Raises:
         InvalidOptionError: See `kts_source.audit`.
         TopicNotFoundError: Neither the tier nor the given brokers have a topic.
-        StoreError: The store does not answer.
+        StoreError: The store fails.
     """
-    if level not in LEVELS:
-        raise InvalidOptionError(f"an audit's level is one of {', '.join(LEVELS)}, not {level!r}")
     options = source if isinstance(source, ScanOptions) else parse_options(source)
-    _check(options)
-    if jobs < 1:
-        raise InvalidOptionError(f"an audit takes one process or more, not {jobs}")
+    _check(options, level, jobs)
     if jobs > 1 and executor is None:
         executor = AuditProcesses(jobs)
     if store is not None and executor is not None:
-        raise InvalidOptionError("a store that is handed over is audited in this process alone")
+        raise InvalidOptionError(
+            "a store object cannot be passed to other processes: leave out store or jobs"
+        )
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    opening = closing(open_uncached_tier(options)) if store is None else nullcontext(Tier(store))
-    layout = find_layout(options.layout)
+    is_near = executor is None or executor.is_near
+    job = AuditJob(options, level, grace_ms, now, state is not None, state if is_near else None)
     with (
-        opening as tier,
+        closing(open_uncached_tier(options)) if store is None else nullcontext(Tier(store)) as tier,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-describe") as describing,
         ThreadPoolExecutor(PLANNING_THREADS, "kts-audit") as pool,
-        _state(state, tier, options) as kept,
-        # Reading bytes may take days: too long for the little garbage that there is.
+        _open_state(state, tier, options) as kept,
+        # Reading bytes may take days, too long without garbage collection.
         nullcontext() if level == BYTES else paused_collector(),
     ):
-        before = _asked(options)
-        # Brokers may have topics that were never tiered, or of which all objects are lost.
-        in_cluster = set() if before is None else {topic for topic, _ in before.logs}
-        objects, findings = _listed(options, tier, layout, describing, pool, in_cluster)
-        after = _asked(options, objects)
-        if executor is None:
-            # The bytes of one partition after the other: reading ahead keeps the store busy.
-            together = 1 if level == BYTES else _side_by_side(objects)
-            place = tier, layout, describing
-            run = PartitionAudit(options, level, grace_ms, now, *place, on_read, together)
-
-            def one(part: PartitionObjects) -> tuple[PartitionStatement, Sequence[Finding]]:
-                return run.audit(part, NO_STATE if kept is None else kept.of(part.place))
-
-            results = map(one, objects) if level == BYTES else pool.map(one, objects)
-        else:
-            job = AuditJob(
-                replace(options, key_ring=options.key_ring.loaded()),
-                *(level, grace_ms, now, kept is not None),
-                state if executor.is_near else None,
-            )
-            results = _elsewhere(executor, job, objects, kept, on_read)
-        statements = []
-        for statement, more in results:
-            statements.append(statement)
-            findings += more
-        if before is not None and after is not None:
-            old_ms = now - grace_ms
-            statements, findings = _compared(
-                options, objects, statements, findings, (before, after), old_ms
-            )
-        if kept is not None:
-            kept.finish({part.place: _names(part) for part in objects})
-    statements.sort(key=lambda one: (one.topic, one.partition))
-    return AuditReport(
-        level, now, tier.store.uri(options.key_prefix), in_order(findings), tuple(statements)
-    )
+        return _audit_tier(job, tier, (describing, pool), kept, on_read, executor)
 
 
-def _listed(
-    options: ScanOptions,
-    tier: Tier,
-    layout: Layout,
-    describing: Executor,
-    pool: Executor,
-    may_lack: Collection[str],
-) -> tuple[list[PartitionObjects], list[Finding]]:
-    """The objects of every partition, and what there is of other incarnations."""
-    tolerant = replace(options, fail_on_data_loss=False)
-    catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
-    findings: list[Finding] = []
-    parts: list[ListedPartition] = []
-    for topic, folders in sorted(incarnations(options, catalog, may_lack).items()):
-        found = discover_topic(tolerant, topic, folders, catalog, pool)
-        here = [part for part in found.others if part.topic_id == found.topic_id]
-        parts += [*found.partitions, *(part for part in here if part.orphans)]
-        for part in found.others:
-            if part.topic_id != found.topic_id:
-                findings += other_incarnation(PartitionObjects.of(part), found.topic_id)
-    return [PartitionObjects.of(part) for part in parts], findings
-
-
-def _side_by_side(objects: Sequence[PartitionObjects]) -> int:
-    """How many partitions are audited at a time; as if each were as large as the largest."""
-    sizes = [len(part.entries) for part in objects]
-    return min(sum(sizes) // (max(sizes, default=0) or 1), PLANNING_THREADS)
-
-
-def _elsewhere(
-    executor: AuditExecutor,
+def _audit_tier(
     job: AuditJob,
-    objects: Sequence[PartitionObjects],
-    kept: AuditState | None,
+    tier: Tier,
+    pools: tuple[Executor, Executor],
+    state: AuditState | None,
     on_read: Callable[[int], object] | None,
-) -> Iterator[tuple[PartitionStatement, Sequence[Finding]]]:
-    """The audits of all partitions by an executor."""
-    tasks = [
-        AuditTask(number, part, {} if kept is None else kept.lines(part.place))
-        for number, part in enumerate(objects)
-    ]
-    missing = {task.number for task in tasks}
-    for outcome in executor.run(tasks, job):
-        missing.discard(outcome.number)
-        if kept is not None:
-            place = objects[outcome.number].place
-            kept.take(place, outcome.lines, are_written=job.state is not None)
-        if on_read is not None:
-            on_read(outcome.read_bytes)
-        yield outcome.statement, outcome.findings
-    if missing:
-        raise StoreError(f"the audits of {len(missing)} partitions did not answer")
+    executor: AuditExecutor | None,
+) -> AuditReport:
+    options = job.options
+    layout = find_layout(options.layout)
+    before = _ask_brokers(options)
+    # Brokers may have topics that were never tiered, or whose objects are all lost.
+    in_cluster = set() if before is None else {topic for topic, _ in before.logs}
+    parts, findings = _list_partitions(options, tier, layout, pools, in_cluster)
+    after = _ask_brokers(options, parts)
+    if executor is None:
+        times = job.grace_ms, job.now_ms
+        run = PartitionAudit(options, job.level, *times, tier, layout, pools[0], on_read)
+        results = _audit_here(run, parts, state, pools[1])
+    else:
+        job = replace(job, options=replace(options, key_ring=options.key_ring.loaded()))
+        results = _audit_elsewhere(executor, job, parts, state, on_read)
+    statements = []
+    for statement, more in results:
+        statements.append(statement)
+        findings += more
+    if before is not None and after is not None:
+        result, old_ms = (statements, findings), job.now_ms - job.grace_ms
+        statements, findings = _compare(options, parts, result, before, after, old_ms)
+    if state is not None:
+        state.finish({p.state_key: [entry.segment_id for entry in p.entries] for p in parts})
+    statements.sort(key=lambda one: (one.topic, one.partition))
+    uri = tier.store.uri(options.key_prefix)
+    return AuditReport(job.level, job.now_ms, uri, in_order(findings), tuple(statements))
 
 
-def _asked(options: ScanOptions, objects: Sequence[PartitionObjects] = ()) -> BrokerSide | None:
-    """Returns what brokers report now, where they are given.
-
-    Raises:
-        BrokerUnavailableError: They do not describe all partitions of which the tier has objects
-            under the same topic id.
-    """
-    if options.brokers is None:
-        return None
-    from kts_source.auditing.brokers import BrokerSide  # with the client
-
-    counts: dict[str, int] = {}
-    for part in objects:
-        counts[part.topic_id] = max(counts.get(part.topic_id, 0), part.partition + 1)
-    return BrokerSide.now(options.brokers, options, counts)
+def _check(options: ScanOptions, level: str, jobs: int) -> None:
+    if level not in LEVELS:
+        raise InvalidOptionError(f"unknown audit level {level!r}. Use one of {', '.join(LEVELS)}.")
+    named = sorted(options.given & _NARROWING_OPTIONS)
+    if options.layout == "kafka-logs":
+        named.append("layout=kafka-logs")
+    if named:
+        raise InvalidOptionError(f"an audit is of a whole tier: leave out {', '.join(named)}")
+    if jobs < 1:
+        raise InvalidOptionError(f"jobs={jobs} is invalid: an audit takes one process or more")
 
 
-def _compared(
-    options: ScanOptions,
-    objects: Sequence[PartitionObjects],
-    statements: Sequence[PartitionStatement],
-    findings: Sequence[Finding],
-    sides: tuple[BrokerSide, BrokerSide],
-    old_ms: int,
-) -> tuple[list[PartitionStatement], list[Finding]]:
-    """What the tier alone tells, put right by what brokers said before and behind its listing."""
-    from kts_source.auditing.brokers import (
-        against_brokers,
-        unlisted,
-        with_leaders_start,
-        without_deleted,
-    )
-
-    before, after = sides
-    last = after
-    if any(one.objects and one.severity is not Severity.INFO for one in findings):
-        last = _asked(options, objects) or after
-    stated = {_place(one): one for one in statements}
-    told = defaultdict(list)
-    for finding in findings:
-        told[_place(finding)].append(finding)
-    found = unlisted(objects, before, after)
-    for part in objects:
-        at = _place(part)
-        statement, own = without_deleted(part, stated[at], told[at], (before, after, last), old_ms)
-        own = with_leaders_start(part, own, last)
-        stated[at], told[at] = statement, own
-        found += against_brokers(part, statement, own, before, after, last, old_ms=old_ms)
-    found += [one for own in told.values() for one in own]
-    faulty = {_place(one) for one in found if one.severity is Severity.ERROR}
-    return [replace(one, is_whole=at not in faulty) for at, one in stated.items()], found
-
-
-def _place(one: PartitionObjects | PartitionStatement | Finding) -> tuple[str, str, int]:
-    return one.topic, one.topic_id, one.partition
-
-
-def _state(
+def _open_state(
     path: str | None, tier: Tier, options: ScanOptions
 ) -> contextlib.AbstractContextManager[AuditState | None]:
     if path is None:
@@ -429,13 +327,127 @@ def _state(
     return AuditState(path, tier.caches.entry_name(options.layout, root).strip())
 
 
-def _names(part: PartitionObjects) -> list[str]:
-    return [entry.segment_id for entry in part.entries]
+def _list_partitions(
+    options: ScanOptions,
+    tier: Tier,
+    layout: Layout,
+    pools: tuple[Executor, Executor],
+    in_cluster: Collection[str],
+) -> tuple[list[PartitionObjects], list[Finding]]:
+    """Returns the objects of every partition, and findings about other topic ids."""
+    tolerant = replace(options, fail_on_data_loss=False)
+    describing, pool = pools
+    catalog = SegmentCatalog(tier, layout, describing, fail_on_data_loss=False)
+    findings: list[Finding] = []
+    parts: list[ListedPartition] = []
+    for topic, folders in sorted(incarnations(options, catalog, in_cluster).items()):
+        listed = discover_topic(tolerant, topic, folders, catalog, pool)
+        parts += listed.partitions
+        for part in listed.others:
+            if part.topic_id != listed.topic_id:
+                findings += check_topic_id(PartitionObjects.of(part), listed.topic_id)
+            elif part.orphans:
+                parts.append(part)
+    return [PartitionObjects.of(part) for part in parts], findings
 
 
-def _check(options: ScanOptions) -> None:
-    named = sorted(options.given & set(_NOT_OF_A_TIER))
-    if options.layout == "kafka-logs":
-        named.append("layout=kafka-logs")
-    if named:
-        raise InvalidOptionError(f"an audit is of a whole tier: leave out {', '.join(named)}")
+def _audit_here(
+    run: PartitionAudit, parts: Sequence[PartitionObjects], state: AuditState | None, pool: Executor
+) -> Iterable[_Result]:
+    if run.level != BYTES:
+        # The number of partitions audited concurrently, as if all were as large as the largest.
+        sizes = [len(part.entries) for part in parts]
+        concurrency = min(sum(sizes) // (max(sizes, default=0) or 1), PLANNING_THREADS)
+        run = replace(run, concurrency=concurrency)
+
+    def audit_partition(part: PartitionObjects) -> _Result:
+        return run.audit(part, NO_STATE if state is None else state.partition(part.state_key))
+
+    # At level `bytes` one partition after the other, as read-ahead keeps the store busy.
+    return (map if run.level == BYTES else pool.map)(audit_partition, parts)
+
+
+def _audit_elsewhere(
+    executor: AuditExecutor,
+    job: AuditJob,
+    parts: Sequence[PartitionObjects],
+    state: AuditState | None,
+    on_read: Callable[[int], object] | None,
+) -> Iterator[_Result]:
+    tasks = [
+        AuditTask(number, part, {} if state is None else state.lines(part.state_key))
+        for number, part in enumerate(parts)
+    ]
+    missing = {task.number for task in tasks}
+    for outcome in executor.run(tasks, job):
+        missing.discard(outcome.number)
+        if state is not None:
+            key = parts[outcome.number].state_key
+            state.merge(key, outcome.lines, are_written=job.state is not None)
+        if on_read is not None:
+            on_read(outcome.read_bytes)
+        yield outcome.statement, outcome.findings
+    if missing:
+        raise StoreError(f"{len(missing)} partitions were not audited: their tasks did not answer")
+
+
+def _ask_brokers(
+    options: ScanOptions, parts: Sequence[PartitionObjects] = ()
+) -> BrokerSnapshot | None:
+    """Returns the current state of the brokers, if the options name any.
+
+    Raises:
+        BrokerUnavailableError: They do not describe all partitions with objects in the tier under
+            the same topic id.
+    """
+    if options.brokers is None:
+        return None
+    from kts_source.auditing.broker_checks import BrokerSnapshot  # with the client
+
+    counts: dict[str, int] = {}
+    for part in parts:
+        counts[part.topic_id] = max(counts.get(part.topic_id, 0), part.partition + 1)
+    return BrokerSnapshot.take(options.brokers, options, counts)
+
+
+def _compare(
+    options: ScanOptions,
+    parts: Sequence[PartitionObjects],
+    result: tuple[Sequence[PartitionStatement], Sequence[Finding]],
+    before: BrokerSnapshot,
+    after: BrokerSnapshot,
+    old_ms: int,
+) -> tuple[list[PartitionStatement], list[Finding]]:
+    """Corrects the result with what brokers returned before and after the listing."""
+    from kts_source.auditing.broker_checks import (
+        check_leader_start,
+        check_partition,
+        check_unlisted,
+        without_deleted,
+    )
+
+    statements, findings = result
+    last = after
+    if any(one.objects and one.severity is not Severity.INFO for one in findings):
+        last = _ask_brokers(options, parts) or after
+    by_key = {_key(one): one for one in statements}
+    own_findings = defaultdict(list)
+    for finding in findings:
+        own_findings[_key(finding)].append(finding)
+    compared = check_unlisted(parts, before, after)
+    for part in parts:
+        snapshots = before, after, last
+        statement, own = without_deleted(
+            part, by_key[part.key], own_findings[part.key], snapshots, old_ms
+        )
+        own = check_leader_start(part, own, last)
+        by_key[part.key], own_findings[part.key] = statement, own
+        compared += check_partition(part, statement, own, snapshots, old_ms=old_ms)
+    compared += [finding for own in own_findings.values() for finding in own]
+    faulty = {_key(one) for one in compared if one.severity is Severity.ERROR}
+    checked = [replace(one, is_whole=key not in faulty) for key, one in by_key.items()]
+    return checked, compared
+
+
+def _key(one: Any) -> tuple[str, str, int]:  # noqa: ANN401  # statement or finding
+    return one.topic, one.topic_id, one.partition

@@ -1,18 +1,18 @@
-"""What audits of a tier have proven, kept in a file: the next one reads only what is new.
+"""The state of audits: a file of proofs, so that the next audit reads only new segments.
 
-A line of text for each segment without faults, and for each partition of which all segments are.
-Later lines replace earlier ones of the same segment or partition:
+It has a line for each segment without faults, and for each partition in which all segments are
+proven. A later line replaces an earlier one of the same segment or partition:
 
     CRC-32C of the rest in hex (8), kind, partition, name, identity, JSON; separated by tabs
 
-Kind `S`: name is the segment id, identity the listed objects with size, version and storage class;
-the JSON is of `proven`. Kind `P`: no name, identity a digest over those of all its segments; the
-JSON is [level, time of the audit, keys, statement, findings]. The first line is of kind `V`:
-partition is the version, name the tier.
+Kind `S`: the name is the segment id, the identity the listed objects with size, version and storage
+class, the JSON a `ProvenSegment`. Kind `P`: the name is empty, the identity a digest over the
+identities of all segments, the JSON [level, time of the audit, keys, statement, findings]. The
+first line is of kind `V`: the partition is the version, the name the tier.
 
-A line serves only objects that are listed exactly the same. It is appended as soon as it is known,
-so an audit that was killed goes on; a line that was cut, or damaged, does not count. Nothing with a
-fault is kept: it is read each time.
+A line counts only while exactly the same objects are listed. Lines are appended at once, so an
+interrupted audit can be resumed; truncated and damaged lines are skipped. Segments with a fault are
+never kept, so they are read each time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import google_crc32c
 
-from kts_source.auditing.proof import ProvenSegment, from_json, to_json
+from kts_source.auditing.proof import ProvenSegment
 from kts_source.errors import InvalidOptionError
 from kts_source.store.open_store import local_file
 from segment_format.errors import SegmentFormatError
@@ -35,121 +35,123 @@ from segment_format.errors import SegmentFormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from kts_source.layout.layout import SegmentEntry
 
 log = logging.getLogger(__name__)
 
-VERSION: Final = "kts-audit-state 2"
-"""Goes up where a line means something else, or where checks find more than before."""
-_CONTENT: Final = "S"
+VERSION: Final = "kts-audit-state 3"
+"""Increases when lines change their meaning, or when checks find more than before."""
+_SEGMENT: Final = "S"
 _PARTITION: Final = "P"
 _VERSION: Final = "V"
-_WASTE: Final = 2
-"""A file with so many times the lines that count is written anew."""
+_MAX_WASTE: Final = 2
+"""The file is rewritten if it has more than this many times the lines that count."""
 _Lines = dict[str, str]
 
 
 class PartitionState:
-    """What is known of one partition. Used by one thread at a time.
+    """The state of one partition, used by one thread at a time.
 
     Args:
-        place: Of the partition, in the file.
-        lines: Segment id to line; the partition's own has an empty id.
-        write: Takes new lines.
+        partition: Name of the partition in the file.
+        lines: Segment id to line; the line of the partition itself has an empty id.
+        write: Called with new lines; `None` keeps nothing.
     """
 
     def __init__(
         self,
-        place: str,
+        partition: str,
         lines: _Lines,
         write: Callable[[Sequence[str]], object] | None = None,
     ) -> None:
-        self._place = place
+        self._partition = partition
         self._lines = lines
         self._write = write
 
     def segment(self, entry: SegmentEntry) -> ProvenSegment | None:
-        """What was proven of exactly these objects."""
-        value = self._value(_CONTENT, entry.segment_id, identity_of(entry))
+        """Returns the proof of exactly these objects."""
+        value = self._value(_SEGMENT, entry.segment_id, identity_of(entry))
         if value is None:
             return None
         try:
-            return from_json(entry, value)
+            return ProvenSegment.from_json(entry, value)
         except (ValueError, TypeError, LookupError, SegmentFormatError):
             return None
 
     def whole(self, identity: str) -> Any:  # noqa: ANN401
-        """What was kept of the whole partition while it had exactly these objects, or `None`."""
+        """Returns the result of the partition with exactly these objects, or `None`."""
         return self._value(_PARTITION, "", identity)
 
     def add_segments(self, segments: Iterable[tuple[SegmentEntry, ProvenSegment]]) -> None:
-        """Keeps proofs, where every object of the segment has a version; all in one write."""
+        """Keeps proofs of segments whose objects all have a version, in one write."""
         if self._write is None:
             return
         lines = []
         for entry, proven in segments:
             identity = identity_of(entry)
-            value = to_json(entry, proven) if identity else None
+            value = proven.to_json(entry) if identity else None
             if value is not None:
-                lines.append(self._kept(_CONTENT, entry.segment_id, identity, value))
+                lines.append(self._keep(_SEGMENT, entry.segment_id, identity, value))
         if lines:
             self._write(lines)
 
     def add_whole(self, identity: str, value: object) -> None:
-        """Keeps what was found of the whole partition."""
+        """Keeps the result of the whole partition."""
         if self._write is not None and identity:
-            self._write([self._kept(_PARTITION, "", identity, value)])
+            self._write([self._keep(_PARTITION, "", identity, value)])
 
     def _value(self, kind: str, name: str, identity: str) -> Any:  # noqa: ANN401
         line = self._lines.get(name)
-        start = f"{kind}\t{self._place}\t{name}\t{identity}\t"
+        start = f"{kind}\t{self._partition}\t{name}\t{identity}\t"
         if line is None or not identity or not line.startswith(start):
             return None
         return json.loads(line[len(start) :])
 
-    def _kept(self, kind: str, name: str, identity: str, value: object) -> str:
+    def _keep(self, kind: str, name: str, identity: str, value: object) -> str:
         text = json.dumps(value, separators=(",", ":"))
-        line = f"{kind}\t{self._place}\t{name}\t{identity}\t{text}"
+        line = f"{kind}\t{self._partition}\t{name}\t{identity}\t{text}"
         self._lines[name] = line
         return line
 
 
 NO_STATE: Final = PartitionState("", {})
-"""Knows nothing and keeps nothing."""
+"""Is empty and keeps nothing."""
 
 
 class AuditState:
-    """The file, held by one audit at a time.
+    """The file, locked by one audit at a time.
 
     Args:
-        path: Of the file; made with mode 0600 if need be.
-        tier: What the audit is of.
+        path: The file; created with mode 0600 if it does not exist.
+        tier: Name of the audited tier.
 
     Raises:
-        InvalidOptionError: It cannot be written, is none of an audit or of another tier, or another
-            audit has it.
+        InvalidOptionError: The file cannot be written, is not a state or of another tier, or is
+            used by another audit.
     """
 
     def __init__(self, path: str, tier: str) -> None:
         self._path = local_file(path)
-        self._head = _checked(f"{_VERSION}\t{VERSION}\t{json.dumps(tier)}\t\t")
-        self._known: dict[str, _Lines] = {}
+        self._head = _with_checksum(f"{_VERSION}\t{VERSION}\t{json.dumps(tier)}\t\t")
+        self._partitions: dict[str, _Lines] = {}
         self._count = 0
         try:
-            self._file = self._opened()
+            self._file = self._open()
         except BlockingIOError:
-            raise InvalidOptionError(f"another audit uses {path} at this time") from None
+            raise InvalidOptionError(
+                f"state {path} is locked: another audit uses it. Wait for that audit to end, or use"
+                " another file."
+            ) from None
         except OSError as error:
-            raise InvalidOptionError(f"{path} cannot be opened: {error.strerror}") from None
+            raise _file_error(path, "opened", error) from None
         try:
             self._load(tier)
         except BaseException:
             os.close(self._file)
             raise
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
             file = os.open(self._path, flags, 0o600)
@@ -157,12 +159,12 @@ class AuditState:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode):
-                    raise OSError(0, "not a file")
+                    raise OSError(0, "it is not a regular file")
                 if os.path.samestat(status, self._path.stat()):
                     os.fchmod(file, 0o600)
                     return file
             except FileNotFoundError:
-                pass  # replaced just now by the audit before
+                pass  # just replaced by the previous audit
             except BaseException:
                 os.close(file)
                 raise
@@ -171,59 +173,44 @@ class AuditState:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self._file)
 
-    def of(self, place: str) -> PartitionState:
-        """What is known of a partition, and takes what is found out."""
-        return PartitionState(place, self.lines(place), self.append)
+    def partition(self, name: str) -> PartitionState:
+        """Returns the state of a partition, which writes into this file."""
+        return PartitionState(name, self.lines(name), self._append)
 
-    def lines(self, place: str) -> _Lines:
-        """The lines of a partition, for a process that has no file."""
-        return self._known.setdefault(place, {})
+    def lines(self, partition: str) -> _Lines:
+        """Returns the lines of a partition, for a process that has no file."""
+        return self._partitions.setdefault(partition, {})
 
-    def append(self, lines: Sequence[str]) -> None:
-        """Writes lines; in one piece, as threads do it side by side.
-
-        Raises:
-            InvalidOptionError: The disk is full, or the like.
-        """
+    def _append(self, lines: Sequence[str]) -> None:
+        """Writes lines with one call, because threads do it concurrently."""
         self._count += len(lines)
         _write(self._file, self._path, _checked_lines(lines))
 
-    def take(self, place: str, lines: Sequence[str], *, are_written: bool) -> None:
-        """Takes the new lines of a partition from another process.
-
-        Args:
-            place: Of the partition.
-            lines: What is known now.
-            are_written: Whether that process had the file.
-        """
-        known = self.lines(place)
+    def merge(self, partition: str, lines: Sequence[str], *, are_written: bool) -> None:
+        """Adds new lines of a partition from another process, which may have written them."""
+        known = self.lines(partition)
         for line in lines:
             known[line.split("\t", 3)[2]] = line
         if are_written:
             self._count += len(lines)
         else:
-            self.append(lines)
+            self._append(lines)
 
     def finish(self, listed: Mapping[str, Collection[str]]) -> None:
-        """Writes the file anew where most of its lines do not count any more.
+        """Rewrites the file if most of its lines are obsolete.
 
         Args:
-            listed: For each partition that was looked at, the segment ids that there still are.
+            listed: The existing segment ids of each audited partition.
         """
-        for place, names in listed.items():
-            known, wanted = self._known.get(place, {}), {"", *names}
+        for partition, names in listed.items():
+            known, wanted = self._partitions.get(partition, {}), {"", *names}
             for name in [name for name in known if name not in wanted]:
                 del known[name]
-        kept = [line for lines in self._known.values() for line in lines.values()]
-        if self._count <= _WASTE * len(kept):
+        kept = [line for lines in self._partitions.values() for line in lines.values()]
+        if self._count <= _MAX_WASTE * len(kept):
             return
         fresh = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -237,52 +224,60 @@ class AuditState:
         except OSError as error:
             with contextlib.suppress(OSError):
                 fresh.unlink()
-            raise InvalidOptionError(f"{self._path} cannot be written: {error.strerror}") from None
+            raise _file_error(self._path, "written", error) from None
 
     def _load(self, tier: str) -> None:
         with open(self._file, "rb", closefd=False) as file:
             data = file.read()
         lines = data.decode(errors="replace").split("\n") if data else []
         if len(lines) < 2 and self._head.startswith(lines[0] if lines else ""):
-            # Made just now, or by an audit that was killed, or found the disk full, over it.
-            os.ftruncate(self._file, 0)
-            _write(self._file, self._path, self._head.encode())
+            # New, or its first write was interrupted.
+            self._restart()
             return
         head = lines[0].split("\t")
         if len(head) < 4 or head[1] != _VERSION or not head[2].startswith("kts-audit-state "):
-            raise InvalidOptionError(f"{self._path} is not the state of an audit")
+            raise InvalidOptionError(
+                f"{self._path} is not the state of an audit. Name another file, or delete it."
+            )
         if head[2] != VERSION:
-            log.warning("%s is of another version (%s): begun anew", self._path, head[2][:40])
-            os.ftruncate(self._file, 0)
-            _write(self._file, self._path, self._head.encode())
+            log.warning(
+                "%s has another version (%s): the audit starts with an empty state",
+                *(self._path, head[2][:40]),
+            )
+            self._restart()
             return
         if lines[0] + "\n" != self._head:
             raise InvalidOptionError(
-                f"{self._path} is of another tier, {head[3]}, not of {json.dumps(tier)}"
+                f"state {self._path} is of another tier, {head[3]}, not of {json.dumps(tier)}."
+                " Use one file per tier."
             )
         damaged, is_of_tier = 0, True
         for line in lines[1:-1]:
             text = line[9:]
-            if _checked(text) != line + "\n":
+            if _with_checksum(text) != line + "\n":
                 damaged += 1
                 continue
             parts = text.split("\t", 3)
-            if parts[0] == _VERSION:  # of a file that was put behind this one
+            if parts[0] == _VERSION:  # of a file that was appended to this one
                 is_of_tier = line + "\n" == self._head
             if parts[0] == _VERSION or not is_of_tier:
                 continue
-            self._known.setdefault(parts[1], {})[parts[2]] = text
+            self._partitions.setdefault(parts[1], {})[parts[2]] = text
             self._count += 1
-        if lines[-1]:  # cut: the next line begins on its own
+        if lines[-1]:  # truncated: begin a new line
             damaged += 1
             _write(self._file, self._path, b"\n")
         if damaged:
-            log.warning("%s: %d lines are cut or damaged and do not count", self._path, damaged)
+            log.warning("%s: skipped %d truncated or damaged lines", self._path, damaged)
+
+    def _restart(self) -> None:
+        os.ftruncate(self._file, 0)
+        _write(self._file, self._path, self._head.encode())
 
 
 @contextlib.contextmanager
-def appending(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
-    """What writes lines into a state that another process of this machine holds.
+def open_to_append(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
+    """Opens a state that another process of this machine has locked; yields a writer of lines.
 
     Raises:
         InvalidOptionError: It cannot be opened, or written.
@@ -290,7 +285,7 @@ def appending(path: str) -> Iterator[Callable[[Sequence[str]], None]]:
     try:
         file = os.open(local_file(path), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be opened: {error.strerror}") from None
+        raise _file_error(path, "opened", error) from None
     try:
         yield lambda lines: _write(file, path, _checked_lines(lines))
     finally:
@@ -303,22 +298,23 @@ def _write(file: int, path: str | Path, data: bytes) -> None:
         while view:
             view = view[os.write(file, view) :]
     except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
+        raise _file_error(path, "written", error) from None
+
+
+def _file_error(path: str | Path, action: str, error: OSError) -> InvalidOptionError:
+    return InvalidOptionError(f"{path} cannot be {action}: {error.strerror}. Check the state file.")
 
 
 def _checked_lines(lines: Iterable[str]) -> bytes:
-    return "".join(map(_checked, lines)).encode()
+    return "".join(map(_with_checksum, lines)).encode()
 
 
-def _checked(line: str) -> str:
-    """A line as the file has it."""
+def _with_checksum(line: str) -> str:
     return f"{google_crc32c.value(line.encode()):08x}\t{line}\n"
 
 
 def identity_of(entry: SegmentEntry) -> str:
-    """The listed objects of a segment; empty where one has no version, so that nobody can tell
-    whether it is still the same.
-    """
+    """Identifies the listed objects of a segment; empty if one has no version."""
     parts = []
     for suffix, info in entry.objects:
         if info.version is None:

@@ -1,4 +1,4 @@
-"""The command `kts`, and its parts; `python -m kts_source.cli` is the same."""
+"""The command `kts`; `python -m kts_source.cli` is the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ _NEEDS = ("click", "rich")
 
 
 def main() -> int:
-    """Runs `kts`, or says what to install where the extra `cli` is missing.
-
-    Returns:
-        The exit code (`kts_source.cli.app` lists them).
-    """
+    """Runs `kts` and returns its exit code; without the extra `cli`, prints what to install."""
     try:
         from kts_source.cli.app import main as run
     except ModuleNotFoundError as error:
@@ -20,7 +16,7 @@ def main() -> int:
             raise
         print(f"kts needs {error.name}: pip install 'tiered-kafka[cli]'", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # while the libraries are loaded; `run` answers for the rest
+    except KeyboardInterrupt:  # while libraries are loaded; `run` handles it later
         print("interrupted", file=sys.stderr)
         return 130
     return run()

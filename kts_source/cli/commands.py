@@ -1,41 +1,37 @@
-"""The commands of `kts` that look at a tier; below them there is neither a terminal nor Spark.
-
-What `kts topics` says of every partition, also of those whose private key is not given.
-
-`kts report`: a tier as one page for a browser.
-"""
+"""The commands that read a tier: topics, segments, plan, cat, schema, audit, verify and report."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kts_source.auditing.report import AuditReport
-from kts_source.cli.output import is_bytes, print_json, print_table, write_records, write_whole
+from kts_source.auditing.report import BYTES, LEVELS, METADATA, AuditReport, to_prometheus
+from kts_source.auditing.run import DEFAULT_GRACE_MS, audit
+from kts_source.cli.output import (
+    echo_printable,
+    is_bytes,
+    print_json,
+    print_table,
+    progress_bar,
+    write_atomically,
+    write_records,
+)
 from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
 from kts_source.options import parse_options
-from kts_source.planning.describe import (
-    PartitionWatermark,
-    describe,
-    locked_partition,
-    only,
-    partitions_with_keys,
-    unless_locked,
-)
+from kts_source.planning.describe import PartitionWatermark
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.segment_catalog import likely_prefixes
-from kts_source.quiet import errors_only
-from kts_source.reporting.page import report
+from kts_source.reporting.page import describe_unlocked, report
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, printable, some
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
@@ -43,91 +39,62 @@ if TYPE_CHECKING:
 
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
-    from kts_source.planning.segment_catalog import ListedPartition
+
+_MS_PER_MINUTE = 60_000
 
 
 def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row a partition, as `TierDescription.to_arrow` names the columns, and `keys_needed`.
+    """Returns a row per partition with the columns of `TierDescription.to_arrow` and `keys_needed`.
 
-    A partition that cannot be described for want of a private key has the facts of its manifests
-    only: offsets are null, and `keys_needed` names the key ids. Where no key prefix is given and
-    only one comes into question, it is taken, and standard error says so.
+    If a private key is missing, a row has only the facts of manifests: offsets are null, and
+    `keys_needed` lists the key ids. Without a key prefix, the only likely one is used and printed
+    to standard error.
 
     Raises:
-        TieredKafkaError: As `describe`, missing keys aside.
+        TieredKafkaError: See `describe`, except for missing keys.
     """
     given = parsed = replace(parse_options(options), fail_on_data_loss=False)
     while True:
         try:
-            rows = _rows(parsed)
-        except (TierNotFoundError, KeyPrefixError) as error:
-            found = "" if given.key_prefix else _meant(parsed, error)
-            if len(found) <= len(parsed.key_prefix):
-                raise
-            parsed = replace(parsed, key_prefix=found)
-        else:
+            described, locked = describe_unlocked(parsed)
             break
+        except (TierNotFoundError, KeyPrefixError) as error:
+            prefix = "" if given.key_prefix else _likely_prefix(parsed, error)
+            if len(prefix) <= len(parsed.key_prefix):
+                raise
+            parsed = replace(parsed, key_prefix=prefix)
     if parsed != given:
         prefix = parsed.key_prefix
         click.echo(f"found under keyPrefix {prefix!r}: give it as --keyPrefix {prefix}", err=True)
-    return rows
+    table = [] if described is None else described.description.to_arrow().to_pylist()
+    rows: list[dict[str, Any]] = [{**row, "keys_needed": []} for row in table]
+    empty = dict.fromkeys(field.name for field in fields(PartitionWatermark))
+    for part in locked:
+        known = asdict(part) | {"reason": part.reason}
+        known |= {name: list(known[name]) for name in ("orphans", "keys_needed")}
+        rows.append({**empty, **known})
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
 
 
-def _meant(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """The only key prefix that an error may be about; empty if there is none, or more."""
+def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
+    """Returns the key prefix that an error may be about; empty if there is none, or several."""
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
     if isinstance(error, StoreError):
         return ""
+    paths = 1 + len(options.disk_paths)
+    layout = find_layout(options.layout, end_of_log=options.end_of_log, paths=paths)
     with closing(open_tier(options)) as tier:
-        layout, wanted = (
-            find_layout(
-                options.layout, end_of_log=options.end_of_log, paths=1 + len(options.disk_paths)
-            ),
-            options.selection.wanted(()),
-        )
-        found = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
-    return found[0] if len(found) == 1 else ""
-
-
-def _rows(parsed: ScanOptions) -> list[dict[str, Any]]:
-    if parsed.by_metadata_topic:  # what follows lists
-        return _described(parsed)
-    if (described := unless_locked(lambda: _described(parsed))) is not None:
-        return described
-    with errors_only("kts_source"):  # the first attempt has said what there is to say
-        found = partitions_with_keys(parsed)
-        open_ones = [part for part, keys in found if not keys]
-        rows = _described(only(parsed, open_ones)) if open_ones else []
-        for part, keys in found:
-            if keys:
-                rows += _of_locked(parsed, part, keys)
-    return sorted(rows, key=lambda row: (row["topic"], row["partition"]))
-
-
-def _described(options: ScanOptions) -> list[dict[str, Any]]:
-    return [{**row, "keys_needed": []} for row in describe(options).to_arrow().to_pylist()]
-
-
-def _of_locked(
-    options: ScanOptions, part: ListedPartition, keys: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    # Old segments may be encrypted where nothing that describing needs is.
-    described = unless_locked(lambda: _described(only(options, [part])))
-    if described is not None:
-        return described
-    locked = locked_partition(part, keys)
-    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(PartitionWatermark))
-    told = {name: getattr(locked, name) for name in row if hasattr(locked, name)}
-    row |= told | {"orphans": list(locked.orphans), "keys_needed": list(keys)}
-    return [row]
+        wanted = options.selection.wanted(())
+        prefixes = likely_prefixes(tier.store, layout, options.key_prefix, wanted)
+    return prefixes[0] if len(prefixes) == 1 else ""
 
 
 @click.command()
 @json_flag
 @scan_options("path", every_topic=True)
 def topics(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Topics and partitions of the tier with their watermarks."""
+    """Print topics and partitions of the tier with their watermarks."""
     rows = topic_rows(options)
     if as_json:
         print_json(rows)
@@ -149,7 +116,7 @@ def topics(options: Mapping[str, str], *, as_json: bool) -> None:
 @json_flag
 @scan_options("path", "topic", every_topic=True)
 def segments(options: Mapping[str, str], *, as_json: bool) -> None:
-    """Segments of the selected topics: which offsets each serves, and which are not read."""
+    """Print segments: the offsets that each serves, and why others are not read."""
     rows = list(_segment_rows(plan_scan(parse_options({**options, "failOnDataLoss": "false"}))))
     if as_json:
         print_json(rows)
@@ -160,12 +127,12 @@ def segments(options: Mapping[str, str], *, as_json: bool) -> None:
 
 def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
     for part in plan.partitions:
-        read = [(span.segment, span.start, span.stop, "read") for span in part.surviving.ranges]
-        left = [
+        rows = [(span.segment, span.start, span.stop, "read") for span in part.surviving.ranges]
+        rows += [
             (s.segment, s.segment.start_offset, s.segment.stop_offset, s.reason)
             for s in part.surviving.skipped
         ]
-        for segment, start, stop, state in sorted(read + left, key=lambda row: row[1]):
+        for segment, start, stop, state in sorted(rows, key=lambda row: row[1]):
             yield {
                 "topic": part.topic,
                 "partition": part.partition,
@@ -185,10 +152,10 @@ def _segment_rows(plan: ScanPlan) -> Iterator[dict[str, Any]]:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The plan for option planFile.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan for option planFile.")
 @scan_options("path", "topic")
 def plan(options: Mapping[str, str], *, as_json: bool) -> None:
-    """What a read would fetch, leave out and cost, before it runs."""
+    """Print what a read would fetch, skip and cost, without running it."""
     made = plan_scan(parse_options(options))
     click.echo(made.to_json() if as_json else made.explain())
 
@@ -199,13 +166,13 @@ def plan(options: Mapping[str, str], *, as_json: bool) -> None:
     "form",
     type=click.Choice(["json", "raw"]),
     default="json",
-    help="json: one object a record; raw: values only, each with a line feed.",
+    help="json: an object per record. raw: values only, each followed by a line feed.",
 )
-@click.option("--json", "form", flag_value="json", help="As --format json.")
-@click.option("--limit", type=click.IntRange(min=0), help="At most so many records.")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
+@click.option("--limit", type=click.IntRange(min=0), help="Maximum number of records.")
 @scan_options("path", "topic")
 def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
-    """Prints records."""
+    """Print records."""
     if form == "raw":
         options = {**options, "columns": "value"}
     whole = scan(options)
@@ -223,48 +190,149 @@ def cat(options: Mapping[str, str], *, form: str, limit: int | None) -> None:
     "--of",
     type=click.Choice(["value", "key"]),
     default="value",
-    help="Whose schema is printed; --json has both.",
+    help="Print the schema of values or keys. --json prints both.",
 )
 @scan_options("path", "topic")
 def schema(options: Mapping[str, str], *, as_json: bool, of: str) -> None:
-    """What values are decoded to, as a DDL: of JSON without a schema, what a sample shows."""
+    """Print the type of values as DDL; for JSON without a schema, as in a sample."""
     from segment_format.values.json.ddl import print_ddl
 
-    found = scan({**options, "columns": "key,value"}).schema
-    ddls = {field.name: print_ddl(field.type) for field in found}
+    ddls = {
+        field.name: print_ddl(field.type)
+        for field in scan({**options, "columns": "key,value"}).schema
+    }
     if as_json:
         print_json(ddls)
         return
     if not ddls[of].isprintable():
-        raise InvalidOptionError("a field's name has a control character: --json shows it escaped")
+        raise InvalidOptionError(
+            "the name of a field has a control character: use --json, which escapes it"
+        )
     click.echo(ddls[of])
+
+
+def _audit_command(name: str, default_level: str, help_text: str) -> click.Command:
+    @click.command(name, help=help_text)
+    @click.option(
+        "--level",
+        type=click.Choice(LEVELS),
+        default=default_level,
+        show_default=True,
+        help="How thorough the audit is. Each level includes those before it.",
+    )
+    @click.option(
+        "--grace-minutes",
+        type=click.IntRange(min=0),
+        default=DEFAULT_GRACE_MS // _MS_PER_MINUTE,
+        show_default=True,
+        help="Younger objects of an unfinished copy count as a running copy.",
+    )
+    @click.option("--report", type=click.Path(dir_okay=False), help="Write the report as JSON.")
+    @click.option("--prometheus", type=click.Path(dir_okay=False), help="Write metrics.")
+    @click.option(
+        "--state",
+        type=click.Path(dir_okay=False),
+        help="Keep results in this file, and read only what is new, changed or faulty.",
+    )
+    @click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of processes.",
+    )
+    @json_flag
+    @scan_options("path", "topic", every_topic=True)
+    def command(
+        options: Mapping[str, str],
+        *,
+        grace_minutes: int,
+        report: str | None,
+        prometheus: str | None,
+        as_json: bool,
+        **arguments: Any,  # noqa: ANN401  # texts and numbers
+    ) -> None:
+        for file in (report, prometheus):
+            if file is not None:
+                local_file(file)  # fail before the audit, not after it
+        grace_ms = grace_minutes * _MS_PER_MINUTE
+        with progress_bar("segments") as update:
+            on_read = lambda size: update(advance=size)  # noqa: E731
+            result = audit(options, grace_ms=grace_ms, on_read=on_read, **arguments)
+        if report is not None:
+            write_atomically(report, result.to_json() + "\n")
+        if prometheus is not None:
+            write_atomically(prometheus, to_prometheus(result))
+        if as_json:
+            click.echo(result.to_json())
+        else:
+            _print_audit(result)
+        click.get_current_context().exit(result.exit_code)
+
+    return command
+
+
+audit_command = _audit_command(
+    "audit", METADATA, "Prove that topics are complete, or list every fault and what to do."
+)
+verify_command = _audit_command(
+    "verify", BYTES, "Same as audit --level bytes: read every byte and check every checksum."
+)
+
+
+def _print_audit(result: AuditReport) -> None:
+    for finding in result.findings:
+        echo_printable(f"{finding.severity.value.upper()} {finding.name}: {finding.location}")
+        echo_printable(f"  {finding.detail}")
+        if finding.objects:
+            size = format_bytes(finding.stored_bytes)
+            echo_printable(f"  objects ({size}): {some(finding.objects)}")
+        echo_printable(f"  {finding.kind.meaning}")
+        echo_printable(f"  To do: {finding.kind.advice}")
+    if result.findings:
+        click.echo("")
+    header = ("topic", "partition", "start", "stop", "last stable", "segments", "records", "")
+    rows = [(printable(part.topic), part.partition, *part.to_row()) for part in result.partitions]
+    print_table(header, rows)
+    text = f"{len(result.errors)} errors, {len(result.findings)} findings at level {result.level}"
+    if result.records is not None:
+        text += f"; {result.records:,} records are {'served' if result.errors else 'sound'}"
+    click.echo(text)
+    if result.orphan_bytes:
+        dollars = f"about ${result.orphan_dollars_a_month:,.2f} a month"
+        click.echo(f"orphans: {format_bytes(result.orphan_bytes)}, {dollars}")
 
 
 @click.command("report")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False),
-    help="The file to write; -o FILE is the same, for a name without =.",
+    help="File to write. -o FILE is the same if the name has no =.",
 )
 @click.option(
     "--audit",
+    "audit_file",
     type=click.Path(exists=True, dir_okay=False),
-    help="A JSON report of kts audit about the same tier, to be shown beside.",
+    help="Show this JSON report of kts audit of the same tier.",
 )
 @scan_options("path", "topic", every_topic=True, bare="output")
-def report_command(options: Mapping[str, str], *, output: str | None, audit: str | None) -> None:
-    """Draws the selected topics as one HTML file: segments, holes, growth, cost, lag."""
+def report_command(
+    options: Mapping[str, str], *, output: str | None, audit_file: str | None
+) -> None:
+    """Write an HTML page of the tier: segments, holes, growth, cost, lag."""
     if output is None:
-        raise InvalidOptionError("give the file to write: --output report.html")
-    local_file(output)  # before the work is done
-    found = None if audit is None else _audit(audit)
-    page = report(options, audit=found).to_html()
-    write_whole(output, page)
+        raise InvalidOptionError("the file to write is missing: give --output report.html")
+    local_file(output)  # fail before the work, not after it
+    audited = None if audit_file is None else _read_audit(audit_file)
+    page = report(options, audit=audited).to_html()
+    write_atomically(output, page)
     click.echo(f"{output}: {format_bytes(len(page.encode()))}", err=True)
 
 
-def _audit(path: str) -> AuditReport:
+def _read_audit(path: str) -> AuditReport:
     try:
         return AuditReport.from_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidOptionError(f"{path} is no report of kts audit: {error}") from None
+        raise InvalidOptionError(
+            f"{path} cannot be used: {error}. Give a file written by kts audit --report."
+        ) from None

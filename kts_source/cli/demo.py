@@ -1,6 +1,6 @@
-"""`kts demo`: reads a tier that a real broker wrote and prints what it holds.
+"""`kts demo`: reads a tier written by a real broker and prints its contents.
 
-The sample is part of the checkout, not of the wheel; `--path` shows another tier.
+The sample is in the checkout, not in the wheel. `--path` selects another tier.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SHOWN_ROWS = 5
 
 @click.command()
 @click.argument("given_path", metavar="[PATH]", required=False)
-@click.option("--path", help="Another tier than the sample of the checkout.")
+@click.option("--path", help="Read this tier instead of the sample.")
 @click.option("--keyPrefix", "--key-prefix", "key_prefix", default="", help="Its key.prefix.")
 def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
-    """Reads the sample tier of a checkout, or PATH; with Spark where it is installed."""
+    """Read the sample tier of a checkout, or PATH, also with Spark if it is installed."""
     other = given_path or path
     options = {"path": other, "keyPrefix": key_prefix} if other else _sample_options()
-    # What planning remarks on, among the rest of the output.
+    # Warnings of planning appear in the output.
     logging.basicConfig(format="note: %(message)s", level=logging.WARNING, stream=sys.stdout)
     topics = _show_tier({**options, "subscribePattern": ".*"})
     topic = SAMPLE_TOPIC if SAMPLE_TOPIC in topics else topics[0]
@@ -71,8 +71,8 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
 def _sample_options() -> dict[str, str]:
     if not SAMPLE_TIER.is_dir():
         raise TierNotFoundError(
-            f"the sample tier is part of the checkout and is not at {SAMPLE_TIER}:"
-            " run `make demo` in a checkout, or name a tier with --path"
+            f"the sample tier does not exist at {SAMPLE_TIER}: it is not part of the wheel."
+            " Run `make demo` in a checkout, or give a tier with --path."
         )
     options = {"path": SAMPLE_TIER.as_uri(), "keyPrefix": "tiered/"}
     for file in (GOLDEN / "keys").glob("*.private.pem"):
@@ -82,7 +82,7 @@ def _sample_options() -> dict[str, str]:
 
 
 def _show_tier(options: Mapping[str, str]) -> list[str]:
-    """Plans and reads everything in this process, where work can be counted; returns the topics."""
+    """Plans and reads everything in this process, and returns the topics."""
     from segment_format.kernels.decoder import load_kernel
 
     scan_options = parse_options(options)
@@ -97,7 +97,7 @@ def _show_tier(options: Mapping[str, str]) -> list[str]:
             f"\nPlanned in {seconds:.2f} s with {planning.list_requests:,} listings,"
             f" {planning.requests:,} requests and {format_bytes(planning.bytes)}."
         )
-        load_kernel()  # compiles once per machine: apart from what is timed
+        load_kernel()  # compiles once per machine, so do not time it
         reader = SegmentSource(tier, scan_options.key_ring)
         settings = ReadSettings.of(scan_options)
         started = time.perf_counter()
@@ -134,7 +134,7 @@ def _print_plan(plan: ScanPlan) -> None:
 
 @contextmanager
 def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
-    """A Spark in local mode that knows the data source; its chatter is shown only on failure."""
+    """Starts Spark in local mode with the data source; prints its log only on failure."""
     from kts_source import register
 
     with (
@@ -162,7 +162,7 @@ def _spark(builder: SparkSession.Builder) -> Iterator[SparkSession]:
 
 @contextmanager
 def _held_back_stderr(file: Path) -> Iterator[None]:
-    """Keeps what this process and its children write to stderr in a file; shows it on an error."""
+    """Redirects stderr of this process and its children to a file; prints it on an error."""
     sys.stderr.flush()
     kept = os.dup(2)
     with file.open("wb") as sink:

@@ -1,13 +1,10 @@
-"""`kts find`: records that somebody looks for, and a certificate of what was searched.
+"""`kts find`, which finds and certifies records, and `kts index`, which writes filters of keys.
 
-Files of keys.
+Formats of files of keys:
 
-lines    a key a line, in UTF-8, without the line feed; no empty lines, no control characters, and
-         no blanks at an end
-hex      likewise, each byte as two hex digits
-length   for each key its length as int32, big-endian, −1 for a record without a key, and the bytes
-
-`kts index`: filters of keys, for `kts find --key-index`.
+lines    a key per line in UTF-8, without empty lines, control characters, or spaces at either end
+hex      a key per line in hex digits
+length   for each key its length as big-endian int32, −1 for records without a key, and its bytes
 """
 
 from __future__ import annotations
@@ -18,19 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
-from rich.progress import DownloadColumn, Progress
 
-from kts_source.cli.output import remove_file, write_records, write_whole
+from kts_source.cli.output import (
+    echo_printable,
+    progress_bar,
+    remove_file,
+    write_atomically,
+    write_records,
+)
 from kts_source.cli.scan_options import scan_options
 from kts_source.errors import InvalidOptionError
-from kts_source.finding.build_index import index_keys
+from kts_source.finding.key_index import index_keys
 from kts_source.finding.search import find
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes, printable
+from kts_source.texts import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kts_source.finding.certificate import Certificate
     from kts_source.finding.query import Conditions
@@ -45,91 +46,88 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def read_keys(path: str, form: str) -> list[bytes | None]:
-    """The keys of a file, as it has them.
+    """Reads the keys of a file with one of `FORMATS`.
 
-    A line that may be meant otherwise is refused: a key that nobody has would be found nowhere, and
-    certified so.
-
-    Args:
-        path: Of the file.
-        form: One of `FORMATS`.
+    Ambiguous lines are errors, because the search would certify that such keys have no records.
 
     Raises:
-        InvalidOptionError: The file cannot be read, has no key, or is not of the format.
+        InvalidOptionError: The file is unreadable, empty, or has another format.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be read: {error.strerror}") from None
-    keys = _by_length(path, data) if form == LENGTH else _by_line(path, data, form)
+    data = _read_file(path)
+    keys = _parse_lengths(path, data) if form == LENGTH else _parse_lines(path, data, form)
     if not keys:
-        raise InvalidOptionError(f"{path} has no key")
+        raise InvalidOptionError(f"{path} has no key: write at least one")
     return keys
 
 
-def _by_line(path: str, data: bytes, form: str) -> list[bytes | None]:
+def _read_file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidOptionError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parse_lines(path: str, data: bytes, form: str) -> list[bytes | None]:
     if data.startswith(_BYTE_ORDER_MARK):
-        raise InvalidOptionError(f"{path} begins with a byte order mark: save it without")
+        raise InvalidOptionError(f"{path} begins with a byte order mark: save it without one")
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    for number, line in enumerate(lines, 1):
-        if b"\r" in line:
-            raise InvalidOptionError(
-                f"line {number} of {path} has a carriage return: save the file with line feeds"
-                f" alone, or write keys that have one in format {HEX}"
-            )
-        if not line.strip():
-            raise InvalidOptionError(
-                f"line {number} of {path} is empty: format {LENGTH} has empty keys"
-            )
-    if form == LINES:
-        for number, line in enumerate(lines, 1):
-            _check_line(line, f"line {number} of {path}")
-        return [*lines]
     keys: list[bytes | None] = []
     for number, line in enumerate(lines, 1):
-        keys.append(from_hex(line.decode("ascii", "replace"), f"line {number} of {path}"))
+        name = f"line {number} of {path}"
+        if b"\r" in line:
+            raise InvalidOptionError(
+                f"{name} has a carriage return: save the file with line feeds only, or write keys"
+                f" with carriage returns in format {HEX}"
+            )
+        if not line.strip():
+            raise InvalidOptionError(f"{name} is empty: write empty keys in format {LENGTH}")
+        if form == LINES:
+            _check_line(line, name)
+            keys.append(line)
+        else:
+            keys.append(from_hex(line.decode("ascii", "replace"), name))
     return keys
 
 
-def _check_line(line: bytes, what: str) -> None:
-    """Raises `InvalidOptionError` for a key that looks as if it was written otherwise: a file in
-    another encoding, or one with columns.
-    """
+def _check_line(line: bytes, name: str) -> None:
+    """Refuses a line that may be in another encoding, or have columns."""
     try:
         text = line.decode()
     except UnicodeDecodeError:
-        raise InvalidOptionError(f"{what} is not in UTF-8: write it in format {HEX}") from None
-    if text != text.strip() or any(ord(one) < 32 or ord(one) == 127 for one in text):
+        raise InvalidOptionError(f"{name} is not in UTF-8: write the key in format {HEX}") from None
+    if text != text.strip() or any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise InvalidOptionError(
-            f"{what} begins or ends with a blank, or has a control character: if the key does,"
-            f" write it in format {HEX}"
+            f"{name} has a control character, or a space at an end: if the key has it, write it in"
+            f" format {HEX}"
         )
 
 
-def from_hex(text: str, what: str) -> bytes:
-    """The bytes of hex digits.
+def from_hex(text: str, name: str) -> bytes:
+    """Returns the bytes of hex digits.
 
     Raises:
-        InvalidOptionError: It is something else.
+        InvalidOptionError: The text is invalid; the error has `name`.
     """
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise InvalidOptionError(f"{what} is not of hex digits, two a byte") from None
+        raise InvalidOptionError(f"{name} is not hex: write two hex digits per byte") from None
 
 
-def _by_length(path: str, data: bytes) -> list[bytes | None]:
+def _parse_lengths(path: str, data: bytes) -> list[bytes | None]:
     keys: list[bytes | None] = []
-    at = 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 4], "big", signed=True)
-        left = len(data) - at - 4
+    start = 0
+    while start < len(data):
+        size = int.from_bytes(data[start : start + 4], "big", signed=True)
+        left = len(data) - start - 4
         if left < 0 or size < _NO_KEY or size > left:
-            raise InvalidOptionError(f"byte {at} of {path} is not where a key with its length is")
-        keys.append(None if size == _NO_KEY else data[at + 4 : at + 4 + size])
-        at += 4 + max(size, 0)
+            raise InvalidOptionError(
+                f"byte {start} of {path} is not the length of a key: check --keys-format"
+            )
+        keys.append(None if size == _NO_KEY else data[start + 4 : start + 4 + size])
+        start += 4 + max(size, 0)
     return keys
 
 
@@ -137,120 +135,108 @@ _INCOMPLETE = 3
 
 
 @click.command("find")
-@click.option("--key", "keys", multiple=True, metavar="TEXT", help="A key, as UTF-8.")
-@click.option("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="A key, in hex digits.")
-@click.option("--no-key", is_flag=True, help="Records without a key.")
+@click.option("--key", "keys", multiple=True, metavar="TEXT", help="A key in UTF-8.")
+@click.option("--key-hex", "hex_keys", multiple=True, metavar="HEX", help="A key in hex digits.")
+@click.option("--no-key", is_flag=True, help="Find records without a key.")
 @click.option("--keys-file", type=click.Path(dir_okay=False), help="A file of keys.")
 @click.option(
     "--keys-format",
     type=click.Choice(FORMATS),
     default=LINES,
     show_default=True,
-    help="lines: a key a line, in UTF-8; hex: in hex digits; length: each key behind its length.",
+    help="lines: a key per line in UTF-8. hex: in hex digits. length: each key after its length.",
 )
-@click.option("--value-contains", metavar="TEXT", help="Bytes in the value, as UTF-8.")
-@click.option("--value-matches", metavar="REGEX", help="A regular expression of RE2 in the value.")
-@click.option(
-    "--header", "headers", multiple=True, metavar="NAME[=VALUE]", help="A header, as UTF-8."
-)
-@click.option("--producer-id", "producers", multiple=True, type=int, help="Who wrote the record.")
+@click.option("--value-contains", metavar="TEXT", help="Bytes in the value, in UTF-8.")
+@click.option("--value-matches", metavar="REGEX", help="A regular expression (RE2) for the value.")
+@click.option("--header", "headers", multiple=True, metavar="NAME[=VALUE]", help="A header.")
+@click.option("--producer-id", "producer_ids", multiple=True, type=int, help="A producer.")
 @click.option(
     "--partitionerPruning",
-    "pruning",
+    "partitioner_pruning",
     is_flag=True,
-    help="Search only the partitions that Kafka's default partitioner writes the keys to.",
+    help="Search only partitions to which Kafka's default partitioner writes the keys.",
 )
 @click.option(
     "--num-partitions",
     type=click.IntRange(min=1),
-    help="How many a topic has, for --partitionerPruning; as many as the tier shows.",
+    help="Partitions of a topic, for --partitionerPruning. Default: those in the tier.",
 )
+@click.option("--key-index", metavar="FOLDER", help="Skip segments with an index of kts index.")
 @click.option(
-    "--key-index", metavar="FOLDER", help="What kts index wrote: other segments are not read."
+    "--secret-file", type=click.Path(dir_okay=False), help="The secret of the index of keys."
 )
+@click.option("--offsets", is_flag=True, help="Print only topic, partition and offset.")
 @click.option(
-    "--secret-file", type=click.Path(dir_okay=False), help="The one that it was written with."
+    "--certificate", type=click.Path(dir_okay=False), help="Write the certificate as JSON."
 )
-@click.option("--offsets", is_flag=True, help="Where the records are, and nothing else of them.")
-@click.option(
-    "--certificate", type=click.Path(dir_okay=False), help="File for the certificate, as JSON."
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Tasks at a time; one a core.")
+@click.option("--threads", type=click.IntRange(min=1), help="Default: the number of cores.")
 @scan_options("path", "topic", every_topic=True)
 def find_command(
     options: Mapping[str, str],
     *,
     certificate: str | None,
     threads: int | None,
+    offsets: bool,
     **flags: Any,  # noqa: ANN401  # texts, flags and numbers
 ) -> None:
-    """Prints all records that meet all conditions, and certifies what was searched for them."""
-    if flags["offsets"]:
+    """Print all records that meet all conditions, and certify what was searched."""
+    if offsets:
         if "columns" in options:
-            raise InvalidOptionError("--offsets and --columns are the same: give one")
+            raise InvalidOptionError("--offsets and --columns both select columns: give one")
         options = {**options, "columns": "topic,partition,offset"}
     if certificate is not None:
         local_file(certificate)
     search = find(options, **_conditions(flags))
     if certificate is not None:
-        remove_file(certificate)  # an earlier search proves nothing of what this one prints
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns(), DownloadColumn())
-    shown = console.is_terminal and not sys.stdout.isatty()
-    with Progress(*columns, console=console, disable=not shown) as bar:
-        done = bar.add_task("searched", total=None)
-        advance: Callable[[int, int], object] = lambda read, every: bar.update(  # noqa: E731
-            done, completed=read, total=every
-        )
-        with closing(search.batches(threads=threads, progress=advance)) as batches:
+        remove_file(certificate)  # an older certificate does not hold for this output
+    with progress_bar("searched", is_shown=not sys.stdout.isatty()) as update:
+        progress = lambda read, total: update(completed=read, total=total)  # noqa: E731
+        with closing(search.batches(threads=threads, progress=progress)) as batches:
             for batch in batches:
                 write_records(batch, "json")
     sys.stdout.flush()
     proof = search.certificate
     if certificate is not None:
-        write_whole(certificate, proof.to_json() + "\n")
-    _print(proof)
+        write_atomically(certificate, proof.to_json() + "\n")
+    _print_certificate(proof)
     click.get_current_context().exit(0 if proof.complete else _INCOMPLETE)
 
 
-def _conditions(flags: Mapping[str, Any]) -> Conditions:
-    conditions: Conditions = {}
-    keys: list[bytes | None] = [_in_utf8(key, "--key") for key in flags["keys"]]
-    keys += [from_hex(text, "--key-hex") for text in flags["hex_keys"]]
-    if flags["no_key"]:
+def _conditions(flags: dict[str, Any]) -> Conditions:
+    keys: list[bytes | None] = [_utf8(key, "--key") for key in flags.pop("keys")]
+    keys += [from_hex(text, "--key-hex") for text in flags.pop("hex_keys")]
+    if flags.pop("no_key"):
         keys.append(None)
-    if flags["keys_file"] is not None:
-        keys += read_keys(flags["keys_file"], flags["keys_format"])
-    if keys:
-        conditions["keys"] = keys
-    if flags["value_contains"] is not None:
-        conditions["value_contains"] = _in_utf8(flags["value_contains"], "--value-contains")
-    if flags["value_matches"] is not None:
-        conditions["value_matches"] = flags["value_matches"]
-    conditions["headers"] = _headers(flags["headers"])
-    conditions["producer_ids"] = flags["producers"]
-    conditions["partitioner_pruning"] = flags["pruning"]
-    if flags["key_index"] is not None:
-        conditions["key_index"] = flags["key_index"]
-        conditions["key_index_secret"] = read_secret(flags["secret_file"])
-    elif flags["secret_file"] is not None:
-        raise InvalidOptionError("--secret-file is for --key-index alone")
-    if flags["num_partitions"] is not None:
-        conditions["num_partitions"] = flags["num_partitions"]
+    file, form = flags.pop("keys_file"), flags.pop("keys_format")
+    if file is not None:
+        keys += read_keys(file, form)
+    secret_file = flags.pop("secret_file")
+    if secret_file is not None and flags["key_index"] is None:
+        raise InvalidOptionError("--secret-file needs --key-index")
+    text = flags["value_contains"]
+    flags |= {
+        "keys": keys or None,
+        "value_contains": None if text is None else _utf8(text, "--value-contains"),
+        "headers": _headers(flags["headers"]),
+        "key_index_secret": read_secret(secret_file),
+    }
+    conditions: Conditions = {  # type: ignore[assignment]
+        name: value for name, value in flags.items() if value is not None
+    }
     return conditions
 
 
 def _headers(texts: Sequence[str]) -> list[str | tuple[str, bytes]]:
-    found: list[str | tuple[str, bytes]] = []
+    headers: list[str | tuple[str, bytes]] = []
     for text in texts:
         name, equals, value = text.partition("=")
-        _in_utf8(name, "--header")
-        found.append((name, _in_utf8(value, "--header")) if equals else name)
-    return found
+        _utf8(name, "--header")
+        headers.append((name, _utf8(value, "--header")) if equals else name)
+    return headers
 
 
-def _in_utf8(text: str, flag: str) -> bytes:
-    """Raises `InvalidOptionError` for what the shell gave as other bytes."""
+def _utf8(text: str, flag: str) -> bytes:
+    """Encodes an argument, and refuses one that the shell passed in another encoding."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -258,29 +244,27 @@ def _in_utf8(text: str, flag: str) -> bytes:
         raise InvalidOptionError(f"{flag} is not in UTF-8{hint}") from None
 
 
-def _print(proof: Certificate) -> None:
-    """On standard error: the records have the other one."""
-    for fault in proof.faults:
-        _say(f"NOT SEARCHED: {fault}")
-    for what in proof.outside:
-        _say(f"not part of the search: {what}")
+def _print_certificate(proof: Certificate) -> None:
+    """Prints to standard error, because records are on standard output."""
+    lines = [f"NOT SEARCHED: {fault}" for fault in proof.faults]
+    lines += [f"not part of the search: {text}" for text in proof.outside]
     for part in proof.partitions:
-        place = f"{part.topic}-{part.partition}"
+        name = f"{part.topic}-{part.partition}"
         for one in part.unread:
-            where = "" if one.object is None else f" ({one.object})"
-            _say(f"NOT SEARCHED: {place}, offsets [{one.start}, {one.stop}): {one.reason}{where}")
+            uri = "" if one.object is None else f" ({one.object})"
+            lines.append(
+                f"NOT SEARCHED: {name}, offsets [{one.start}, {one.stop}): {one.reason}{uri}"
+            )
         if part.unserved:
             count = sum(len(one.objects) for one in part.unserved)
-            _say(f"{place}: {count} objects hold what is not of the log; it was not searched")
-    _say(
+            lines.append(f"{name}: not searched: {count} objects with records outside the log")
+    lines.append(
         f"{proof.matches:,} records of {proof.records:,} in {len(proof.partitions)} partitions;"
         f" {format_bytes(proof.bytes)} in {proof.requests:,} requests; {proof.isolation_level}"
     )
-    _say("complete" if proof.complete else "NOT COMPLETE: there may be other records")
-
-
-def _say(text: str) -> None:
-    click.echo(printable(text), err=True)
+    lines.append("complete" if proof.complete else "NOT COMPLETE: there may be other records")
+    for line in lines:
+        echo_printable(line, err=True)
 
 
 @click.command("index")
@@ -288,14 +272,14 @@ def _say(text: str) -> None:
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False),
-    help="A file of 16 to 64 bytes that keys are hashed with; encrypted topics need one.",
+    help="A file of 16 to 64 bytes that keys are hashed with. Encrypted topics need one.",
 )
 @scan_options("path", "topic", every_topic=True)
 def index_command(options: Mapping[str, str], *, folder: str, secret_file: str | None) -> None:
-    """Writes filters of the keys of each segment, so that searches read few segments."""
+    """Write filters of the keys of each segment, so that searches read fewer segments."""
     report = index_keys(options, folder, secret=read_secret(secret_file))
     for key, reason in report.left_out:
-        click.echo(printable(f"no filter: {key}: {reason}"), err=True)
+        echo_printable(f"no filter: {key}: {reason}", err=True)
     click.echo(
         f"{report.segments:,} segments have filters, {report.read:,} of them were read;"
         f" {format_bytes(report.bytes)}"
@@ -304,14 +288,9 @@ def index_command(options: Mapping[str, str], *, folder: str, secret_file: str |
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """The secret in a file, as it is.
+    """Returns the contents of a file.
 
     Raises:
-        InvalidOptionError: The file cannot be read.
+        InvalidOptionError: It cannot be read.
     """
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidOptionError(f"{path} cannot be read: {error.strerror}") from None
+    return None if path is None else _read_file(path)

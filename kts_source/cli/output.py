@@ -1,11 +1,4 @@
-"""Records as lines on standard output.
-
-Files that appear as a whole.
-
-Output for people and machines: tables, JSON, sizes, byte strings, times.
-
-Typed keys and values as what JSON can say.
-"""
+"""Output of the commands: tables, JSON, records, progress, and files written atomically."""
 
 from __future__ import annotations
 
@@ -15,6 +8,8 @@ import json
 import math
 import os
 import sys
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +17,7 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.measure import Measurement
+from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -30,13 +26,13 @@ from kts_source.store.open_store import local_file
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
 
-def write_whole(path: str, text: str) -> None:
-    """Writes a file as a whole: who reads it meanwhile sees the one before.
+def write_atomically(path: str, text: str) -> None:
+    """Replaces a file, so that readers see the old or the new text.
 
     Raises:
         InvalidOptionError: It cannot be written.
@@ -52,7 +48,7 @@ def write_whole(path: str, text: str) -> None:
 
 
 def remove_file(path: str) -> None:
-    """Removes a file that is about to be written, if it is there.
+    """Removes a file that will be written later.
 
     Raises:
         InvalidOptionError: It cannot be removed.
@@ -63,19 +59,34 @@ def remove_file(path: str) -> None:
         raise InvalidOptionError(f"{path} cannot be written: {error.strerror}") from None
 
 
-_WIDEST: Final = 10_000
+@contextmanager
+def progress_bar(name: str, *, is_shown: bool = True) -> Iterator[Callable[..., None]]:
+    """Shows a progress bar of bytes on a terminal, and yields `Progress.update` for it."""
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns(), DownloadColumn())
+    is_hidden = not console.is_terminal or not is_shown
+    with Progress(*columns, console=console, disable=is_hidden) as bar:
+        yield partial(bar.update, bar.add_task(name, total=None))
+
+
+def echo_printable(text: str, *, err: bool = False) -> None:
+    """Prints a line with escaped control characters."""
+    click.echo(printable(text), err=err)
+
+
+_MAX_WIDTH: Final = 10_000
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECONDS_OF_400_YEARS: Final = 146_097 * 86_400_000_000
 _LAST_YEAR: Final = 9999
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Prints a JSON document."""
     click.echo(json_text(value, indent=1))
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON that a terminal only shows: what it would obey is escaped, as JSON has it."""
+    """Returns JSON in which control characters for terminals are escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     if text.isprintable():
         return text
@@ -88,17 +99,17 @@ def _escaped(text: str) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns on standard output; numbers to the right, with thousands marked."""
+    """Prints aligned columns; numbers are right-aligned, with thousands separators."""
     table = Table(box=None, header_style="bold")
     for number, name in enumerate(header):
         numeric = any(isinstance(row[number], int) for row in rows)
         table.add_column(printable(name), no_wrap=True, justify="right" if numeric else "left")
     for row in rows:
-        # As `Text`, so that nothing in a value is markup.
+        # `Text`, because values must not be interpreted as markup.
         table.add_row(*(Text(_shown(cell)) for cell in row))
     console = Console()
-    # Ids must stay whole: a table wider than the terminal is the terminal's to wrap.
-    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    # Ids must not be truncated: the terminal wraps wide tables.
+    needed = Measurement.get(console, console.options.update(max_width=_MAX_WIDTH), table).maximum
     Console(width=max(needed, console.width)).print(table)
 
 
@@ -107,7 +118,7 @@ def _shown(cell: object) -> str:
 
 
 def preview_bytes(value: bytes | None, width: int) -> str:
-    """A byte string cut to `width` characters: text where it is printable, else hexadecimal."""
+    """Returns bytes as text if it is printable, else in hex, truncated to `width` characters."""
     if value is None:
         return "null"
     try:
@@ -121,10 +132,11 @@ def preview_bytes(value: bytes | None, width: int) -> str:
 
 
 def time_text(microseconds: int, precision: str = "milliseconds") -> str:
-    """A time since the epoch as ISO 8601 in UTC with milliseconds, or microseconds, of any year:
-    one beyond 9999 has its sign and more digits, one before the year 1 is 0 or negative.
+    """Returns a time since the epoch in any year as ISO 8601 in UTC.
+
+    Years after 9999 have a sign and more digits; the year before 1 is 0, earlier ones are negative.
     """
-    # The calendar repeats every 400 years; Python has the years from 1 to 9999.
+    # The calendar repeats every 400 years, and Python has only the years 1 to 9999.
     cycles, rest = divmod(microseconds, _MICROSECONDS_OF_400_YEARS)
     time = _EPOCH + datetime.timedelta(microseconds=rest)
     year = time.year + 400 * cycles
@@ -136,8 +148,8 @@ _MICROSECONDS_OF_A_DAY: Final = 86_400_000_000
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Structs and maps as objects, lists as arrays, decimals, dates and times as text, bytes as
-    text where they are UTF-8 and as `{"base64": …}` elsewhere.
+    """Returns structs and maps as objects, lists as arrays, decimals, dates and times as texts, and
+    bytes as text if they are UTF-8, else as `{"base64": …}`.
     """
     import pyarrow as pa
 
@@ -160,7 +172,7 @@ def json_values(array: pa.Array) -> list[Any]:
         rows = [items[start:stop] for start, stop in _spans(array)]
     elif pa.types.is_timestamp(kind):
         texts = [_time(value) for value in array.view(pa.int64()).to_pylist()]
-        # Of a local time nobody knows the zone.
+        # Local times have no zone.
         rows = texts if kind.tz else [text and text.removesuffix("+00:00") for text in texts]
     elif pa.types.is_date(kind):
         days = array.view(pa.int32()).to_pylist()
@@ -196,7 +208,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever Arrow holds
 
 
 def write_records(batch: pa.RecordBatch, form: str) -> None:
-    """Writes records to standard output: with form `raw` values alone, else lines of JSON."""
+    """Writes records to standard output: values with form `raw`, else lines of JSON."""
     out = sys.stdout.buffer
     if form == "raw":
         for value in batch.column("value"):
@@ -212,29 +224,30 @@ def write_records(batch: pa.RecordBatch, form: str) -> None:
     for number, row in enumerate(dated_rows(plain)):
         record = _json_record(row)
         if typed:
-            found = record | {name: values[number] for name, values in typed.items()}
-            first = {name: found.pop(name) for name in names if name in found}
-            record = first | found
+            record |= {name: values[number] for name, values in typed.items()}
+            ordered = {name: record.pop(name) for name in names if name in record}
+            record = ordered | record
         out.write(json_text(record).encode() + b"\n")
 
 
 def is_bytes(field: pa.Field) -> bool:
-    """Whether a column holds bytes as they are stored."""
+    """Returns whether a column holds bytes."""
     import pyarrow as pa
 
     return bool(pa.types.is_binary(field.type))
 
 
 def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows in Python's types, timestamps as text: records may be dated when Python has no time,
-    such as by producers that send microseconds as milliseconds.
+    """Returns rows as Python values with timestamps as texts.
+
+    Python cannot represent all timestamps, such as microseconds sent as milliseconds.
     """
     import pyarrow as pa
 
     stamps = [field.name for field in batch.schema if pa.types.is_timestamp(field.type)]
     for name in stamps:
-        place = batch.schema.get_field_index(name)
-        batch = batch.set_column(place, name, batch.column(place).cast(pa.int64()))
+        number = batch.schema.get_field_index(name)
+        batch = batch.set_column(number, name, batch.column(number).cast(pa.int64()))
     rows: list[dict[str, Any]] = batch.to_pylist()
     for row in rows:
         row.update({name: None if row[name] is None else time_text(row[name]) for name in stamps})
@@ -242,7 +255,7 @@ def dated_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def _json_record(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with its bytes as text where they are UTF-8, else as base64 under `<name>Base64`."""
+    """Returns a record with bytes as text if they are UTF-8, else in base64 as `<name>Base64`."""
     record: dict[str, Any] = {}
     for name, value in row.items():
         if name == "headers" and value is not None:

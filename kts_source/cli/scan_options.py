@@ -1,4 +1,4 @@
-"""The options of the data source, as options of a command."""
+"""Options of the data source as options of a command."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
-json_flag = click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def scan_options(
-    *places: str,
+    *arguments: str,
     every_topic: bool = False,
     by_option_only: tuple[str, ...] = (),
     bare: str | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds every option of the data source to a command, and `-o` for those that come in families.
+    """Adds every option of the data source to a command, and `-o` for families of options.
 
-    The command gets those that were given as its first argument.
+    The command gets the given options as its first argument.
 
     Args:
-        places: Of `path` and `topic`, those that are arguments, too.
-        every_topic: Whether all topics are selected where none is named.
-        by_option_only: Those that only `-o` gives, as the command has a flag of that name.
-        bare: The command's parameter that `-o` gives where its text has no `=`.
+        arguments: `path` and `topic` if they may also be given as arguments.
+        every_topic: True if all topics are selected by default.
+        by_option_only: Options only for `-o`, because the command has a flag of that name.
+        bare: Parameter of the command that `-o` sets if its value has no `=`.
     """
     flags = [option for option in OPTIONS if option.name not in by_option_only]
 
@@ -49,20 +49,20 @@ def scan_options(
         ) -> None:
             named = {option.name: values.pop(_variable(option)) for option in flags}
             options = {name: text for name, text in named.items() if text is not None}
-            add_places(options, given_path, given_topic)
+            add_location(options, given_path, given_topic)
             for pair in dotted:
                 name, equals, text = pair.partition("=")
                 if not equals and bare is not None and values[bare] is None:
                     values[bare] = pair
                     continue
                 if not equals:
-                    raise InvalidOptionError(f"-o takes NAME=VALUE, not {pair!r}")
+                    raise InvalidOptionError(f"-o {pair!r} has no value: give -o NAME=VALUE")
                 options[name] = text
             if every_topic and not any(name in options for name in _SELECTIONS):
                 options["subscribePattern"] = ".*"
             command(options, **values)
 
-        found = click.option(
+        run = click.option(
             "-o",
             "--option",
             "dotted",
@@ -73,30 +73,31 @@ def scan_options(
         for option in reversed(flags):
             text = option.doc.replace("`", "")
             flag = f"--{option.name}", _variable(option)
-            found = click.option(*flag, metavar="TEXT", help=text)(found)
-        for name in reversed(places):
-            found = click.argument(f"given_{name}", metavar=f"[{name.upper()}]", required=False)(
-                found
-            )
-        return found
+            run = click.option(*flag, metavar="TEXT", help=text)(run)
+        for name in reversed(arguments):
+            metavar = f"[{name.upper()}]"
+            run = click.argument(f"given_{name}", metavar=metavar, required=False)(run)
+        return run
 
     return decorate
 
 
 def _variable(option: Option) -> str:
-    """A name that Python takes for an option's."""
+    """Returns the name of an option as a Python identifier."""
     return re.sub(r"\W", "_", option.name)
 
 
-def add_places(options: dict[str, str], path: str | None = None, topic: str | None = None) -> None:
-    """Adds the arguments PATH and TOPIC to the options that they stand for.
+def add_location(
+    options: dict[str, str], path: str | None = None, topic: str | None = None
+) -> None:
+    """Adds the arguments PATH and TOPIC to the options.
 
     Raises:
-        InvalidOptionError: The same twice.
+        InvalidOptionError: One is given twice.
     """
     for option, text in (("path", path), ("subscribe", topic)):
         if text is None:
             continue
         if option in options:
-            raise InvalidOptionError(f"{text!r} and --{option} are the same: give one")
+            raise InvalidOptionError(f"{text!r} and --{option} are both given: give one")
         options[option] = text

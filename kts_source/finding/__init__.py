@@ -1,1 +1,1 @@
-"""Records that somebody looks for, and a certificate of what was searched for them."""
+"""Searches for records, with a certificate of completeness."""

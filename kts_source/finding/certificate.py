@@ -1,19 +1,17 @@
-"""What a search has looked at, and what it has not: the proof that there are no other records.
-
-What a certificate says in words: the conditions of a search, and what it takes for granted.
-"""
+"""The certificate of a search: searched and unread offsets, and assumptions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.options.selection import TimestampBound, TimestampsBound
 from kts_source.options.value_formats import PERMISSIVE
+from kts_source.planning.estimate import ARCHIVE_CLASSES
 from kts_source.predicate.model import fields_of
-from kts_source.texts import camel_case
+from kts_source.texts import json_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -22,96 +20,93 @@ if TYPE_CHECKING:
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
     from kts_source.planning.scan_plan import ScanPlan
+    from kts_source.read.task import SegmentSlice
 
 
-OF_FILTERS: Final = (
-    "filters of keys hold every key of the segments that they were made of: those ruled out by them"
-    " were not read"
-)
+def conditions_of(options: ScanOptions, query: Query) -> Iterator[str]:
+    """Yields the conditions other than keys. Keys are secret, because certificates are shared."""
+    if options.where is not None:
+        yield f"where {options.where!r}"
+    if query.value_contains is not None:
+        yield f"the value contains the bytes {query.value_contains.hex()}"
+    if query.value_matches is not None:
+        yield f"the value matches the regular expression {query.value_matches!r}"
+    for header in query.headers:
+        value = "" if header.value is None else f" with the bytes {header.value.hex()}"
+        yield f"a header {header.name!r}{value}"
+    if query.producer_ids:
+        yield f"the producer id is one of {', '.join(map(str, query.producer_ids))}"
 
 
-def conditions_of(options: ScanOptions, query: Query) -> tuple[str, ...]:
-    """What records must meet beside their keys, which are not named: a certificate is passed on."""
-
-    def each() -> Iterator[str]:
-        if options.where is not None:
-            yield f"where {options.where!r}"
-        if query.value_contains is not None:
-            yield f"the value contains the bytes {query.value_contains.hex()}"
-        if query.value_matches is not None:
-            yield f"the value matches the regular expression {query.value_matches!r}"
-        for header in query.headers:
-            value = "" if header.value is None else f" with the bytes {header.value.hex()}"
-            yield f"a header {header.name!r}{value}"
-        if query.producer_ids:
-            yield f"the producer id is one of {', '.join(map(str, query.producer_ids))}"
-
-    return tuple(each())
-
-
-def assumptions_of(options: ScanOptions, plan: ScanPlan) -> tuple[str, ...]:
-    """What must hold so that the certificate says what it seems to say."""
-
-    def each() -> Iterator[str]:
-        yield (
-            "the log of a partition is the one that the tier proves: its newest lineage from its"
-            " log start on; objects that hold nothing of it are named as unserved and were not"
-            " searched, and neither were records below the log start in a segment that holds it"
-        )
-        yield (
-            "brokers were not asked: what they have not yet copied to the tier was not searched;"
-            " nobody has removed all objects of a partition, or all of its newest segments"
-        )
-        if options.read_committed:
-            yield "records of aborted transactions lie in the tier, and were left out"
-            yield "the tier's transaction indexes, which have no checksum, say which those are"
-        if not options.check_crcs:
-            yield "the bytes are those that were written: checksums of batches were not compared"
-        if options.where is not None or by_time:
-            yield (
-                "manifests, time indexes and headers of batches say how records are dated: what"
-                " they rule out was not read"
-            )
-        if _may_be_undecidable(options):
-            yield "a record whose fields cannot be decoded meets no condition on them"
-        if any(part.objects.log.version is None for task in plan.tasks for part in task.slices):
-            yield "no object has changed since it was listed: the store tells no versions"
-        if options.max_timestamp_ahead_ms is not None:
-            yield (
-                "no record is dated later than maxTimestampAheadMs="
-                f"{options.max_timestamp_ahead_ms} after its upload"
-            )
-
+def assumptions_of(options: ScanOptions, plan: ScanPlan, *, has_filters: bool) -> Iterator[str]:
+    """Yields the conditions for the certificate to hold."""
+    yield (
+        "The log of a partition is the newest lineage in the tier, from its log start on. Objects"
+        " that hold nothing of it are listed as unserved and were not searched. Neither were"
+        " records below the log start in a segment that holds it."
+    )
+    yield (
+        "Brokers were not asked. Records that are not yet copied to the tier were not searched. All"
+        " objects of a partition, or all of its newest segments, may have been removed unnoticed."
+    )
+    if options.read_committed:
+        yield "Records of aborted transactions are in the tier and were skipped."
+        yield "The tier's transaction indexes, which have no checksum, list the aborted records."
+    if not options.check_crcs:
+        yield "The bytes were not damaged: checksums of batches were not compared."
     by_time = any(
         isinstance(bound, TimestampBound | TimestampsBound)
         for bound in (options.starting, options.ending)
     )
-    return tuple(each())
+    if options.where is not None or by_time:
+        yield (
+            "Timestamps in manifests, time indexes and batch headers are correct. Segments and"
+            " batches that they rule out were not read."
+        )
+    if _may_be_undecidable(options):
+        yield "A record whose fields cannot be decoded meets no condition on them."
+    if any(part.objects.log.version is None for task in plan.tasks for part in task.slices):
+        yield "No object has changed since it was listed: the store has no versions."
+    if options.max_timestamp_ahead_ms is not None:
+        yield (
+            "No record is dated later than maxTimestampAheadMs="
+            f"{options.max_timestamp_ahead_ms} after its upload."
+        )
+    if has_filters:
+        yield (
+            "Filters of keys hold every key of the segments that they were made from. Segments that"
+            " they rule out were not read."
+        )
 
 
 def _may_be_undecidable(options: ScanOptions) -> bool:
-    """Whether a condition is about fields of columns of which malformed ones end nothing."""
+    """Returns whether a condition is on fields of columns with mode `PERMISSIVE`."""
     fields = () if options.where is None else fields_of(options.where)
-    lenient = {one.column for one in options.formats if one.mode == PERMISSIVE}
-    return any(field.source in lenient for field in fields)
+    permissive = {one.column for one in options.formats if one.mode == PERMISSIVE}
+    return any(field.source in permissive for field in fields)
 
 
-def outside_of(options: ScanOptions, plan: ScanPlan) -> tuple[str, ...]:
-    """What there is of the topics beside what a search is of."""
+def outside_of(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
+    """Yields the parts of the topics that the search did not cover."""
+    yield from plan.notes
+    if options.read_committed:
+        yield "records of aborted transactions"
+    for part in plan.partitions:
+        log = part.surviving
+        if log.log_start < part.start or part.wanted_stop < log.stop:
+            yield (
+                f"offsets of {part.topic_partition} outside the bounds of the search: the tier has"
+                f" [{log.log_start}, {log.stop})"
+            )
 
-    def each() -> Iterator[str]:
-        yield from plan.notes
-        if options.read_committed:
-            yield "records of aborted transactions"
-        for part in plan.partitions:
-            log = part.surviving
-            if log.log_start < part.start or part.wanted_stop < log.stop:
-                yield (
-                    f"offsets of {part.topic_partition} that were not asked for: the tier has"
-                    f" [{log.log_start}, {log.stop})"
-                )
 
-    return tuple(each())
+def archived_object(part: SegmentSlice) -> tuple[ObjectRef, str] | None:
+    """Returns an object of a slice that must be restored before it can be read, and a reason."""
+    needed = [part.objects.log, *([] if part.is_whole else [part.offset_index.source])]
+    for ref in needed:
+        if ref.storage_class in ARCHIVE_CLASSES:
+            return ref, f"it is archived in storage class {ref.storage_class}. Restore it first."
+    return None
 
 
 CERTIFICATE_VERSION: Final = 1
@@ -119,13 +114,13 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that were asked for and not searched, or not all of them.
+    """Offsets [start, stop) that should be searched and were not, or not all of them.
 
     Attributes:
         start: First offset, inclusive.
-        stop: One past the last.
-        reason: Why, in words.
-        object: Where they should be read; `None` where no object holds them.
+        stop: End, exclusive.
+        reason: Why they were not searched.
+        object: URI of the object that holds them; `None` if none does.
     """
 
     start: int
@@ -136,11 +131,11 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A transaction that had not ended, as far as the tier tells.
+    """A transaction whose end marker is not in the tier.
 
     Attributes:
-        producer_id: Whose.
-        first_offset: Where it begins.
+        producer_id: Its producer.
+        first_offset: Its first offset.
     """
 
     producer_id: int
@@ -153,7 +148,7 @@ class UnservedObjects:
 
     Attributes:
         objects: Keys below the root of the store.
-        reason: Why a reader never sees their records.
+        reason: Why readers never see their records.
     """
 
     objects: tuple[str, ...]
@@ -162,25 +157,25 @@ class UnservedObjects:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCertificate:
-    """What was searched of one partition.
+    """The searched part of a partition.
 
     Attributes:
         topic: Topic.
-        topic_id: Its incarnation.
+        topic_id: Id of the topic.
         partition: Partition number.
-        start: First offset searched, inclusive.
-        stop: One past the last.
-        unread: Offsets in [start, stop), or behind it, that were not searched.
+        start: First searched offset, inclusive.
+        stop: End of the searched offsets, exclusive.
+        unread: Offsets in [start, stop), or after it, that were not searched.
         undecided: Transactions that end the range, with `read_committed`.
-        unserved: Objects that were left alone.
-        left_out: Why nothing of the partition was read; `None` where it was.
-        segments: Segments read, or tried in vain.
-        stored_bytes: Bytes of their logs in the store.
+        unserved: Objects that were not searched.
+        left_out: Why nothing of the partition was searched; `None` if it was.
+        segments: Number of segments that were read, or failed.
+        stored_bytes: Size of their logs in the store.
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
-        ruled_out: Segments that were not read, as their filter has none of the keys.
+        ruled_out: Number of segments that were not read because their filter has no key.
         ruled_out_digest: As `objects_digest`, over their logs.
-        records: Records whose key or condition was looked at. Where something could not be read,
-            others of the same task are looked at again, and may count twice.
+        records: Records whose key or condition was checked. If something could not be read, other
+            records of the same task are checked again and may count twice.
         matches: Records found.
     """
 
@@ -204,20 +199,20 @@ class PartitionCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """All that a search has to say about itself.
+    """The result of a search: searched and unread offsets, and assumptions.
 
     Attributes:
-        searched_ms: When it began, in ms since 1970.
-        path: Root of the tier, free of credentials.
-        isolation_level: `read_uncommitted` finds records of aborted transactions, too.
-        keys: How many keys were looked for; `None` = no key was asked for.
-        key_digest: SHA-256 in hex over them; empty without keys.
-        conditions: What else records must meet, in words.
-        assumptions: What is taken for granted, in words.
-        outside: What else there is of the topics, and was not searched, in words.
-        faults: What is wrong with the tier as a whole, in words.
+        searched_ms: When the tier was listed, in ms since 1970.
+        path: Root of the tier, without credentials.
+        isolation_level: `read_uncommitted` also finds records of aborted transactions.
+        keys: Number of keys; `None` if the search is not for keys.
+        key_digest: SHA-256 in hex over the keys; empty without keys.
+        conditions: Other conditions on records.
+        assumptions: Conditions for the certificate to hold.
+        outside: Parts of the topics that the search did not cover.
+        faults: Faults of the tier that hid something from the search.
         partitions: In order of topic and partition.
-        requests: Reads of the store.
+        requests: Requests to the store.
         bytes: Stored bytes received.
     """
 
@@ -236,18 +231,20 @@ class Certificate:
 
     @property
     def complete(self) -> bool:
-        """Whether every offset that was asked for was searched: there are no other records, as far
-        as the assumptions hold.
+        """Returns whether every requested offset was searched.
+
+        Then there are no other records if the assumptions hold.
         """
         return not self.faults and not any(part.unread for part in self.partitions)
 
     @property
     def exhaustive(self) -> bool:
-        """Whether it is complete, and nothing of the topics was left alone: the bytes of other
-        records are not in the tier either, be they served or not, as far as the assumptions hold.
+        """Returns whether it is complete and covers all objects of the topics.
+
+        Then the tier has no bytes of other records, served or not, if the assumptions hold.
         """
-        alone = self.outside or any(part.unserved for part in self.partitions)
-        return self.complete and not alone
+        is_partial = self.outside or any(part.unserved for part in self.partitions)
+        return self.complete and not is_partial
 
     @property
     def matches(self) -> int:
@@ -256,40 +253,28 @@ class Certificate:
 
     @property
     def records(self) -> int:
-        """Records looked at."""
+        """Records checked."""
         return sum(part.records for part in self.partitions)
 
     def to_dict(self) -> dict[str, Any]:
-        """The certificate as the values of JSON; the page on `find` has its schema."""
-        fields = {camel_case(name): value for name, value in asdict(self).items()}
-        fields["partitions"] = [
-            {camel_case(name): value for name, value in asdict(part).items()}
-            | {"unread": [asdict(one) for one in part.unread]}
-            | {
-                "undecided": [
-                    {camel_case(name): value for name, value in asdict(one).items()}
-                    for one in part.undecided
-                ]
-            }
-            for part in self.partitions
-        ]
+        """Returns the certificate as values of JSON; the page on `find` has the schema."""
         return {
             "version": CERTIFICATE_VERSION,
             "complete": self.complete,
             "exhaustive": self.exhaustive,
             "records": self.records,
             "matches": self.matches,
-            **fields,
+            **json_fields(self),
         }
 
     def to_json(self) -> str:
-        """The certificate as JSON, in ASCII: terminals obey some of what names may hold."""
+        """Returns the certificate as JSON in ASCII: terminals interpret control characters."""
         return json.dumps(self.to_dict(), indent=1)
 
 
 def digest_of_objects(logs: Iterable[ObjectRef]) -> str:
-    """SHA-256 in hex over objects in order of their keys, each as a line of JSON: key, size and
-    version as listed (ETag, generation or the like; null where the store has none).
+    """Returns SHA-256 in hex over objects in order of their keys. Each is a line of JSON: key, size
+    and version as listed, such as the ETag; null if the store has no versions.
     """
     digest = hashlib.sha256()
     for log in sorted(set(logs), key=lambda one: one.key):

@@ -1,28 +1,28 @@
-"""The filters of a partition in one file, in a folder of the user's.
+"""Indexes of keys: which keys a segment may hold, so that searches skip segments.
+
+`kts_source.index_keys` writes a file per partition into a folder of this machine:
 
     filters, table, length of the table (u32), CRC-32C of the table (u32), "KTKI"
 
-Numbers are big-endian; filters: `key_filter`. The table is JSON: salt, check, and for each segment
-the log object with size and version, offsets [start, stop), whether there are records without a
-key, and where its filter stands with a CRC-32C. A filter that is not what was written, or is of
-another version of the object, is as none: the segment is read.
+Numbers are big-endian. The table is JSON: salt, check, and for each segment the log object with
+size and version, offsets [start, stop), whether there are records without a key, and the position
+of its filter with a CRC-32C. If a filter is damaged, or the object has another version, the segment
+is read.
 
-Which keys a segment may hold: hashes of 64 bits, of which it keeps enough that a key that is not
-there is taken for one that is about once in 67 million look-ups.
+A filter stores enough bits of 64-bit hashes that about one in 67 million look-ups of a missing key
+matches:
 
     borders  uint32 × (2^bits + 1)   first key of each bucket; the last one is the number of keys
     lows     uint32 × keys           ascending within a bucket
 
-    bucket = the first `bits` bits of a hash,  low = the 32 bits behind them
+    bucket = the first `bits` bits of a hash,  low = the next 32 bits
 
-Numbers are little-endian. With 64 keys a bucket, about, that is four bytes a key. Why no library:
-`rbloom` takes 4.2 bytes a key for one in 10 million, and a call of Python for each key;
-`pyfusefilter` has no wheels for aarch64.
+Numbers are little-endian. With about 64 keys per bucket, a key takes four bytes. `rbloom` takes 4.2
+bytes per key for one in 10 million, and a Python call for each; `pyfusefilter` has no wheels for
+aarch64.
 
-Hashes are BLAKE2b of eight bytes, with a salt of the index and, if the user has one, with a secret
-as the key: without it nobody can tell which keys there are.
-
-Leaves out of a search the segments whose filter tells that they have none of the keys.
+Hashes are BLAKE2b of eight bytes, salted per index, and keyed with the user's secret if there is
+one. Without the secret, an index does not reveal which keys exist.
 """
 
 from __future__ import annotations
@@ -33,71 +33,76 @@ import logging
 import os
 import secrets
 import struct
-from contextlib import suppress
+from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import google_crc32c
 import numpy as np
+import pyarrow.compute as pc
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import InvalidOptionError, TieredKafkaError
+from kts_source.finding.certificate import archived_object
+from kts_source.options import check_for_batch, parse_any_options
+from kts_source.planning.planner import plan_scan
+from kts_source.read.read_settings import FOR_ENGINES, ReadSettings
+from kts_source.read.read_task import read_task
+from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.secret import Secret
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
+from kts_source.texts import one_line
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    Hashes = NDArray[np.uint64]
-    from collections.abc import Iterator, Mapping
 
     from kts_source.layout.remote_segment import ObjectRef
     from kts_source.options import ScanOptions
     from kts_source.read.task import SegmentSlice
     from segment_format.key_set import KeySet
 
+    Hashes = NDArray[np.uint64]
 
-MOST_KEYS: Final = 1 << 26
-"""In a segment; one with more has no filter."""
-_KEYS_OF_A_BUCKET: Final = 64
-_MOST_BITS: Final = 24
-_LOW_BITS: Final = 32
-_AT_A_TIME: Final = 1 << 14
-"""Keys that are looked up together: with each come all keys of its bucket."""
+log = logging.getLogger(__name__)
+
+MAX_KEYS: Final = 1 << 26
+"""A segment with more keys has no filter."""
 SALT_SIZE: Final = 16
-MOST_SECRET_BYTES: Final = 64
+_BUCKET_KEYS: Final = 64
+_MAX_BITS: Final = 24
+_LOW_BITS: Final = 32
+_LOOK_UPS: Final = 1 << 14
+"""Keys that are looked up together, to limit memory for the keys of their buckets."""
+_SECRET_BYTES: Final = (16, 64)
+_MAGIC: Final = b"KTKI"
+_TAIL: Final = struct.Struct(">II4s")
+_SUFFIX: Final = ".keys"
+_MAX_TABLE_BYTES: Final = 256 << 20
+_CHECK_KEY: Final = b"tiered-kafka key index"
+_WHOLE_SEGMENTS: Final = 1 << 62
 
 
 def hashes_of(keys: Iterable[bytes], *, salt: bytes, secret: bytes) -> Hashes:
-    """A hash for each key, in order.
-
-    Args:
-        keys: Bytes.
-        salt: `SALT_SIZE` bytes.
-        secret: Up to `MOST_SECRET_BYTES`; empty = none.
-    """
+    """Returns a hash for each key, in order; an empty secret means none."""
     start = hashlib.blake2b(digest_size=8, salt=salt, key=secret)
-    found = bytearray()
+    hashes = bytearray()
     for key in keys:
-        one = start.copy()
-        one.update(key)
-        found += one.digest()
-    return np.frombuffer(bytes(found), "<u8").astype(np.uint64)
+        state = start.copy()
+        state.update(key)
+        hashes += state.digest()
+    return np.frombuffer(bytes(hashes), "<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyFilter:
-    """The keys of one segment.
-
-    Attributes:
-        bits: Of a hash that name its bucket.
-        borders: See above.
-        lows: See above.
-    """
+    """The keys of a segment; the module describes the attributes."""
 
     bits: int
     borders: NDArray[np.uint32]
@@ -105,92 +110,82 @@ class KeyFilter:
 
     @classmethod
     def of(cls, hashes: Hashes) -> KeyFilter:
-        """The filter of these hashes.
+        """Builds the filter of these hashes.
 
         Raises:
-            ValueError: More than `MOST_KEYS` of them.
+            ValueError: There are more than `MAX_KEYS`.
         """
         distinct = np.unique(hashes)
-        if len(distinct) > MOST_KEYS:
-            raise ValueError(f"{len(distinct)} keys in a segment; at most {MOST_KEYS}")
-        bits = max(0, min((len(distinct) // _KEYS_OF_A_BUCKET).bit_length(), _MOST_BITS))
+        if len(distinct) > MAX_KEYS:
+            raise ValueError(f"the segment has {len(distinct)} keys, more than {MAX_KEYS}")
+        bits = max(0, min((len(distinct) // _BUCKET_KEYS).bit_length(), _MAX_BITS))
         buckets, lows = _split(distinct, bits)
         borders = np.searchsorted(buckets, np.arange((1 << bits) + 1)).astype(np.uint32)
         return cls(bits, borders, lows)
 
     @classmethod
     def from_bytes(cls, data: bytes, bits: int) -> KeyFilter:
-        """What `to_bytes` wrote.
+        """Reads what `to_bytes` returned.
 
         Raises:
-            ValueError: It is not a filter of so many bits.
+            ValueError: It is not a filter with this number of bits.
         """
         numbers = np.frombuffer(data, "<u4")
         count = (1 << bits) + 1
-        if not 0 <= bits <= _MOST_BITS or len(numbers) < count:
-            raise ValueError("a filter without all of its borders")
+        if not 0 <= bits <= _MAX_BITS or len(numbers) < count:
+            raise ValueError("a filter lacks borders")
         borders, lows = numbers[:count], numbers[count:]
         if borders[0] != 0 or borders[-1] != len(lows) or (borders[1:] < borders[:-1]).any():
-            raise ValueError("borders of a filter that are in no order")
+            raise ValueError("borders of a filter are not in order")
         return cls(bits, borders, lows)
 
     def to_bytes(self) -> bytes:
-        """Borders and lows."""
+        """Returns borders and lows."""
         return self.borders.astype("<u4").tobytes() + self.lows.astype("<u4").tobytes()
 
     def may_hold(self, hashes: Hashes) -> bool:
-        """Whether the segment may have one of these keys; false only if it has none."""
+        """Returns whether the segment may have one of these keys; false only if it has none."""
         return any(
-            self._may_hold(hashes[start : start + _AT_A_TIME])
-            for start in range(0, len(hashes), _AT_A_TIME)
+            self._may_hold(hashes[start : start + _LOOK_UPS])
+            for start in range(0, len(hashes), _LOOK_UPS)
         )
 
     def _may_hold(self, hashes: Hashes) -> bool:
         buckets, lows = _split(hashes, self.bits)
         starts = self.borders[buckets].astype(np.int64)
         sizes = self.borders[buckets + 1].astype(np.int64) - starts
-        # The keys of all those buckets, one bucket after the other.
+        # Positions of the keys of all these buckets, one bucket after the other.
         before = np.cumsum(sizes) - sizes
-        places = np.arange(int(sizes.sum())) + np.repeat(starts - before, sizes)
-        return bool((self.lows[places] == np.repeat(lows, sizes)).any())
+        positions = np.arange(int(sizes.sum())) + np.repeat(starts - before, sizes)
+        return bool((self.lows[positions] == np.repeat(lows, sizes)).any())
 
 
 def _split(hashes: Hashes, bits: int) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-    """Bucket and low of each hash."""
+    """Returns bucket and low of each hash."""
     buckets = (
         (hashes >> np.uint64(64 - bits)).astype(np.int64)
-        if bits
+        if bits  # numpy does not define shifts by 64 bits
         else np.zeros(len(hashes), np.int64)
     )
     lows = (hashes >> np.uint64(64 - bits - _LOW_BITS)).astype(np.uint32)
     return buckets, lows
 
 
-log = logging.getLogger(__name__)
-
-_MAGIC: Final = b"KTKI"
-_TAIL: Final = struct.Struct(">II4s")
-_SUFFIX: Final = ".keys"
-_MOST_TABLE_BYTES: Final = 256 << 20
-_LEAST_SECRET_BYTES: Final = 16
-_CHECKED: Final = b"tiered-kafka key index"
-
-
 @dataclass(frozen=True, slots=True)
 class IndexedSegment:
-    """A segment that has a filter.
+    """A segment with a filter.
 
     Attributes:
-        key: Of its log object.
-        size: Bytes of that object.
-        version: Of that object.
+        key: Key of its log object.
+        size: Size of that object.
+        version: Version of that object.
         start: First offset whose key is in the filter.
-        stop: One past the last.
-        has_null: Whether there are records without a key.
+        stop: End of these offsets, exclusive.
+        has_null: True if there are records without a key.
         bits: See `KeyFilter`.
-        at: First byte of the filter in the file.
-        length: Its bytes.
-        crc: CRC-32C of them.
+        at: Position of the filter in the file.
+        length: Size of the filter.
+        crc: CRC-32C of the filter.
     """
 
     key: str
@@ -205,7 +200,7 @@ class IndexedSegment:
     crc: int
 
     def covers(self, part: SegmentSlice) -> bool:
-        """Whether it is of this version of the object, and of all these offsets."""
+        """Returns whether it was made from this version of the object, with all these offsets."""
         ref = part.objects.log
         same = (ref.key, ref.size, ref.version) == (self.key, self.size, self.version)
         return same and self.start <= part.start_offset and part.stop_offset <= self.stop
@@ -217,9 +212,9 @@ class PartitionIndex:
 
     Attributes:
         path: The file.
-        salt: Of the hashes.
-        check: Tells one secret from another.
-        segments: Key of a log object -> its filter's place.
+        salt: Salt of the hashes.
+        check: Hash that identifies the secret.
+        segments: Filters by key of the log object.
     """
 
     path: Path
@@ -227,110 +222,99 @@ class PartitionIndex:
     check: bytes
     segments: dict[str, IndexedSegment]
 
-    def filter_bytes(self, one: IndexedSegment) -> bytes | None:
-        """The bytes of a filter; `None` where they are not what was written."""
+    def segment_of(self, part: SegmentSlice) -> IndexedSegment | None:
+        """Returns the entry that covers a slice."""
+        segment = self.segments.get(part.objects.log.key)
+        return segment if segment is not None and segment.covers(part) else None
+
+    def filter_bytes(self, segment: IndexedSegment) -> bytes | None:
+        """Returns the bytes of a filter; `None` if they are damaged."""
         try:
             with self.path.open("rb") as file:
-                file.seek(one.at)
-                data = file.read(one.length)
+                file.seek(segment.at)
+                data = file.read(segment.length)
         except OSError as error:
-            log.warning("%s: %s", self.path, error)
+            log.warning("%s cannot be read, so the segment is searched: %s", self.path, error)
             return None
-        if len(data) != one.length or google_crc32c.value(data) != one.crc:
-            log.warning("%s: the filter of %s is damaged; not used", self.path, one.key)
+        if len(data) != segment.length or google_crc32c.value(data) != segment.crc:
+            log.warning("%s: skipped the damaged filter of %s", self.path, segment.key)
             return None
         return data
 
-    def may_hold(self, part: SegmentSlice, hashes: Hashes, *, null: bool) -> bool | None:
-        """Whether a slice may have one of the keys; `None` where no filter tells.
-
-        Args:
-            part: Which.
-            hashes: Of the keys.
-            null: Whether records without a key are wanted, too.
-        """
-        one = self.segments.get(part.objects.log.key)
-        if one is None or not one.covers(part):
-            return None
-        if null and one.has_null:
+    def may_hold(self, part: SegmentSlice, hashes: Hashes, *, null: bool) -> bool:
+        """Returns whether a slice may have one of the keys, or with `null` none."""
+        segment = self.segment_of(part)
+        if segment is None or (null and segment.has_null):
             return True
-        data = self.filter_bytes(one)
+        data = self.filter_bytes(segment)
         try:
-            return None if data is None else KeyFilter.from_bytes(data, one.bits).may_hold(hashes)
+            return data is None or KeyFilter.from_bytes(data, segment.bits).may_hold(hashes)
         except ValueError as error:
-            log.warning("%s: the filter of %s: %s; not used", self.path, one.key, error)
-            return None
+            log.warning("%s: skipped the filter of %s: %s", self.path, segment.key, error)
+            return True
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """Where indexes are, and the secret of their hashes.
-
-    Attributes:
-        path: The folder.
-        secret: Empty = none.
-    """
+    """The folder of indexes, and the secret of their hashes, which may be empty."""
 
     path: Path
     secret: Secret[bytes]
 
     @classmethod
     def of(cls, path: str, secret: bytes | None, options: ScanOptions) -> IndexFolder:
-        """A folder, once it is known not to be in the tier.
+        """Checks that a folder is not in the tier.
 
         Raises:
-            InvalidOptionError: It is, or it is no folder of this machine, or the secret is too
-                short or too long.
+            InvalidOptionError: It is in the tier or not on this machine, or the secret is too short
+                or too long.
         """
         if scheme_of(path) != "file":
-            raise InvalidOptionError("the folder of an index is one of this machine")
+            raise InvalidOptionError(f"the index {path} must be in a folder of this machine")
         folder = local_root(path.strip()).resolve()
         mirror = options.fetch.fallback_path
         for root in (options.path, mirror, *options.tail_paths, *options.disk_paths):
             if root and scheme_of(root) == "file":
                 tier = Path(local_root(root)).resolve()
                 if folder == tier or tier in folder.parents:
-                    raise InvalidOptionError(f"the folder of an index, {path}, is one of the tier")
-        if secret is not None and not _LEAST_SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:
+                    raise InvalidOptionError(
+                        f"the index {path} would be written into the tier: use another folder"
+                    )
+        low, high = _SECRET_BYTES
+        if secret is not None and not low <= len(secret) <= high:
             raise InvalidOptionError(
-                f"the secret of an index has {_LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes"
+                f"the secret of the index has {len(secret)} bytes: use {low} to {high} bytes"
             )
         return cls(folder, Secret(secret or b""))
 
     def file_of(self, root: str, topic: str, topic_id: str, partition: int) -> Path:
-        """The file of a partition of the tier at a root; names in a store decide no path."""
+        """Returns the file of a partition. It is a digest, so that names cannot choose a path."""
         name = json.dumps([root, topic, topic_id, partition])
         return self.path / (hashlib.sha256(name.encode()).hexdigest()[:40] + _SUFFIX)
 
     def open(self, file: Path) -> PartitionIndex | None:
-        """The index in a file; `None` where there is none that can be used.
+        """Returns the index in a file; `None` if there is none, or it is damaged.
 
         Raises:
-            InvalidOptionError: It was made with another secret: it would say that no key is there.
+            InvalidOptionError: It was made with another secret, so it would not find any key.
         """
         try:
-            found = _read(file)
+            index = _read(file)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is no index of keys, not used: %s", file, error)
+            log.warning("skipped %s, which is not an index of keys: %s", file, error)
             return None
-        if found.check != check_of(found.salt, self.secret.reveal()):
-            raise InvalidOptionError(f"{file} was made with another secret, or with none")
-        return found
+        if index.check != self._check(index.salt):
+            raise InvalidOptionError(
+                f"index {file} was made with another secret, or without one: give its secret"
+            )
+        return index
 
     def write(
         self, file: Path, salt: bytes, segments: Iterable[tuple[IndexedSegment, bytes]]
     ) -> int:
-        """Writes a file as a whole: who reads it meanwhile sees the one before.
-
-        Args:
-            file: Where.
-            salt: Of the hashes.
-            segments: Each with its filter; taken one by one, and placed here.
-
-        Returns:
-            Bytes written.
+        """Writes segments with their filters atomically, and returns the size of the file.
 
         Raises:
             InvalidOptionError: The folder cannot be written.
@@ -340,57 +324,40 @@ class IndexFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             fresh.touch(mode=0o600, exist_ok=False)
             with fresh.open("wb") as out:
-                placed = []
-                for one, data in segments:
-                    placed.append(asdict(replace(one, at=out.tell())))
+                entries = []
+                for segment, data in segments:
+                    entries.append(asdict(replace(segment, at=out.tell())))
                     out.write(data)
-                check = check_of(salt, self.secret.reveal()).hex()
-                table = json.dumps({"salt": salt.hex(), "check": check, "segments": placed})
+                check = self._check(salt).hex()
+                table = json.dumps({"salt": salt.hex(), "check": check, "segments": entries})
                 encoded = table.encode()
                 out.write(encoded)
                 out.write(_TAIL.pack(len(encoded), google_crc32c.value(encoded), _MAGIC))
                 size = out.tell()
             fresh.replace(file)
         except OSError as error:
-            raise InvalidOptionError(f"{file} cannot be written: {error.strerror}") from None
+            raise InvalidOptionError(
+                f"index {file} cannot be written: {error.strerror}. Use another folder."
+            ) from None
         finally:
-            with suppress(OSError):  # it has its place by now, or never was
+            with suppress(OSError):  # renamed, or never created
                 fresh.unlink()
         return size
 
-
-def new_salt() -> bytes:
-    """Of an index that begins."""
-    return secrets.token_bytes(SALT_SIZE)
-
-
-def check_of(salt: bytes, secret: bytes) -> bytes:
-    """What tells one secret from another."""
-    return hashes_of([_CHECKED], salt=salt, secret=secret).tobytes()
-
-
-def indexed(
-    ref: ObjectRef, start: int, stop: int, *, has_null: bool, bits: int, data: bytes
-) -> IndexedSegment | None:
-    """A segment's entry, not placed yet; `None` where the store tells no version."""
-    if ref.version is None:
-        return None
-    crc = google_crc32c.value(data)
-    return IndexedSegment(
-        ref.key, ref.size, ref.version, start, stop, has_null, bits, 0, len(data), crc
-    )
+    def _check(self, salt: bytes) -> bytes:
+        return hashes_of([_CHECK_KEY], salt=salt, secret=self.secret.reveal()).tobytes()
 
 
 def _read(file: Path) -> PartitionIndex:
-    """Raises `ValueError` and what JSON of another shape brings up."""
+    """Reads a file of filters, and raises various errors if it has another form."""
     with file.open("rb") as data:
         end = data.seek(0, os.SEEK_END)
         if end < _TAIL.size:
             raise ValueError("it is too short")
         data.seek(end - _TAIL.size)
         size, crc, magic = _TAIL.unpack(data.read(_TAIL.size))
-        if magic != _MAGIC or size > min(end - _TAIL.size, _MOST_TABLE_BYTES):
-            raise ValueError("it ends otherwise")
+        if magic != _MAGIC or size > min(end - _TAIL.size, _MAX_TABLE_BYTES):
+            raise ValueError("its last bytes are not those of an index")
         data.seek(end - _TAIL.size - size)
         table = data.read(size)
     if len(table) != size or google_crc32c.value(table) != crc:
@@ -402,54 +369,238 @@ def _read(file: Path) -> PartitionIndex:
 
 
 @dataclass(slots=True)
-class RuleOut:
-    """What the filters of one search say.
+class SegmentFilters:
+    """Rules out slices of a search.
 
     Attributes:
-        folder: Where they are.
+        folder: The folder of indexes.
         root: URI of the tier.
-        keys: What is looked for.
-        topic_ids: Topic and partition -> incarnation.
-        logs: Topic and partition -> the logs that are left out.
+        keys: The keys of the search.
+        topic_ids: Topic id by topic and partition.
+        ruled_out: Logs that were ruled out, by topic and partition.
     """
 
     folder: IndexFolder
     root: str
     keys: KeySet
     topic_ids: Mapping[tuple[str, int], str]
-    logs: dict[tuple[str, int], set[ObjectRef]] = field(default_factory=dict)
-    _place: tuple[str, int] | None = None
+    ruled_out: dict[tuple[str, int], set[ObjectRef]] = field(default_factory=dict)
+    _partition: tuple[str, int] | None = None
     _index: PartitionIndex | None = None
     _hashes: Hashes | None = None
 
-    def narrowed(self, tasks: Iterable[ScanTask]) -> Iterator[ScanTask]:
-        """The tasks, each of one partition, without those slices.
+    def rules_out(self, part: SegmentSlice) -> bool:
+        """Returns whether a slice has none of the keys. Pass slices partition by partition.
 
         Raises:
             InvalidOptionError: The filters were made with another secret.
         """
-        for task in tasks:
-            kept = tuple(part for part in task.slices if not self._is_out(part))
-            if kept:
-                yield ScanTask(kept)
-
-    def _is_out(self, part: SegmentSlice) -> bool:
-        place = part.topic, part.partition
-        if place != self._place:
-            self._open(place)
+        partition = part.topic, part.partition
+        if partition != self._partition:
+            self._open(partition)
         if self._index is None or self._hashes is None:
             return False
-        logs = self.logs.setdefault(place, set())
-        null = self.keys.has_null
-        if self._index.may_hold(part, self._hashes, null=null) is not False:
+        if self._index.may_hold(part, self._hashes, null=self.keys.has_null):
             return False
-        logs.add(part.objects.log)
+        self.ruled_out.setdefault(partition, set()).add(part.objects.log)
         return True
 
-    def _open(self, place: tuple[str, int]) -> None:
-        topic, partition = self._place = place
-        file = self.folder.file_of(self.root, topic, self.topic_ids[place], partition)
+    def _open(self, partition: tuple[str, int]) -> None:
+        topic, number = self._partition = partition
+        file = self.folder.file_of(self.root, topic, self.topic_ids[partition], number)
         self._index = self.folder.open(file)
         if self._index is not None:
             salt, secret = self._index.salt, self.folder.secret.reveal()
             self._hashes = hashes_of(self.keys, salt=salt, secret=secret)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The result of `index_keys`.
+
+    Attributes:
+        segments: Number of segments that have a filter now.
+        read: Number of segments that were read; the others had a filter.
+        bytes: Size of all files of the index that were written.
+        left_out: Objects, or whole partitions, without a filter, and the reasons.
+    """
+
+    segments: int
+    read: int
+    bytes: int
+    left_out: tuple[tuple[str, str], ...]
+
+
+def index_keys(
+    source: Mapping[str, str],
+    folder: str,
+    *,
+    secret: bytes | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> IndexReport:
+    """Writes filters of the keys of each segment, for searches.
+
+    Segments that have a filter are not read again.
+
+    Args:
+        source: Options as for the data source.
+        folder: A folder of this machine, not in the tier.
+        secret: 16 to 64 bytes that hashes of keys are made with. A filter without a secret reveals
+            whether a key exists, so encrypted topics need one.
+        progress: Called after each segment with the original bytes that were read, and of all
+            segments.
+
+    Raises:
+        InvalidOptionError: Options that limit what is read, an encrypted topic without a secret, or
+            an unusable folder.
+        TieredKafkaError: The tier cannot be planned, or the store fails.
+    """
+    options = _index_options(source)
+    target = IndexFolder.of(folder, secret, options)
+    with closing(open_tier(options)) as tier:
+        refused: list[TieredKafkaError] = []
+        plan = plan_scan(options, tier, apart=refused.append)
+        slices = [part for task in plan.tasks for part in task.slices]
+        if not target.secret.reveal() and any(s.objects.encryption is not None for s in slices):
+            raise InvalidOptionError(
+                "segments are encrypted, and an index without a secret reveals which keys exist:"
+                " give a secret"
+            )
+        total = sum(part.nominal_bytes for part in slices)
+        reader, key = SegmentSource(tier, options.key_ring), target.secret.reveal()
+        on_read = None if progress is None else partial(_report, progress, total)
+        builder = _IndexBuilder(reader, options, key, on_read)
+        root = tier.store.uri(options.key_prefix)
+        written = 0
+        for part in plan.partitions:
+            file = target.file_of(root, part.topic, part.topic_id, part.partition)
+            before = target.open(file)
+            salt = secrets.token_bytes(SALT_SIZE) if before is None else before.salt
+            own = [s for s in slices if (s.topic, s.partition) == (part.topic, part.partition)]
+            written += target.write(file, salt, builder.entries(own, before, salt))
+    left_out = [(f"{one.topic}-{one.partition}", one_line(str(one))) for one in refused]
+    segments = builder.read + builder.kept
+    return IndexReport(segments, builder.read, written, (*left_out, *builder.left_out))
+
+
+def _report(progress: Callable[[int, int], object], total: int, read: int) -> None:
+    progress(read, total)
+
+
+def _index_options(source: Mapping[str, str]) -> ScanOptions:
+    check_for_batch(options := parse_any_options(source))
+    named = sorted(options.given & {"planFile", "where", "timestampRange", "targetPartitionBytes"})
+    if options.brokers is not None:
+        named.append("kafka.bootstrap.servers")
+    if options.formats:
+        named.append("key.format and value.format")
+    if not options.check_crcs:  # filters of damaged bytes would hide keys from a search
+        named.append("checkCrcs=false")
+    if named:
+        raise InvalidOptionError(f"an index needs whole segments: leave out {', '.join(named)}")
+    return replace(
+        options,
+        key_ring=options.key_ring.loaded(),
+        isolation_level="read_uncommitted",  # suits any search
+        fail_on_data_loss=False,  # segments that cannot be read have no filter
+        target_partition_bytes=_WHOLE_SEGMENTS,
+        max_segments_per_task=1,
+        min_partitions=None,
+        max_records_per_partition=None,
+    )
+
+
+class _IndexBuilder:
+    """Builds filters, and counts them.
+
+    Args:
+        reader: Reads segments.
+        options: Options of the index.
+        secret: Secret of the hashes.
+        on_read: Called after each segment with the original bytes so far.
+    """
+
+    def __init__(
+        self,
+        reader: SegmentSource,
+        options: ScanOptions,
+        secret: bytes,
+        on_read: Callable[[int], object] | None,
+    ) -> None:
+        self.read = self.kept = self._done = 0
+        self.left_out: list[tuple[str, str]] = []
+        self._reader = reader
+        self._secret = secret
+        self._on_read = on_read
+        # The plan skips lost segments. A segment that is lost in part has no filter, which would
+        # hide keys once the object is restored.
+        self._settings = replace(
+            ReadSettings.of(options), columns=("key",), batches=FOR_ENGINES, fail_on_data_loss=True
+        )
+
+    def entries(
+        self, slices: Sequence[SegmentSlice], before: PartitionIndex | None, salt: bytes
+    ) -> Iterator[tuple[IndexedSegment, bytes]]:
+        """Yields the filters of a partition's segments, kept or new."""
+        pieces = Counter(part.objects.log.key for part in slices)
+        for part in slices:
+            if pieces[part.objects.log.key] > 1:  # a filter must cover all offsets
+                self.left_out.append((part.objects.log.key, "it was planned in pieces"))
+                continue
+            entry = self._kept_entry(part, before) or self._new_entry(part, salt)
+            if entry is not None:
+                yield entry
+            self._done += part.nominal_bytes
+            if self._on_read is not None:
+                self._on_read(self._done)
+
+    def _kept_entry(
+        self, part: SegmentSlice, before: PartitionIndex | None
+    ) -> tuple[IndexedSegment, bytes] | None:
+        segment = None if before is None else before.segment_of(part)
+        if before is None or segment is None:
+            return None
+        data = before.filter_bytes(segment)
+        if data is None:
+            return None
+        self.kept += 1
+        return segment, data
+
+    def _new_entry(self, part: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes] | None:
+        if (archived := archived_object(part)) is not None:
+            ref, reason = archived
+            self.left_out.append((ref.key, reason))
+            return None
+        try:
+            return self._build(part, salt)
+        except (TieredKafkaError, ValueError) as error:
+            self.left_out.append((part.objects.log.key, one_line(str(error))))
+        return None
+
+    def _build(self, part: SegmentSlice, salt: bytes) -> tuple[IndexedSegment, bytes]:
+        """Reads a segment and builds its filter.
+
+        Raises:
+            ValueError: It has too many keys, or no version.
+        """
+        has_null, count = False, 0
+        hashes = [np.empty(0, np.uint64)]
+        with closing(read_task(ScanTask((part,)), self._reader, self._settings)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                keys = batch.column(0)
+                has_null = has_null or keys.null_count > 0
+                distinct = pc.unique(keys.drop_null()).to_pylist()
+                hashes.append(hashes_of(distinct, salt=salt, secret=self._secret))
+                count += len(distinct)
+                if count > MAX_KEYS:
+                    hashes = [np.unique(np.concatenate(hashes))]
+                    count = len(hashes[0])
+        key_filter = KeyFilter.of(np.concatenate(hashes))
+        data, ref = key_filter.to_bytes(), part.objects.log
+        if ref.version is None:
+            raise ValueError("the store has no version of it")
+        self.read += 1
+        crc = google_crc32c.value(data)
+        located = ref.key, ref.size, ref.version, part.start_offset, part.stop_offset
+        entry = IndexedSegment(*located, has_null, key_filter.bits, 0, len(data), crc)
+        return entry, data

@@ -1,17 +1,10 @@
-"""What a search looks for, beside what the options of a scan can say.
-
-Which partitions Kafka's default partitioner writes a key to: the others need not be searched.
-
-    partition = (murmur2(key) & 0x7fffffff) mod number of partitions
-
-It holds for producers that choose no partition themselves and have no partitioner of their own, and
-for as long as the topic has had so many partitions. Source: `BuiltInPartitioner.partitionForKey`.
-"""
+"""The conditions of a search, in addition to the options of a scan."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import pyarrow as pa
@@ -32,28 +25,34 @@ if TYPE_CHECKING:
 
 
 def partitions_of(keys: KeySet, count: int) -> frozenset[int]:
-    """The partitions, of `count`, that the keys belong to."""
-    found: set[int] = set()
+    """Returns the partitions to which Kafka's default partitioner writes the keys.
+
+    That is murmur2(key) & 0x7fffffff modulo the number of partitions.
+    Source: `BuiltInPartitioner.partitionForKey`.
+    """
+    partitions: set[int] = set()
     for key in keys:
-        found.add((murmur2(key) & 0x7FFF_FFFF) % count)
-        if len(found) == count:
+        partitions.add((murmur2(key) & 0x7FFF_FFFF) % count)
+        if len(partitions) == count:
             break
-    return frozenset(found)
+    return frozenset(partitions)
 
 
 def partition_counts(
     options: ScanOptions, plan: ScanPlan, num_partitions: int | None
 ) -> dict[str, int]:
-    """How many partitions each topic of a plan has: what the user says, else one more than the
-    largest number in the tier.
+    """Returns the number of partitions of each topic.
+
+    By default it is one more than the largest number in the tier.
 
     Raises:
-        InvalidOptionError: Partitions were chosen by number, so that nothing tells how many there
-            are, or the tier has more than the user says.
+        InvalidOptionError: Option `assign` hides how many there are, or the tier has more than
+            `num_partitions`.
     """
     if num_partitions is None and isinstance(options.selection, Assign):
         raise InvalidOptionError(
-            "partitionerPruning with option assign needs the number of partitions"
+            "partitionerPruning with option assign needs the number of partitions: set"
+            " num_partitions"
         )
     counts: dict[str, int] = {}
     for part in plan.partitions:
@@ -63,17 +62,18 @@ def partition_counts(
     for topic, count in counts.items():
         if num_partitions is not None and count > num_partitions:
             raise InvalidOptionError(
-                f"topic {topic} has {count} partitions in the tier, more than {num_partitions}"
+                f"topic {topic} has {count} partitions in the tier, more than num_partitions="
+                f"{num_partitions}. Give the number of its partitions."
             )
     return {topic: num_partitions or count for topic, count in counts.items()}
 
 
-def assumption(counts: Mapping[str, int]) -> str:
-    """What pruning takes for granted, in words."""
+def pruning_assumption(counts: Mapping[str, int]) -> str:
+    """Returns what must be true if other partitions are not searched."""
     numbers = ", ".join(f"{topic} {count}" for topic, count in sorted(counts.items()))
     return (
-        "partitionerPruning: every record with a key was written by Kafka's default partitioner"
-        " (murmur2), and its topic had as many partitions as now, at all times: " + numbers
+        "partitionerPruning: Kafka's default partitioner (murmur2) wrote every record with a key,"
+        f" and its topic always had as many partitions as now: {numbers}."
     )
 
 
@@ -82,18 +82,13 @@ _PRODUCER: Final = "producerId"
 
 @dataclass(frozen=True, slots=True)
 class HeaderQuery:
-    """A header that a record has.
-
-    Attributes:
-        name: Of the header.
-        value: Of the header; `None` = any, null included.
-    """
+    """A header that records must have; without `value`, any value matches, null included."""
 
     name: str
     value: bytes | None = None
 
     def mask(self, headers: pa.ListArray) -> pa.BooleanArray:
-        """Of the rows, those of which at least one header is this one."""
+        """Returns the mask of the rows that have this header."""
         pairs = headers.flatten()
         hits = pc.equal(pairs.field(0), self.name)
         if self.value is not None:
@@ -105,20 +100,7 @@ class HeaderQuery:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Conditions that must all hold; see `Conditions`.
-
-    Attributes:
-        keys: Keys that records may have; `None` = any.
-        key_digest: See `digest_of_keys`; empty without keys.
-        value_contains: Bytes that stand somewhere in the value.
-        value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Headers that records have.
-        producer_ids: Producers that wrote them; empty = any.
-        partitioner_pruning: Whether only the partitions are searched that the keys belong to.
-        num_partitions: How many each topic has; `None` = as many as the tier shows.
-        key_index: Where filters of keys are; `None` = none are asked.
-        key_index_secret: What they were made with.
-    """
+    """Conditions that must all hold, checked; see `Conditions`."""
 
     keys: KeySet | None = None
     key_digest: str = ""
@@ -132,52 +114,54 @@ class Query:
     key_index_secret: Secret[bytes] | None = None
 
     def check(self, options: ScanOptions) -> None:
-        """Raises `InvalidOptionError` for conditions that a scan of these options cannot answer."""
+        """Raises `InvalidOptionError` for conditions that do not fit each other or the options."""
         self._check_pruning()
         if any(one < 0 for one in self.producer_ids):
-            raise InvalidOptionError(
-                "ids of producers are 0 or more; records without one have null"
-            )
+            raise InvalidOptionError("a producer id is negative: ids are 0 or greater")
         if self.key_index is not None and self.keys is None:
-            raise InvalidOptionError("an index of keys is asked for keys")
+            raise InvalidOptionError("key_index needs keys: give keys, or leave out key_index")
         by_value = self.value_contains is not None or self.value_matches is not None
         if by_value and any(one.column == "value" for one in options.formats):
             raise InvalidOptionError(
-                "a substring or a regular expression is looked for in the bytes of values: leave"
-                " value.format out, or use option where on the fields"
+                "value_contains and value_matches search the bytes of values: leave out"
+                " value.format, or use option where on the fields"
             )
         if self.value_matches is not None:
             try:
                 pc.match_substring_regex(pa.array([b""]), pattern=self.value_matches)
             except pa.ArrowInvalid as error:
                 raise InvalidOptionError(
-                    f"{self.value_matches!r} is no regular expression of RE2: {error}"
+                    f"{self.value_matches!r} is not a valid regular expression of RE2: {error}"
                 ) from None
 
     def _check_pruning(self) -> None:
         if not self.partitioner_pruning:
             if self.num_partitions is not None:
-                raise InvalidOptionError("a number of partitions is for partitionerPruning alone")
+                raise InvalidOptionError(
+                    "the number of partitions is used only with partitionerPruning"
+                )
             return
         if self.keys is None or self.keys.has_null:
             raise InvalidOptionError(
-                "partitionerPruning needs keys, and records without a key are in any partition"
+                "partitionerPruning needs keys: records without a key may be in any partition"
             )
         if self.num_partitions is not None and self.num_partitions < 1:
-            raise InvalidOptionError(f"{self.num_partitions} partitions")
+            raise InvalidOptionError(
+                f"num_partitions={self.num_partitions} is invalid: a topic has 1 or more"
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that decide about a row once it is decoded."""
+        """Columns that the conditions other than keys need."""
         named = {
             "value": self.value_contains is not None or self.value_matches is not None,
             HEADERS: bool(self.headers),
             _PRODUCER: bool(self.producer_ids),
         }
-        return tuple(name for name, is_looked_at in named.items() if is_looked_at)
+        return tuple(name for name, is_needed in named.items() if is_needed)
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Of the rows, whose keys match, those that match as a whole; `None` = all."""
+        """Returns the mask of rows that meet all conditions but keys; `None` = all rows."""
         masks = []
         if self.value_contains is not None:
             values = batch.column("value")
@@ -188,29 +172,26 @@ class Query:
         if self.producer_ids:
             ids = pa.array(self.producer_ids, pa.int64())
             masks.append(pc.is_in(batch.column(_PRODUCER), value_set=ids))
-        found = None
-        for mask in masks:
-            found = mask if found is None else pc.and_kleene(found, mask)
-        return found
+        return reduce(pc.and_kleene, masks) if masks else None
 
 
 class Conditions(TypedDict, total=False):
-    """What records must be like, beside option `where`; all that is given must hold.
+    """Conditions on records, in addition to option `where`; all given conditions must hold.
 
     Attributes:
-        keys: Keys that they may have; `None` among them stands for records without a key. They are
-            compared as bytes, whatever option `key.format` says.
-        value_contains: Bytes that stand somewhere in the value; a text stands for its UTF-8.
+        keys: Keys; `None` among them means records without a key. They are compared as bytes,
+            regardless of option `key.format`.
+        value_contains: Bytes in the value; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Names, or pairs of a name and its value: each is the one of some header of the
-            record, not only of the last one of the name.
-        producer_ids: Ids of producers that wrote them.
-        partitioner_pruning: Whether to search only the partitions that Kafka's default partitioner
-            writes the keys to. An assumption, which the certificate states.
-        num_partitions: How many each topic has; default: as many as the tier shows.
-        key_index: Folder that `index_keys` wrote: segments are left out whose filter tells that
-            they have none of the keys.
-        key_index_secret: The one that it was written with.
+        headers: Names, or pairs of name and value. A record must have each of them, not
+            necessarily as the last header of that name.
+        producer_ids: Ids of producers.
+        partitioner_pruning: True if to search only the partitions to which Kafka's default
+            partitioner writes the keys. The certificate states this assumption.
+        num_partitions: Number of partitions of each topic; by default that in the tier.
+        key_index: Folder written by `index_keys`. Segments whose filter has none of the keys are
+            not read.
+        key_index_secret: The secret of that index.
     """
 
     keys: Iterable[bytes | None]
@@ -225,24 +206,21 @@ class Conditions(TypedDict, total=False):
 
 
 def query_of(**conditions: Unpack[Conditions]) -> Query:
-    """The query of some conditions.
+    """Checks the types of conditions, and returns them as a query.
 
     Raises:
-        InvalidOptionError: No key in a set of keys, or something that is none: it would be found
-            nowhere. One text where several headers are asked for.
+        InvalidOptionError: There is no key, a key is not bytes, or a single value is given for
+            several.
     """
-    found, digest = None, ""
-    if "keys" in conditions:
-        keys = _keys(conditions["keys"])
-        found, digest = KeySet.of(keys), digest_of_keys(keys)
+    keys = _keys(conditions["keys"]) if "keys" in conditions else None
     text = conditions.get("value_contains")
     headers = conditions.get("headers", ())
     if isinstance(headers, str):
-        raise InvalidOptionError("headers are several: give a list, also of one")
+        raise InvalidOptionError("headers is a string: give a list, also for one header")
     secret = conditions.get("key_index_secret")
     return Query(
-        found,
-        digest,
+        None if keys is None else KeySet.of(keys),
+        "" if keys is None else digest_of_keys(keys),
         text.encode() if isinstance(text, str) else text,
         conditions.get("value_matches"),
         tuple(HeaderQuery(one) if isinstance(one, str) else HeaderQuery(*one) for one in headers),
@@ -254,32 +232,35 @@ def query_of(**conditions: Unpack[Conditions]) -> Query:
     )
 
 
-def _keys(given: Iterable[bytes | None]) -> set[bytes | None]:
-    if isinstance(given, str | bytes | bytearray | memoryview):
-        raise InvalidOptionError("keys are several: give a list, also of one")
+def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise InvalidOptionError("keys is a single value: give a list, also for one key")
     keys: set[bytes | None] = set()
-    for key in given:
+    for key in values:
         if key is not None and not isinstance(key, bytes):
-            raise InvalidOptionError(f"a key is bytes, or None, and not {type(key).__name__}")
+            raise InvalidOptionError(
+                f"a key is of type {type(key).__name__}: give bytes, or None for no key"
+            )
         keys.add(key)
     if not keys:
-        raise InvalidOptionError("there is no key to look for")
+        raise InvalidOptionError("keys is empty: there is no key to look for")
     return keys
 
 
 def _matches(values: pa.BinaryArray, pattern: str) -> pa.BooleanArray:
-    """Which values match as text in UTF-8, or else as bytes, of which each is a character then.
+    """Returns which values match, either as UTF-8 or as bytes.
 
-    Neither is enough: bytes know no letters but those of ASCII, and a text that is broken in one
-    place may not match in another.
+    Bytes have no letters but those of ASCII, and a text with one invalid character may not match
+    elsewhere, so both are needed.
     """
     as_text = pc.match_substring_regex(values.view(pa.string()), pattern=pattern)
     return pc.or_(as_text, pc.match_substring_regex(values, pattern=pattern))
 
 
 def digest_of_keys(keys: Iterable[bytes | None]) -> str:
-    """SHA-256 in hex over a set of keys in order: −1 as int32 for none, first of all, else the
-    length as int32 and the bytes; big-endian.
+    """Returns SHA-256 in hex over a set of keys in order.
+
+    Each key is its length as int32 in big-endian and its bytes. No key is −1 and comes first.
     """
     digest = hashlib.sha256()
     distinct = set(keys)

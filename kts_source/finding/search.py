@@ -1,9 +1,6 @@
-"""`kts_source.find(source, …)`: all records that meet some conditions, and proof that there are no
-others.
+"""`kts_source.find(source, …)`: finds all records that meet conditions, and certifies the search.
 
-What a search reads, planned so that what cannot be planned costs no more than itself.
-
-From what was planned and read of a partition to its part of the certificate.
+Offsets that cannot be planned or read are listed in the certificate; all others are searched.
 """
 
 from __future__ import annotations
@@ -13,26 +10,33 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, Unpack
 
+from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.finding.certificate import (
-    OF_FILTERS,
     Certificate,
     PartitionCertificate,
     Undecided,
     UnreadRange,
     UnservedObjects,
+    archived_object,
     assumptions_of,
     conditions_of,
     digest_of_objects,
     outside_of,
 )
-from kts_source.finding.key_index import IndexFolder, RuleOut
-from kts_source.finding.query import Query, assumption, partition_counts, partitions_of, query_of
-from kts_source.finding.read_apart import PLACE, SearchedTask, TaskSearch
+from kts_source.finding.key_index import IndexFolder, SegmentFilters
+from kts_source.finding.query import (
+    Query,
+    partition_counts,
+    partitions_of,
+    pruning_assumption,
+    query_of,
+)
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.options.selection import Assign
 from kts_source.options.value_formats import DROP_MALFORMED
@@ -40,6 +44,7 @@ from kts_source.planning.infer_types import with_types
 from kts_source.planning.planner import plan_scan
 from kts_source.read.handover import in_threads
 from kts_source.read.read_settings import FOR_ENGINES, ReadSettings
+from kts_source.read.read_task import read_task
 from kts_source.read.row_schema import read_schema
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
@@ -49,7 +54,15 @@ from kts_source.texts import one_line
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     import pyarrow as pa
 
@@ -59,19 +72,25 @@ if TYPE_CHECKING:
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import SegmentSlice
+    from kts_source.read.task_metrics import TaskMetrics
+
+_TASK_BYTES: Final = 32 << 20
+"""As for scans: ordered threads stall for up to one task, so tasks are small."""
+_ISOLATION: Final = "isolationLevel"
+_LOCATION_COLUMNS: Final = (TOPIC, PARTITION, "offset")
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """A plan, and what it lacks.
+    """The plan of a search.
 
     Attributes:
-        plan: What is read.
-        faults: What had to be overlooked to make it, in words.
+        plan: The slices to read.
+        faults: Faults of the tier that the plan leaves out.
         uri: Root of the tier.
-        listed_ms: When the tier was listed, in ms since 1970: what came later is not searched.
-        counts: With `partitionerPruning`, topic -> how many partitions it has.
-        wanted: Likewise, topic -> the partitions that may hold a key; `None` = any may.
+        listed_ms: When the tier was listed, in ms since 1970.
+        counts: Number of partitions by topic, with `partitionerPruning`.
+        wanted: Partitions that may hold a key by topic, likewise; `None` = all.
     """
 
     plan: ScanPlan
@@ -85,11 +104,10 @@ class SearchPlan:
     def of(cls, options: ScanOptions, query: Query) -> SearchPlan:
         """Plans a search.
 
-        A plan that nothing is wrong with is tried first: what a lenient one leaves out, it only
-        logs.
+        A strict plan is tried first, because a tolerant one only logs what it leaves out.
 
         Raises:
-            TieredKafkaError: Nothing tells what the tier holds, or options contradict it.
+            TieredKafkaError: The tier cannot be listed, or options contradict it.
         """
         listed_ms = time.time_ns() // 1_000_000
         faults: list[str] = []
@@ -103,12 +121,12 @@ class SearchPlan:
             except TieredKafkaError as error:
                 refused = [error]
             if refused:
-                faults += map(_said, refused)
-                lenient = replace(options, fail_on_data_loss=False)
+                faults += (one_line(str(error)) for error in refused)
+                tolerant = replace(options, fail_on_data_loss=False)
                 refused = []
-                plan = plan_scan(lenient, tier, on_partition_error=refused.append)
-                faults += (f"a partition was not searched: {_said(error)}" for error in refused)
-        faults += _without_segments(options, plan)
+                plan = plan_scan(tolerant, tier, on_partition_error=refused.append)
+                faults += (f"a partition was not searched: {one_line(str(e))}" for e in refused)
+        faults += _missing_partitions(options, plan)
         counts: Mapping[str, int] = {}
         wanted = None
         if query.partitioner_pruning:
@@ -118,67 +136,142 @@ class SearchPlan:
             wanted = {topic: of_count[count] for topic, count in counts.items()}
         return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
 
-    def holds(self, topic: str, partition: int) -> bool:
-        """Whether a partition may hold one of the keys."""
+    def may_hold(self, topic: str, partition: int) -> bool:
+        """Returns whether a partition may hold one of the keys."""
         return self.wanted is None or partition in self.wanted[topic]
 
 
-def _without_segments(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
-    """Partitions that the user names and the tier does not have: perhaps another was meant."""
+def _missing_partitions(options: ScanOptions, plan: ScanPlan) -> Iterator[str]:
+    """Yields faults for assigned partitions that the tier does not have, perhaps by mistake."""
     if isinstance(options.selection, Assign):
-        there = {(part.topic, part.partition) for part in plan.partitions}
+        planned = {(part.topic, part.partition) for part in plan.partitions}
         for topic, numbers in options.selection.partitions.items():
             for number in numbers:
-                if (topic, number) not in there:
-                    yield f"{topic}-{number} was asked for, and the tier has no segment of it"
+                if (topic, number) not in planned:
+                    yield f"{topic}-{number} was not searched: the tier has no segment of it"
 
 
-def _said(error: TieredKafkaError) -> str:
-    return one_line(str(error))
+@dataclass(slots=True)
+class TaskSearch:
+    """The search of one task.
+
+    Attributes:
+        task: Slices of one partition.
+        query: The conditions.
+        matches: Number of records found.
+        unread: Offsets that could not be read.
+        metrics: Metrics of the read, when it has ended.
+    """
+
+    task: ScanTask
+    query: Query
+    matches: int = 0
+    unread: list[UnreadRange] = field(default_factory=list)
+    metrics: TaskMetrics | None = None
+    _next_offset: int | None = None
+
+    def rows(
+        self, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
+    ) -> Generator[pa.RecordBatch]:
+        """Yields the matching rows in order. Close the generator to cancel reads.
+
+        Raises:
+            InvalidOptionError: The options are invalid for the data.
+        """
+        readable = [part for part in self.task.slices if not self._is_archived(part, reader)]
+        if not readable:
+            return
+        try:
+            yield from self._matches(ScanTask(tuple(readable)), reader, settings, meter)
+        except InvalidOptionError:
+            raise
+        except TieredKafkaError:
+            # Read the slices one by one to learn which one has failed.
+            for part in self._remaining(readable):
+                yield from self._slice_matches(part, reader, settings, meter)
+
+    def _slice_matches(
+        self, part: SegmentSlice, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
+    ) -> Generator[pa.RecordBatch]:
+        try:
+            yield from self._matches(ScanTask((part,)), reader, settings, meter)
+        except InvalidOptionError:
+            raise
+        except TieredKafkaError as error:
+            self._add_unread(part, reader, part.objects.log, one_line(str(error)))
+
+    def _matches(
+        self, task: ScanTask, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter
+    ) -> Generator[pa.RecordBatch]:
+        with closing(read_task(task, reader, settings, meter=meter)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                self._next_offset = batch.column("offset")[-1].as_py() + 1
+                mask = self.query.mask(batch)
+                matches = batch if mask is None else batch.filter(mask)
+                self.matches += matches.num_rows
+                if matches.num_rows:
+                    yield matches
+
+    def _is_archived(self, part: SegmentSlice, reader: SegmentSource) -> bool:
+        """Returns whether a slice must be restored first; if so, it is unread."""
+        archived = archived_object(part)
+        if archived is not None:
+            self._add_unread(part, reader, *archived)
+        return archived is not None
+
+    def _add_unread(
+        self, part: SegmentSlice, reader: SegmentSource, ref: ObjectRef, reason: str
+    ) -> None:
+        uri = reader.store.uri(ref.key)
+        self.unread.append(UnreadRange(part.start_offset, part.stop_offset, reason, uri))
+
+    def _remaining(self, slices: list[SegmentSlice]) -> list[SegmentSlice]:
+        """Returns the slices from the last row on. Rows come in order, so all before was read."""
+        done = self._next_offset
+        if done is None:
+            return slices
+        return [
+            replace(part, start_offset=max(part.start_offset, done))
+            for part in slices
+            if part.stop_offset > done
+        ]
 
 
-def certified_as_pruned(part: PartitionPlan) -> PartitionCertificate:
-    """Of a partition that was not searched."""
-    left_out = "partitionerPruning: none of the keys belongs to this partition"
-    nothing = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
-    found = certified(nothing, (), (), None)
-    return replace(found, unserved=(), left_out=left_out)
-
-
-def certified(
+def certify_partition(
     part: PartitionPlan,
-    done: Sequence[SearchedTask],
+    searches: Sequence[TaskSearch],
     ruled_out: Collection[ObjectRef],
     planned: Sequence[SegmentSlice] | None,
 ) -> PartitionCertificate:
-    """Of a partition that was searched.
+    """Certifies the search of a partition.
 
     Args:
         part: The partition.
-        done: Its tasks.
-        ruled_out: Logs that filters left out.
-        planned: All slices of the plan, whether read or ruled out; `None` where a condition on
-            offsets or times has left out some.
+        searches: The searches of its tasks.
+        ruled_out: Logs that were not read because of their filters.
+        planned: All slices of the plan, read or ruled out; `None` if a condition on offsets or
+            timestamps has removed some.
     """
-    unread = [one for each in done for one in each.search.unread]
+    unread = [one for search in searches for one in search.unread]
     for hole in part.surviving.missing:
         start, stop = max(hole.start, part.start), min(hole.stop, part.wanted_stop)
         if start < stop:
             reason = f"no segment holds these offsets, {hole.between}"
             unread.append(UnreadRange(start, stop, reason, None))
     if planned is not None:
-        unread += _not_planned(part, planned, unread)
-    undecided = tuple(Undecided(one.producer_id, one.first_offset) for one in part.undecided)
+        unread += _unplanned(part, planned, unread)
     if part.stop < part.wanted_stop:
-        reason = "read_committed ends where a transaction is undecided"
+        reason = "an undecided transaction ends read_committed"
         unread.append(UnreadRange(part.stop, part.wanted_stop, reason, None))
     unserved = [
-        UnservedObjects((one.segment.objects.log.key,), one.reason)
-        for one in part.surviving.skipped
+        *(UnservedObjects((s.segment.objects.log.key,), s.reason) for s in part.surviving.skipped),
+        *_partly_served(part),
+        *(UnservedObjects(one.keys, one.reason) for one in part.orphans),
     ]
-    unserved += _served_in_part(part)
-    unserved += [UnservedObjects(one.keys, one.reason) for one in part.orphans]
-    logs = {piece.objects.log for each in done for piece in each.search.task.slices}
+    logs = {piece.objects.log for search in searches for piece in search.task.slices}
+    metrics = [search.metrics for search in searches if search.metrics is not None]
     return PartitionCertificate(
         topic=part.topic,
         topic_id=part.topic_id,
@@ -186,7 +279,7 @@ def certified(
         start=part.start,
         stop=part.stop,
         unread=tuple(sorted(unread, key=lambda one: (one.start, one.stop))),
-        undecided=undecided,
+        undecided=tuple(Undecided(one.producer_id, one.first_offset) for one in part.undecided),
         unserved=tuple(unserved),
         left_out=None,
         segments=len(logs),
@@ -194,32 +287,37 @@ def certified(
         objects_digest=digest_of_objects(logs),
         ruled_out=len(ruled_out),
         ruled_out_digest=digest_of_objects(ruled_out),
-        records=sum(each.metrics.records + each.metrics.records_skipped_key for each in done),
-        matches=sum(each.search.matches for each in done),
+        records=sum(one.records + one.records_skipped_key for one in metrics),
+        matches=sum(search.matches for search in searches),
     )
 
 
-def _not_planned(
+def _certify_pruned(part: PartitionPlan) -> PartitionCertificate:
+    """Certifies that a partition was not searched."""
+    reason = "partitionerPruning: none of the keys belongs to this partition"
+    empty = replace(part, undecided=(), orphans=(), stop=part.start, wanted_stop=part.start)
+    return replace(certify_partition(empty, (), (), None), unserved=(), left_out=reason)
+
+
+def _unplanned(
     part: PartitionPlan, planned: Sequence[SegmentSlice], unread: Sequence[UnreadRange]
 ) -> Iterator[UnreadRange]:
-    """Offsets that nothing accounts for. There are none, but a mistake in a plan must not become a
-    proof.
+    """Yields offsets that are neither planned nor unread: a bug in planning must not be certified
+    as a complete search.
     """
-    at = part.start
+    position = part.start
     covered = [(one.start_offset, one.stop_offset) for one in planned]
     covered += ((one.start, one.stop) for one in unread)
     for start, stop in sorted([*covered, (part.stop, part.stop)]):
-        if at < min(start, part.stop):
+        if position < min(start, part.stop):
             reason = "the plan has neither a segment nor a hole for these offsets"
-            yield UnreadRange(at, min(start, part.stop), reason, None)
-        at = max(at, stop)
+            yield UnreadRange(position, min(start, part.stop), reason, None)
+        position = max(position, stop)
 
 
-def _served_in_part(part: PartitionPlan) -> Iterator[UnservedObjects]:
-    """Segments of which the log has some offsets alone; those that are named as skipped are not
-    named again.
-    """
-    named = {one.segment.objects.log.key for one in part.surviving.skipped}
+def _partly_served(part: PartitionPlan) -> Iterator[UnservedObjects]:
+    """Yields segments with some offsets outside the log, unless listed as skipped."""
+    skipped = {one.segment.objects.log.key for one in part.surviving.skipped}
     served: dict[str, list[tuple[int, int]]] = defaultdict(list)
     sizes: dict[str, int] = {}
     for span in part.surviving.ranges:
@@ -227,28 +325,23 @@ def _served_in_part(part: PartitionPlan) -> Iterator[UnservedObjects]:
         served[key].append((span.start, span.stop))
         sizes[key] = span.segment.stop_offset - span.segment.start_offset
     for key, ranges in served.items():
-        if key not in named and sum(stop - start for start, stop in ranges) < sizes[key]:
+        if key not in skipped and sum(stop - start for start, stop in ranges) < sizes[key]:
             text = ", ".join(f"[{start}, {stop})" for start, stop in ranges)
-            yield UnservedObjects((key,), f"of its offsets, those of the log are {text} alone")
-
-
-_TASK_BYTES: Final = 32 << 20
-"""As for scans: threads that hand rows over in order wait for each other's tasks."""
-_ISOLATION: Final = "isolationLevel"
+            yield UnservedObjects((key,), f"only its offsets {text} are in the log")
 
 
 def find(source: Mapping[str, str], **conditions: Unpack[Conditions]) -> Search:
-    """All records of topics that meet some conditions, and proof that there are no others.
+    """Finds all records of topics that meet conditions, and certifies that there are no others.
 
-    Nothing is asked of the store before a row is wanted, but a sample of JSON without schema.
+    The store is not read before rows are requested, except for a sample of JSON without a schema.
 
     Args:
-        source: Options as for `spark.read.format("tiered-kafka")`; option `where` is one of the
-            conditions, and `columns` says what is given of each record.
+        source: Options as for `spark.read.format("tiered-kafka")`. Option `where` is one of the
+            conditions, and `columns` selects the columns of the rows.
         **conditions: See `Conditions`.
 
     Raises:
-        InvalidOptionError: Options or conditions that are unknown, malformed or contradictory.
+        InvalidOptionError: Options or conditions are unknown, malformed or contradictory.
     """
     check_for_batch(options := parse_any_options(source))
     if "targetPartitionBytes" not in options.given:
@@ -262,24 +355,24 @@ class _Run:
     """A search that was read to its end.
 
     Attributes:
-        done: Its tasks.
-        filters: What left out others; `None` where no filters were asked.
+        searches: The searches of its tasks.
+        filters: Filters of keys that ruled out segments; `None` without an index.
     """
 
-    done: tuple[SearchedTask, ...]
-    filters: RuleOut | None
+    searches: tuple[TaskSearch, ...]
+    filters: SegmentFilters | None
 
 
 class Search:
-    """The records that meet a query, read when they are asked for, and what was searched for them.
+    """The records that meet a query, read on request, and the certificate of their search.
 
     Args:
-        options: Of the scan that is searched. Without `isolationLevel` it is `read_uncommitted`:
-            records of aborted transactions lie in the tier as all others do.
-        query: Conditions beside option `where`.
+        options: The scan to search. The default of `isolationLevel` is `read_uncommitted`, because
+            records of aborted transactions are in the tier like all others.
+        query: Conditions in addition to option `where`.
 
     Raises:
-        InvalidOptionError: Options that a search cannot honour.
+        InvalidOptionError: Options that a search does not support.
     """
 
     def __init__(self, options: ScanOptions, query: Query) -> None:
@@ -294,7 +387,7 @@ class Search:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """Schema of the rows."""
         return read_schema(self._options.columns, self._options.formats)
 
     def batches(
@@ -303,41 +396,29 @@ class Search:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> Generator[pa.RecordBatch]:
-        """The records, in order of topic, partition and offset. Close the generator to stop.
+        """Yields the records in order of topic, partition and offset. Close the generator to stop.
 
         Args:
-            threads: How many tasks are read at a time, at least one; default: one a core.
-            progress: Called after each task with the original bytes of the tasks that were read,
-                and of all. In any thread.
+            threads: Number of tasks read concurrently; by default the number of cores.
+            progress: Called after each task, in any thread, with the original bytes of the tasks
+                that were read, and of all tasks.
 
         Raises:
-            InvalidOptionError: Filters of keys that were made with another secret.
-            TieredKafkaError: The tier cannot be planned at all: nothing tells what it holds.
-            ValueError: No thread.
+            InvalidOptionError: Filters of keys were made with another secret.
+            TieredKafkaError: The tier cannot be listed.
+            ValueError: `threads` is less than 1.
         """
         threads = (os.cpu_count() or 1) if threads is None else threads
         if threads < 1:
-            raise ValueError(f"{threads} threads cannot search")
-        # What is counted belongs to this generator: another one may run beside it.
+            raise ValueError(f"threads={threads} is invalid: use 1 or more")
+        # Another generator may run concurrently, so this one counts in its own variables.
         self._run = None
-        done: list[SearchedTask] = []
+        done: list[TaskSearch] = []
         planned = self._plan()
-        tasks = [
-            task
-            for task in _of_one_partition(planned.plan.tasks)
-            if planned.holds(task.slices[0].topic, task.slices[0].partition)
-        ]
-        filters = self._rule_out(planned)
-        if filters is not None:
-            tasks = list(filters.narrowed(tasks))
-        every = sum(task.nominal_bytes for task in tasks)
-        columns = (*self._options.columns, *PLACE, *self._query.columns)
-        settings = replace(
-            ReadSettings.of(self._options),
-            columns=tuple(dict.fromkeys(columns)),
-            batches=FOR_ENGINES,
-            keys=self._query.keys,
-        )
+        filters = self._filters(planned)
+        tasks = list(_search_tasks(planned, filters))
+        total = sum(task.nominal_bytes for task in tasks)
+        settings = self._read_settings()
         tiers = ThreadTiers(self._options)
         read = 0
 
@@ -346,15 +427,16 @@ class Search:
             tier = tiers.mine()
             meter = TaskMeter(task, tier, TaskPlace())
             reader = SegmentSource(tier, self._options.key_ring)
-            found = TaskSearch(task, self._query)
-            with closing(found.rows(reader, settings, meter)) as rows:
+            task_search = TaskSearch(task, self._query)
+            with closing(task_search.rows(reader, settings, meter)) as rows:
                 for batch in rows:
                     yield batch.select(self._options.columns)
             with self._lock:
-                done.append(SearchedTask(found, meter.finished(DONE)))
+                task_search.metrics = meter.finished(DONE)
+                done.append(task_search)
                 read += task.nominal_bytes
                 if progress is not None:
-                    progress(read, every)
+                    progress(read, total)
 
         with closing(tiers):
             if threads == 1 or len(tasks) < 2:
@@ -365,73 +447,82 @@ class Search:
                 with closing(in_threads(reads, threads, ordered=True)) as batches:
                     yield from batches
         if len(done) != len(tasks):
-            raise RuntimeError(f"{len(done)} of {len(tasks)} tasks were searched")
+            raise RuntimeError(f"only {len(done)} of {len(tasks)} tasks were searched")
         self._run = _Run(tuple(done), filters)
 
     def to_table(self, *, threads: int | None = None) -> pa.Table:
-        """All records in memory; see `batches`."""
+        """Reads all records into memory; see `batches`."""
         import pyarrow as pa
 
         return pa.Table.from_batches(self.batches(threads=threads), self.schema)
 
     @property
     def certificate(self) -> Certificate:
-        """What was searched, once `batches` was read to its end.
+        """The certificate, available after `batches` was read to the end.
 
         Raises:
             RuntimeError: It was not.
         """
         run, planned = self._run, self._planned
         if run is None or planned is None:
-            raise RuntimeError("a search has a certificate once its batches were read to the end")
-        options, query, plan = self._options, self._query, planned.plan
-        done: dict[tuple[str, int], list[SearchedTask]] = defaultdict(list)
-        for one in run.done:
-            part = one.search.task.slices[0]
-            done[part.topic, part.partition].append(one)
+            raise RuntimeError("there is no certificate before the batches are read to the end")
+        options, query = self._options, self._query
+        searches: dict[tuple[str, int], list[TaskSearch]] = defaultdict(list)
+        for search in run.searches:
+            searches[_partition(search.task.slices[0])].append(search)
         slices: dict[tuple[str, int], list[SegmentSlice]] = defaultdict(list)
-        for part in (part for task in plan.tasks for part in task.slices):
-            slices[part.topic, part.partition].append(part)
+        for task in planned.plan.tasks:
+            for piece in task.slices:
+                slices[_partition(piece)].append(piece)
 
-        def of_partition(part: PartitionPlan) -> PartitionCertificate:
-            place = part.topic, part.partition
-            if not planned.holds(*place):
-                return certified_as_pruned(part)
-            logs = () if run.filters is None else run.filters.logs.get(place, ())
-            return certified(
-                part, done[place], logs, None if options.where is not None else slices[place]
-            )
+        def certify(part: PartitionPlan) -> PartitionCertificate:
+            key = part.topic, part.partition
+            if not planned.may_hold(*key):
+                return _certify_pruned(part)
+            ruled_out = () if run.filters is None else run.filters.ruled_out.get(key, ())
+            planned_slices = None if options.where is not None else slices[key]
+            return certify_partition(part, searches[key], ruled_out, planned_slices)
 
+        has_filters = run.filters is not None
+        metrics = [one.metrics for one in run.searches if one.metrics is not None]
         return Certificate(
             searched_ms=planned.listed_ms,
             path=planned.uri,
             isolation_level=options.isolation_level,
             keys=None if query.keys is None else len(query.keys),
             key_digest=query.key_digest,
-            conditions=conditions_of(options, query),
+            conditions=tuple(conditions_of(options, query)),
             assumptions=(
-                *assumptions_of(options, plan),
-                *([assumption(planned.counts)] if query.partitioner_pruning else ()),
-                *([OF_FILTERS] if run.filters is not None else ()),
+                *assumptions_of(options, planned.plan, has_filters=has_filters),
+                *([pruning_assumption(planned.counts)] if query.partitioner_pruning else ()),
             ),
-            outside=outside_of(options, plan),
+            outside=tuple(outside_of(options, planned.plan)),
             faults=planned.faults,
-            partitions=tuple(map(of_partition, plan.partitions)),
-            requests=sum(one.metrics.requests for one in run.done),
-            bytes=sum(one.metrics.bytes for one in run.done),
+            partitions=tuple(map(certify, planned.plan.partitions)),
+            requests=sum(one.requests for one in metrics),
+            bytes=sum(one.bytes for one in metrics),
         )
 
-    def _rule_out(self, planned: SearchPlan) -> RuleOut | None:
+    def _read_settings(self) -> ReadSettings:
+        columns = (*self._options.columns, *_LOCATION_COLUMNS, *self._query.columns)
+        return replace(
+            ReadSettings.of(self._options),
+            columns=tuple(dict.fromkeys(columns)),
+            batches=FOR_ENGINES,
+            keys=self._query.keys,
+        )
+
+    def _filters(self, planned: SearchPlan) -> SegmentFilters | None:
         query = self._query
         if query.key_index is None or query.keys is None:
             return None
         secret = None if query.key_index_secret is None else query.key_index_secret.reveal()
         folder = IndexFolder.of(query.key_index, secret, self._options)
         ids = {(part.topic, part.partition): part.topic_id for part in planned.plan.partitions}
-        return RuleOut(folder, planned.uri, query.keys, ids)
+        return SegmentFilters(folder, planned.uri, query.keys, ids)
 
     def _plan(self) -> SearchPlan:
-        """The plan, made once."""
+        """Returns the plan, which is made once."""
         with self._lock:
             if self._planned is None:
                 self._planned = SearchPlan.of(self._options, self._query)
@@ -440,29 +531,33 @@ class Search:
 
 def _check(options: ScanOptions, query: Query) -> None:
     if query == Query() and options.where is None:
-        raise InvalidOptionError("say what to look for: keys, values, headers, producers, or where")
+        raise InvalidOptionError(
+            "the search has no condition: give keys, values, headers, producers, or option where"
+        )
     query.check(options)
     if any(one.mode == DROP_MALFORMED for one in options.formats):
         raise InvalidOptionError(
-            "a search leaves out no record because it cannot be decoded: use mode FAILFAST or"
-            " PERMISSIVE"
+            "mode DROPMALFORMED would hide records from the search: use FAILFAST or PERMISSIVE"
         )
-    named = [name for name in ("planFile",) if name in options.given]
+    named = ["planFile"] if "planFile" in options.given else []
     if options.brokers is not None:
         named.append("kafka.bootstrap.servers")
     if named:
-        raise InvalidOptionError(f"a search is of what stores hold: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"a search reads only stores: leave out {', '.join(named)}")
 
 
-def _of_one_partition(tasks: Sequence[ScanTask]) -> Iterator[ScanTask]:
-    """The same slices in tasks of one partition each."""
-    for task in tasks:
-        slices = list(task.slices)
-        while slices:
-            place = slices[0].topic, slices[0].partition
-            stop = next(
-                (at for at, one in enumerate(slices) if (one.topic, one.partition) != place),
-                len(slices),
-            )
-            yield ScanTask(tuple(slices[:stop]))
-            del slices[:stop]
+def _partition(part: SegmentSlice) -> tuple[str, int]:
+    return part.topic, part.partition
+
+
+def _search_tasks(planned: SearchPlan, filters: SegmentFilters | None) -> Iterator[ScanTask]:
+    """Yields tasks of one partition each, without slices that cannot hold a key."""
+    for task in planned.plan.tasks:
+        for key, group in groupby(task.slices, _partition):
+            if not planned.may_hold(*key):
+                continue
+            slices: Iterable[SegmentSlice] = group
+            if filters is not None:
+                slices = (part for part in group if not filters.rules_out(part))
+            if kept := tuple(slices):
+                yield ScanTask(kept)

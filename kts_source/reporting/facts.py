@@ -1,43 +1,182 @@
-"""What a report says of a tier, as values; the page draws them and computes none of its own.
-
-How a tier has grown, and what it would hold and cost under a retention.
-"""
+"""The facts of a report, as values. The page draws them and computes none."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from kts_source.planning.estimate import DEFAULT_CLASS, estimate, monthly_cost
-from kts_source.reporting.segments import STATES, SegmentColumns, segment_columns
+from kts_source.planning.lineage import BELOW_LOG_START, COVERED, DEAD_BRANCH, last_epoch
 from kts_source.store.joined_store import is_beside
 from kts_source.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
     from kts_source.auditing.report import AuditReport
+    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.describe import DescribedPlan, LockedPartition, PartitionWatermark
     from kts_source.planning.partition_plan import PartitionPlan
+
+SERVED: Final = 0
+ON_DISK: Final = 1
+STATES: Final = (
+    "served",
+    "served from a broker's disk",
+    COVERED,
+    BELOW_LOG_START,
+    DEAD_BRANCH,
+    "not read for another reason",
+)
+"""States of a segment; the code of a state is its index."""
+
+COMPRESSED: Final = 1
+ENCRYPTED: Final = 2
+COPY_TIME_KNOWN: Final = 4
+
+UNKNOWN_TIME: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentColumns:
+    """A row per segment, in order of partition and offset; served segments first among equals.
+
+    Attributes:
+        partition: Number of the partition in the report.
+        start: First offset, inclusive.
+        stop: End of the offsets, exclusive.
+        stored: Size of the log object.
+        original: Size before compression and encryption.
+        newest_s: Largest timestamp in whole seconds since 1970; −1 if unknown.
+        copied_s: When its copy began, likewise; valid with flag `COPY_TIME_KNOWN`.
+        state: Index into `STATES`.
+        epoch: Newest leader epoch; −1 if unknown.
+        flags: Sum of `COMPRESSED`, `ENCRYPTED` and `COPY_TIME_KNOWN`.
+        storage_class: Index into `classes`.
+        side_bytes: Size of the objects with side files.
+        classes: Storage classes of the log objects.
+        ids: Segment ids.
+    """
+
+    partition: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    stop: npt.NDArray[np.int64]
+    stored: npt.NDArray[np.int64]
+    original: npt.NDArray[np.int64]
+    newest_s: npt.NDArray[np.int64]
+    copied_s: npt.NDArray[np.int64]
+    state: npt.NDArray[np.int64]
+    epoch: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.int64]
+    storage_class: npt.NDArray[np.int64]
+    side_bytes: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    ids: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def is_served(self) -> npt.NDArray[np.bool_]:
+        """Mask of the segments that the tier serves."""
+        return np.equal(self.state, SERVED)
+
+    @property
+    def is_tiered(self) -> npt.NDArray[np.bool_]:
+        """Mask of the segments in the tier, served or not."""
+        return np.not_equal(self.state, ON_DISK)
+
+    def bytes_by_class(self, rows: npt.NDArray[np.bool_]) -> dict[str, int]:
+        """Returns the size of the logs of these rows, by storage class."""
+        return {
+            name: int(self.stored[rows & (self.storage_class == number)].sum())
+            for number, name in enumerate(self.classes)
+            if np.any(rows & (self.storage_class == number))
+        }
+
+
+def segment_columns(parts: Sequence[PartitionPlan]) -> SegmentColumns:
+    """Returns the segments of these partitions."""
+    classes: dict[str, int] = {}
+    rows: list[tuple[int, ...]] = []
+    ids: list[str] = []
+    for number, part in enumerate(parts):
+        for start, stop, state, segment in _rows(part):
+            objects = segment.objects
+            copied_ms = segment.event_timestamp_ms
+            flags = COMPRESSED * objects.compression
+            flags += ENCRYPTED * (objects.encryption is not None)
+            flags += COPY_TIME_KNOWN * (copied_ms is not None)
+            name = objects.log.storage_class or DEFAULT_CLASS
+            rows.append(
+                (
+                    number,
+                    start,
+                    stop,
+                    objects.log.size,
+                    objects.size_in_bytes,
+                    _seconds(segment.max_timestamp_ms),
+                    0 if copied_ms is None else _seconds(copied_ms),
+                    state,
+                    last_epoch(segment),
+                    flags,
+                    classes.setdefault(name, len(classes)),
+                    _side_bytes(segment),
+                )
+            )
+            ids.append(segment.segment_id)
+    names = [field.name for field in fields(SegmentColumns)][:-2]
+    table = np.array(rows, np.int64).reshape(len(rows), len(names))
+    columns: dict[str, Any] = {name: table[:, n].copy() for n, name in enumerate(names)}
+    return SegmentColumns(**columns, classes=tuple(classes), ids=tuple(ids))
+
+
+def _seconds(ms: int) -> int:
+    return UNKNOWN_TIME if ms < 0 else ms // 1000
+
+
+def _rows(part: PartitionPlan) -> Iterator[tuple[int, int, int, RemoteSegment]]:
+    log = part.surviving
+    used = {id(span.segment) for span in log.ranges}
+    rows = [
+        (span.start, span.stop, ON_DISK if is_beside(span.segment.objects.log.key) else SERVED, n)
+        for n, span in enumerate(log.ranges)
+    ]
+    segments = [span.segment for span in log.ranges]
+    for skipped in log.skipped:
+        segment = skipped.segment
+        if id(segment) in used:  # only its offsets below the log start
+            continue
+        reason = skipped.reason
+        state = STATES.index(reason) if reason in STATES else len(STATES) - 1
+        rows.append((segment.start_offset, segment.stop_offset, state, len(segments)))
+        segments.append(segment)
+    for start, stop, state, n in sorted(rows, key=lambda row: (row[0], row[2], row[3])):
+        yield start, stop, state, segments[n]
+
+
+def _side_bytes(segment: RemoteSegment) -> int:
+    sources = {
+        index.source.key: index.source.size
+        for index in segment.objects.indexes.values()
+        if index.content is None
+    }
+    return sum(sources.values())
 
 
 DAY_S: Final = 86_400
 RATE_DAYS: Final = 30
 RETENTIONS: Final = (7, 30, 90, 365, 730, 2555)
-"""Days: a week to seven years."""
+"""Retentions to compare, in days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The served segments whose largest timestamp is of one day, in UTC.
-
-    Attributes:
-        day: Days since 1970.
-    """
+    """The served segments with a largest timestamp on a day in UTC, counted from 1970."""
 
     day: int
     segments: int
@@ -50,11 +189,11 @@ class Growth:
     """Served segments by the day of their largest timestamp.
 
     Attributes:
-        days: Ascending; days without segments are left out.
-        undated_bytes: Stored bytes of served segments without a timestamp.
-        future_bytes: The same of those that are dated more than a day after the report.
-        rate_days: Over how many days, up to the newest in `days`, the rate is taken.
-        rate: Stored bytes a day over these days; 0 where nothing is dated.
+        days: Days with segments, ascending.
+        undated_bytes: Stored bytes of segments without a timestamp.
+        future_bytes: Stored bytes of segments dated more than a day after the report.
+        rate_days: Number of days up to the newest, over which the rate is taken.
+        rate: Stored bytes per day over these days; 0 without days.
     """
 
     days: tuple[Day, ...]
@@ -66,14 +205,14 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a retention of so many days would leave.
+    """The effect of a retention.
 
     Attributes:
-        older_segments: Served segments whose largest timestamp is older now.
+        older_segments: Served segments whose largest timestamp is older.
         older_bytes: Their stored bytes.
-        older_cost: US dollars a month for these.
-        steady_bytes: Stored bytes of so many days at the present rate.
-        steady_cost: US dollars a month for these, by the storage classes of what is served.
+        older_cost: Their cost in US dollars per month.
+        steady_bytes: Stored bytes of that many days at the current rate.
+        steady_cost: Their cost in US dollars per month, with the current storage classes.
     """
 
     retention_days: int
@@ -85,7 +224,7 @@ class Retention:
 
 
 def growth(columns: SegmentColumns, now_ms: int) -> Growth:
-    """Served bytes by day."""
+    """Returns the served bytes by day."""
     served = columns.is_served
     dated = served & (columns.newest_s >= 0)
     future = dated & (columns.newest_s > now_ms // 1000 + DAY_S)
@@ -118,14 +257,14 @@ def growth(columns: SegmentColumns, now_ms: int) -> Growth:
 
 
 def _sums(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64], count: int) -> list[int]:
-    # Not by `bincount`, whose weights are floats: sums are exact.
+    # `bincount` adds floats, which are not exact.
     sums = np.zeros(count, np.int64)
     np.add.at(sums, groups, values)
     return sums.tolist()
 
 
 def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Retention, ...]:
-    """What each of `RETENTIONS` would delete now, and hold in the long run."""
+    """Returns what each of `RETENTIONS` would delete now, and hold in the long run."""
     served = columns.is_served
     stored = columns.bytes_by_class(served)
     total = sum(stored.values())
@@ -150,23 +289,22 @@ def retentions(columns: SegmentColumns, rate: float, now_ms: int) -> tuple[Reten
 
 
 MAX_TEXTS: Final = 200
-"""Of the skipped segments, orphans, holes, epochs and transactions of a partition, on the page."""
+"""Skipped segments, orphans, holes, epochs and transactions of a partition on the page."""
 MAX_FINDINGS: Final = 2000
-"""Findings of an audit on the page, the worst first."""
+"""Findings of an audit on the page, worst first."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDetail:
-    """What the plan knows of a partition beyond its watermark.
+    """Facts about a partition in addition to its watermark.
 
     Attributes:
-        undecided: Producer id and first offset of each transaction that bounds `read_committed`.
-        epochs: Leader epoch and its first offset, ascending.
-        orphan_bytes: Listed bytes of the objects that belong to no segment.
-        newest_age_ms: Age of the newest record in the tier when the report was made; `None` where
-            no timestamp is known.
-        copy_delay_ms: How much later than its largest timestamp the copy of the last segment began;
-            `None` where the layout does not tell.
+        undecided: Producer id and first offset of each transaction that limits `read_committed`.
+        epochs: Leader epochs and their first offsets, ascending.
+        orphan_bytes: Size of the objects without a segment.
+        newest_age_ms: Age of the newest record in the tier; `None` if it has no timestamp.
+        copy_delay_ms: Time from the largest timestamp of the last segment to its copy; `None` if
+            unknown.
     """
 
     undecided: tuple[tuple[int, int], ...]
@@ -178,17 +316,17 @@ class PartitionDetail:
 
 @dataclass(frozen=True, slots=True)
 class TierCost:
-    """What is stored and what reading all of it once would ask for, at list prices.
+    """The cost of storage, and of one full read, at list prices.
 
     Attributes:
-        served_bytes: Logs of served segments, by storage class.
-        unserved_bytes: Logs of segments that are not read, likewise.
-        side_file_bytes: Objects that hold side files.
-        orphan_bytes: Objects that belong to no segment, as far as listings tell.
-        monthly: US dollars a month for all four; side files and orphans as `STANDARD`.
+        served_bytes: Size of the logs of served segments, by storage class.
+        unserved_bytes: Size of the logs of other segments, likewise.
+        side_file_bytes: Size of the objects with side files.
+        orphan_bytes: Size of the objects without a segment.
+        monthly: US dollars per month for all four; side files and orphans as `STANDARD`.
         read_requests: Requests of a full read.
         read_bytes: Bytes of a full read.
-        read_cost: US dollars for these.
+        read_cost: US dollars for a full read.
     """
 
     served_bytes: dict[str, int]
@@ -203,16 +341,19 @@ class TierCost:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierFacts:
-    """All that a report says.
+    """The facts of a report.
 
     Attributes:
-        uri: Root of the tier, free of credentials.
+        uri: Root of the tier, without credentials.
         made_ms: When the report was made, in ms since 1970.
-        partitions: As `describe` gives them.
+        partitions: Watermarks from `describe`.
         details: One for each of `partitions`.
         segments: All segments, served or not.
-        audit: What an audit found, where one was given.
-        locked: Partitions that cannot be described for want of a key; nothing else counts them.
+        growth: Served bytes by day.
+        retentions: Effects of retentions.
+        cost: Cost of storage and of a full read.
+        audit: An audit of the same tier.
+        locked: Partitions whose key is missing; other attributes do not include them.
     """
 
     uri: str
@@ -227,8 +368,9 @@ class TierFacts:
     locked: tuple[LockedPartition, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The facts as values of JSON, segments left out; lists that may be long are cut, and their
-        lengths told. Texts are printable.
+        """Returns the facts without segments as values of JSON, with printable texts.
+
+        Long lists are truncated, and their lengths added.
         """
         marks = [asdict(mark) for mark in self.partitions]
         details = [asdict(detail) for detail in self.details]
@@ -251,7 +393,7 @@ class TierFacts:
         return shown
 
     def totals(self) -> dict[str, int]:
-        """Sums over all partitions."""
+        """Returns sums over all partitions."""
         marks = self.partitions
         return {
             "topics": len({mark.topic for mark in marks}),
@@ -274,14 +416,7 @@ def tier_facts(
     audit: AuditReport | None,
     locked: tuple[LockedPartition, ...] = (),
 ) -> TierFacts:
-    """The facts of a described tier.
-
-    Args:
-        described: The tier.
-        made_ms: The time in ms since 1970 that ages are counted from.
-        audit: What an audit of the same tier found.
-        locked: What could not be described.
-    """
+    """Returns the facts of a described tier, see `TierFacts`."""
     parts = described.plan.partitions
     columns = segment_columns(parts)
     marks = described.description.partitions
@@ -334,7 +469,7 @@ def _cost(described: DescribedPlan, columns: SegmentColumns, orphan_bytes: int) 
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Rows that all have the same names."""
+    """Returns rows with equal names as a list of names and lists of values."""
     names = list(rows[0]) if rows else []
     return {"names": names, "rows": [list(row.values()) for row in rows]}
 
@@ -354,11 +489,11 @@ def _audit(report: AuditReport) -> dict[str, Any]:
     return whole | {"findings": whole["findings"][:MAX_FINDINGS], "counts": counts}
 
 
-_EXACT: Final = (1 << 53) - 1
+_MAX_EXACT: Final = (1 << 53) - 1
 
 
 def _shown(value: Any) -> Any:  # noqa: ANN401  # JSON's types
-    """The same with printable texts, and with integers that JavaScript would round as text."""
+    """Makes texts printable, and integers that JavaScript would round texts."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -367,6 +502,6 @@ def _shown(value: Any) -> Any:  # noqa: ANN401  # JSON's types
         return [_shown(one) for one in value]
     if isinstance(value, np.integer):
         value = int(value)
-    if isinstance(value, int) and abs(value) > _EXACT:
+    if isinstance(value, int) and abs(value) > _MAX_EXACT:
         return str(value)
     return value

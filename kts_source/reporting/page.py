@@ -1,17 +1,15 @@
-"""The page: one HTML file that loads nothing and runs nothing but its own script.
+"""The report of a tier as one HTML file, which loads nothing and runs only its own script.
 
-Facts and columns in a text that is small enough for a page.
+Facts and segments are packed into a text:
 
     base64 of zlib of
         int32, little-endian: length of the JSON that follows
-        JSON: the facts; `columns` names each column and `count` tells its rows
+        JSON: the facts; `columns` names each column and `count` is the number of rows
         for each column: 8 planes of `count` bytes
 
-The planes of a column are the bytes of its numbers, the least first: of each number the difference
-from the one before, as an unsigned 64-bit integer that is even for differences from 0 up and odd
-for those below (0, −1, 1, −2, …). High bytes are mostly zeros in a row, which cost nothing.
-
-A report from its options to its page.
+The planes of a column are the bytes of its numbers, least significant first. Each number is the
+difference from the one before as an unsigned 64-bit integer, even for differences from 0 up and odd
+for negative ones (0, −1, 1, −2, …). High bytes are mostly zeros, which compress to nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import json
 import time
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,28 +46,26 @@ from kts_source.texts import printable
 from kts_source.tier import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import numpy.typing as npt
 
     from kts_source.auditing.report import AuditReport
     from kts_source.planning.describe import DescribedPlan
-    from kts_source.planning.segment_catalog import ListedPartition
-    from kts_source.reporting.segments import SegmentColumns
+    from kts_source.reporting.facts import SegmentColumns
     from kts_source.store.object_store import ObjectStore
 
 
 MAX_IDS: Final = 20_000
-"""Segments up to which the page knows all ids; above, it knows those of unserved segments."""
-_EXACT: Final = 1 << 52
+"""If there are more segments, the page has only the ids of those that are not served."""
+_MAX_EXACT: Final = 1 << 52
 
 
 def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
-    """The text that the page's script unpacks, see above.
+    """Returns the text that the script unpacks.
 
-    Offsets travel as lengths and as gaps to the row before, times of copies as delays, which are
-    smaller than the numbers themselves.
+    Offsets are packed as lengths and gaps, copy times as delays, because these are smaller.
     """
     before = np.concatenate([[0], segments.stop[:-1]]) if len(segments) else segments.stop
     columns = {
@@ -91,7 +88,7 @@ def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
         **facts,
         "columns": list(columns),
         "count": len(segments),
-        "exact": offsets < _EXACT,
+        "exact": offsets < _MAX_EXACT,
         "ids": _ids(segments),
     }
     document = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
@@ -100,11 +97,9 @@ def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
 
 
 def _ids(segments: SegmentColumns) -> dict[int, str]:
-    """Row to segment id, as many as there is room for."""
-    rows = range(len(segments))
+    rows: Iterable[int] = range(len(segments))
     if len(segments) > MAX_IDS:
-        rows_left = np.flatnonzero(~segments.is_served)[:MAX_IDS]
-        return {int(row): printable(segments.ids[row]) for row in rows_left}
+        rows = np.flatnonzero(~segments.is_served)[:MAX_IDS].tolist()
     return {row: printable(segments.ids[row]) for row in rows}
 
 
@@ -130,11 +125,10 @@ _SCRIPTS: Final = (
 
 
 def page(facts: TierFacts) -> str:
-    """The whole file.
+    """Returns the whole file.
 
-    Texts of the tier are in it twice: escaped in the heading, and in the packed facts, whose
-    base64 nothing can leave. The script makes elements of them, and no HTML: the policy lets it
-    not even try.
+    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script makes
+    elements of them and no HTML, which the policy enforces.
     """
     style = _asset(_STYLE)
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
@@ -155,9 +149,9 @@ def page(facts: TierFacts) -> str:
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{uri} · tier report</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"<header><h1><small>Tier report, {when}</small>{uri}</h1></header>\n"
-        "<main><noscript>The picture needs JavaScript; kts topics has the same numbers as a table."
+        "<main><noscript>This page needs JavaScript. kts topics prints the same numbers."
         "</noscript></main>\n"
-        "<footer>Made by kts report. Costs are at list prices and without manifests.</footer>\n"
+        "<footer>Made by kts report. Costs are list prices, without manifests.</footer>\n"
         f'<script type="application/octet-stream" id="facts">{data}</script>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"
     )
@@ -173,23 +167,23 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierReport:
-    """A tier as a page.
+    """The report of a tier.
 
     Attributes:
-        facts: What the page shows.
+        facts: The facts that the page shows.
     """
 
     facts: TierFacts
 
     def to_html(self) -> str:
-        """The page: one file that loads nothing from elsewhere."""
+        """Returns the page: one file that loads nothing."""
         return page(self.facts)
 
     def save(self, path: str | Path) -> None:
-        """Writes the page, as UTF-8.
+        """Writes the page as UTF-8.
 
         Raises:
-            InvalidOptionError: The path is the URL of a store, or nearly one.
+            InvalidOptionError: The path is a URL, or looks like one.
             OSError: The file cannot be written.
         """
         local_file(path).write_text(self.to_html(), encoding="utf-8", newline="\n")
@@ -202,52 +196,59 @@ def report(
     store: ObjectStore | None = None,
     now_ms: int | None = None,
 ) -> TierReport:
-    """Draws the selected topics of a tier: their segments over time and offsets, and what they
-    hold, cost and lack.
+    """Draws the selected topics of a tier: their segments over time and offsets, contents,
+    cost, and holes.
 
-    It reads what `describe` reads, and its numbers are those of `describe`. Partitions that cannot
-    be described for want of a private key are named, with what their manifests tell.
+    It reads what `describe` reads, and has the same numbers. Partitions whose key is missing are
+    listed with the facts of their manifests.
 
     Args:
-        source: Options as for the data source; bounds among them are ignored.
-        audit: What `audit` found in the same tier, to be shown beside.
-        store: The tier; opened from the options when not given.
-        now_ms: The time in ms since 1970 that ages are counted from; the clock's unless given.
+        source: Options as for the data source; bounds are ignored.
+        audit: An audit of the same tier, to be shown with it.
+        store: The store of the tier; opened from the options by default.
+        now_ms: The current time in ms since 1970; by default from the clock.
 
     Raises:
         InvalidOptionError: The audit is of another tier.
-        TieredKafkaError: As planning does, holes aside.
+        TieredKafkaError: See planning; holes are not errors.
     """
     made_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     options = source if isinstance(source, ScanOptions) else parse_options(source)
-    described, locked = _described(options, None if store is None else Tier(store))
+    tier = None if store is None else Tier(store)
+    described, locked = describe_unlocked(options, tier)
+    if described is None:  # the error names the key
+        described = described_plan(options, tier)
     if audit is not None and audit.path != described.uri:
-        told, found = printable(audit.path), printable(described.uri)
-        raise InvalidOptionError(f"the audit is of {told}, the report of {found}")
+        raise InvalidOptionError(
+            f"the audit is of {printable(audit.path)}, the report of {printable(described.uri)}:"
+            " audit the same tier"
+        )
     with paused_collector():
         return TierReport(tier_facts(described, made_ms, audit, locked))
 
 
-def _described(
-    options: ScanOptions, tier: Tier | None
-) -> tuple[DescribedPlan, tuple[LockedPartition, ...]]:
-    """What can be described, and what cannot for want of a key."""
-    if options.by_metadata_topic:  # what follows lists
+def describe_unlocked(
+    options: ScanOptions, tier: Tier | None = None
+) -> tuple[DescribedPlan | None, tuple[LockedPartition, ...]]:
+    """Describes the partitions whose keys are known, if any, and lists the others.
+
+    Raises:
+        TieredKafkaError: See `describe`, except for missing keys.
+    """
+    if options.by_metadata_topic:  # the following needs listings
         return described_plan(options, tier), ()
-    made = unless_locked(lambda: described_plan(options, tier))
-    if made is not None:
-        return made, ()
-    with errors_only("kts_source"):  # the first attempt has said what there is to say
-        found = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
-
-        def is_locked(part: ListedPartition) -> bool:
-            one = only(options, [part])
-            return unless_locked(lambda: described_plan(one, tier)) is None
-
-        # Old segments may be encrypted where nothing that describing needs is.
-        locked = [(part, keys) for part, keys in found if keys and is_locked(part)]
-        shut = {id(part) for part, _ in locked}
-        open_ones = [part for part, _ in found if id(part) not in shut]
-        # Where all are locked, the error says so.
-        whole = described_plan(only(options, open_ones) if open_ones else options, tier)
-    return whole, tuple(locked_partition(part, keys) for part, keys in locked)
+    described = unless_locked(partial(described_plan, options, tier))
+    if described is not None:
+        return described, ()
+    with errors_only("kts_source"):  # the first attempt has logged all warnings
+        parts = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
+        unlocked, locked = [], []
+        for part, keys in parts:
+            alone = only(options, [part])
+            # A key may be missing only for old segments, which are not described.
+            if keys and unless_locked(partial(described_plan, alone, tier)) is None:
+                locked.append(locked_partition(part, keys))
+            else:
+                unlocked.append(part)
+        described = described_plan(only(options, unlocked), tier) if unlocked else None
+    return described, tuple(locked)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import Severity
+from kts_source.auditing.report import Severity
 from tests.integration.admin import wait_until
 from tests.integration.background import Background, RandomWork
 from tests.integration.cluster import Cluster, ClusterSpec

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import kts_source
 from kts_source.auditing import proof
-from kts_source.auditing.index_checks import rows_of
-from kts_source.auditing.proof import Transactions
+from kts_source.auditing.batch_checks import Transactions, rows_of
 from segment_format.kernels import batch_scanner
 from segment_format.kernels.batch_scanner import BatchScanner, BatchTable
 from tests import log_strategies as strategies
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from kts_source.auditing.index_checks import SegmentIndexes
-    from kts_source.auditing.proof import LogCheck
+    from kts_source.auditing.batch_checks import LogCheck, SegmentIndexes
     from kts_source.auditing.report import AuditReport
     from segment_format.testing import SegmentFiles
     from segment_format.testing.log_builder import BuiltLog
@@ -50,7 +48,7 @@ def one_by_one(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> N
 def test_histories(monkeypatch: pytest.MonkeyPatch) -> None:
     histories = [random_history(random.Random(f"at once {seed}")) for seed in range(20)]
     fast = [audited_history(World(history)) for history in histories]
-    monkeypatch.setattr(proof, "see_all", one_by_one)
+    monkeypatch.setattr(proof, "check_table", one_by_one)
     assert fast == [audited_history(World(history)) for history in histories]
 
 
@@ -66,7 +64,7 @@ def test_flipped_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tier.flip(*place)
         fast.append(audited(tier))
         tier.flip(*place)
-    monkeypatch.setattr(proof, "see_all", one_by_one)
+    monkeypatch.setattr(proof, "check_table", one_by_one)
     for place, report in zip(places, fast, strict=True):
         tier.flip(*place)
         assert audited(tier) == report
@@ -128,7 +126,7 @@ def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
         patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
         fast = audited_store(store)
     with monkeypatch.context() as patched:
-        patched.setattr(proof, "see_all", one_by_one)
+        patched.setattr(proof, "check_table", one_by_one)
         assert audited_store(store) == fast, seed
     return {one.name for one in fast.errors}
 

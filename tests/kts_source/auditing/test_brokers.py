@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kts_source
-from kts_source.auditing.brokers import BrokerSide, Retention, against_brokers, unlisted
-from kts_source.auditing.place import PartitionObjects
+from kts_source.auditing.broker_checks import (
+    BrokerSnapshot,
+    Retention,
+    check_partition,
+    check_unlisted,
+)
+from kts_source.auditing.listing_checks import PartitionObjects
 from kts_source.auditing.report import PartitionStatement
 from kts_source.errors import BrokerUnavailableError, TopicNotFoundError
 from kts_source.layout.layout import SegmentEntry
@@ -246,7 +251,7 @@ def test_topic_that_was_never_tiered_has_a_report_without_findings(
 
 def test_offsets_that_neither_tier_nor_disk_holds_are_a_hole() -> None:
     one = side(10, 45, {1: (0, 60)}, ONE)
-    findings = {(f.name, f.start, f.stop) for f in unlisted([], one, one)}
+    findings = {(f.name, f.start, f.stop) for f in check_unlisted([], one, one)}
     assert findings == {("named-not-there", 10, 30), ("hole", 30, 45)}
 
 
@@ -266,20 +271,20 @@ def side(
     owned: dict[int, tuple[int, int]],
     *epochs: EpochEntry,
     retention: Retention = Retention(),  # noqa: B008  # frozen
-) -> BrokerSide:
+) -> BrokerSnapshot:
     """A leader with one named segment of offsets [10, 30)."""
     log = BrokerLog("t", TEXT, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
     one = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
     named = NamedSegments(MetadataRead(0, 0, 2, 2, ()), [one])
-    return BrokerSide({AT: log}, {AT: named}, {AT: owned}, {"t": retention})
+    return BrokerSnapshot({AT: log}, {AT: named}, {AT: owned}, {"t": retention})
 
 
 def compared(
-    before: BrokerSide,
-    after: BrokerSide,
+    before: BrokerSnapshot,
+    after: BrokerSnapshot,
     *,
-    last: BrokerSide | None = None,
+    last: BrokerSnapshot | None = None,
     start: int = 10,
     stop: int = 30,
 ) -> set[tuple[str, int | None, int | None]]:
@@ -287,7 +292,8 @@ def compared(
     entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "key", (("log", info),))
     part = PartitionObjects("t", TEXT, 0, (entry,), ())
     statement = PartitionStatement("t", TEXT, 0, start, stop, stop, 1, 5, is_whole=True)
-    more = against_brokers(part, statement, [], before, after, last or after, old_ms=49)
+    snapshots = before, after, last or after
+    more = check_partition(part, statement, [], snapshots, old_ms=49)
     return {(one.name, one.start, one.stop) for one in more}
 
 
@@ -305,7 +311,7 @@ def test_where_logs_begin() -> None:
     part = PartitionObjects("t", TEXT, 0, (), ())
     for stop, holes in ((10, {(30, 45)}), (8, {(8, 10), (30, 45)})):
         served = PartitionStatement("t", TEXT, 0, 4, stop, stop, 1, 5, is_whole=True)
-        told = against_brokers(part, served, [], lost, lost, lost, old_ms=49)
+        told = check_partition(part, served, [], (lost, lost, lost), old_ms=49)
         assert {(one.start, one.stop) for one in told if one.name == "hole"} == holes
         assert {one.start for one in told if one.name == "named-not-there"} == {10}
     # What retention took meanwhile is not missed.
@@ -315,7 +321,7 @@ def test_where_logs_begin() -> None:
     again = side(0, 0, owned, ONE)
     other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
     for gone in ({}, {AT: other}):
-        assert compared(*asked, last=BrokerSide(gone, again.named, again.owned, {})) == set()
+        assert compared(*asked, last=BrokerSnapshot(gone, again.named, again.owned, {})) == set()
     assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {
         ("below-log-start", 10, 30)
     }
@@ -325,11 +331,11 @@ def test_where_logs_begin() -> None:
 
 
 def test_a_partition_that_one_side_has_not() -> None:
-    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSide({}, {}, {}, {})
-    found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in unlisted([], one, one)}
+    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSnapshot({}, {}, {}, {})
+    found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in check_unlisted([], one, one)}
     assert found == {("named-not-there", "t", 0, 10, 30)}
     part = PartitionObjects("t", TEXT, 0, (), ())
-    assert unlisted([part], one, one) == unlisted([], nothing, one) == []
+    assert check_unlisted([part], one, one) == check_unlisted([], nothing, one) == []
     assert compared(nothing, nothing) == {("other-topic-id", None, None)}
     assert compared(nothing, one) == compared(one, nothing) == set()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kts_source.auditing.kinds import LEVELS, Severity
+from kts_source.auditing.report import LEVELS, Severity
 from segment_format.testing.segment import (
     AbortedTransaction,
     write_leader_epoch_checkpoint,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.brokers import BrokerSide, without_deleted
-from kts_source.auditing.place import PartitionObjects
+from kts_source.auditing.broker_checks import BrokerSnapshot, without_deleted
+from kts_source.auditing.listing_checks import PartitionObjects
 from kts_source.auditing.report import Finding, PartitionStatement
 from kts_source.layout.layout import SegmentEntry
 from kts_source.planning.cluster_view import ClusterView
@@ -172,7 +172,9 @@ def test_log_starts_that_move_while_brokers_are_asked(
     assert asked == [0, 0]
 
 
-def compared_with(last: BrokerSide, start: int, digest: str | None = None) -> tuple[object, ...]:
+def compared_with(
+    last: BrokerSnapshot, start: int, digest: str | None = None
+) -> tuple[object, ...]:
     """What is left of a finding about a segment that was live, and where the statement begins."""
     entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "k", (("log", ObjectInfo("k", 5, "1")),))
     part = PartitionObjects("t", TEXT, 0, (entry,), ())
@@ -189,7 +191,7 @@ def compared_with(last: BrokerSide, start: int, digest: str | None = None) -> tu
 
 
 def test_only_what_brokers_delete_is_left_out() -> None:
-    def last(log_start: int, *, live: bool) -> BrokerSide:
+    def last(log_start: int, *, live: bool) -> BrokerSnapshot:
         found = side(log_start, log_start, {1: (0, 60)}, ONE)
         named = NamedSegments(found.named[AT].read, found.named[AT].live if live else [])
         return replace(found, named={AT: named})
@@ -202,7 +204,7 @@ def test_only_what_brokers_delete_is_left_out() -> None:
     assert compared_with(last(30, live=True), 10) == (10, 1)
     assert compared_with(last(29, live=False), 10) == (10, 1)
     # Nothing is known of the partition any more, or it is another one.
-    assert compared_with(BrokerSide({}, {}, {}, {}), 10) == (10, 1)
+    assert compared_with(BrokerSnapshot({}, {}, {}, {}), 10) == (10, 1)
     other = last(30, live=False)
     logs = {AT: replace(other.logs[AT], topic_id="AAAAAAAAAAAAAAAAAAAAMQ")}
     assert compared_with(replace(other, logs=logs), 10) == (10, 1)

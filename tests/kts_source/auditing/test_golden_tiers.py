@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import LEVELS, Severity
+from kts_source.auditing.report import LEVELS, Severity
 from tests.golden_data import LOCAL_TIER, TOPICS, summary, tier_options
 from tests.kts_source.auditing.damaged_tier import NOW_MS
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kts_source.auditing.proof import DigestPart, LogProof, _log_from_json, _log_to_json
+from kts_source.auditing.proof import DigestPart, LogProof
 
 PROOF = LogProof(
     start=100,
@@ -64,4 +64,4 @@ def test_a_segment_that_began_with_a_counted_batch() -> None:
 
 
 def test_json_and_back() -> None:
-    assert _log_from_json(json.loads(json.dumps(_log_to_json(PROOF)))) == PROOF
+    assert LogProof.from_json(json.loads(json.dumps(PROOF.to_json()))) == PROOF

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import KINDS, LEVELS, Severity
-from kts_source.auditing.report import AuditReport, Finding, in_order, to_prometheus
+from kts_source.auditing.report import (
+    KINDS,
+    LEVELS,
+    AuditReport,
+    Finding,
+    Severity,
+    in_order,
+    to_prometheus,
+)
 from kts_source.errors import InvalidOptionError, TopicNotFoundError
 from kts_source.planning.estimate import S3_STORAGE
 from tests.docs.fences import ROOT

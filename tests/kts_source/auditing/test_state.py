@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import LEVELS
-from kts_source.auditing.state import AuditState
+from kts_source.auditing.report import LEVELS
+from kts_source.auditing.state import VERSION, AuditState
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from segment_format.testing import AivenTierWriter
 from tests.golden_data import KEYS
@@ -205,7 +205,7 @@ def test_lines_that_are_cut_or_damaged_do_not_count(
         assert audited(store, state) == expected
         assert audited(store, state) == expected
         assert not store.read
-    assert "cut or damaged" in caplog.text
+    assert "truncated or damaged" in caplog.text
 
 
 def test_objects_without_versions_are_read_each_time(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_what_is_no_state_or_of_another_tier_is_refused(
     state.unlink()
     expected = audited(store, state)
     caplog.clear()
-    state.write_bytes(state.read_bytes().replace(b"kts-audit-state 2", b"kts-audit-state 9"))
+    state.write_bytes(state.read_bytes().replace(VERSION.encode(), b"kts-audit-state 1"))
     with caplog.at_level(logging.WARNING):
         assert audited(store, state) == expected
     assert "another version" in caplog.text

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import kts_source
-from kts_source.auditing.kinds import LEVELS
-from kts_source.auditing.state import AuditState, _checked
+from kts_source.auditing.report import LEVELS
+from kts_source.auditing.state import AuditState, _with_checksum
 from kts_source.errors import InvalidOptionError
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.tiers import EncryptionKey
@@ -125,7 +125,7 @@ def rewritten(state: Path, change: dict[str, str]) -> None:
         for old, new in change.items():
             text = text.replace(old, new)
         if text.startswith("S"):
-            kept.append(_checked(text))
+            kept.append(_with_checksum(text))
     state.write_text("".join(kept))
 
 

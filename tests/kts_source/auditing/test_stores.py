@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import LEVELS
+from kts_source.auditing.report import LEVELS
 from kts_source.errors import AccessDeniedError, ObjectChangedError, ObjectNotFoundError
 from segment_format.testing import AivenTierWriter
 from tests.kts_source.auditing.damaged_tier import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.auditing.kinds import LEVELS
+from kts_source.auditing.report import LEVELS
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.batches import DEFAULT_TIMESTAMP_MS
 from segment_format.testing.segment import write_leader_epoch_checkpoint

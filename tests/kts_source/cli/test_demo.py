@@ -22,7 +22,7 @@ def test_without_the_sample_it_says_where_it_comes_from(
     assert main(["demo"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert "part of the checkout" in said.err
+    assert "in a checkout" in said.err
     assert "--path" in said.err
 
 

@@ -103,12 +103,12 @@ def test_no_earlier_certificate_stays(
 def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path) -> None:
     path = str(tier.root)
     for arguments, text in (
-        ((), "what to look for"),
+        ((), "no condition"),
         (("--key-hex", "0g"), "hex digits"),
         (("--key", "\udcff"), "--key-hex"),
         (("--key", "a", "--value-contains", "\udcff"), "not in UTF-8"),
         (("--header", "a=\udcff"), "not in UTF-8"),
-        (("--producer-id", "-1"), "ids of producers"),
+        (("--producer-id", "-1"), "a producer id is negative"),
         (("--key", "a", "--offsets", "--columns", "key"), "give one"),
         (("--keys-file", str(tmp_path / "none")), "cannot be read"),
         (("--key", "a", "--certificate", str(tmp_path / "no" / "c.json")), "cannot be written"),

@@ -72,7 +72,7 @@ def test_without_a_level_records_of_aborted_transactions_are_found() -> None:
     assert every.to_table().num_rows > committed.to_table().num_rows > 0
     assert every.certificate.isolation_level == "read_uncommitted"
     assert every.certificate.complete
-    text = "records of aborted transactions lie in the tier, and were left out"
+    text = "Records of aborted transactions are in the tier and were skipped."
     assert text in committed.certificate.assumptions
     assert text not in every.certificate.assumptions
 
@@ -189,9 +189,9 @@ def test_the_certificate_is_of_what_was_read_to_the_end() -> None:
     ("conditions", "options", "text"),
     [
         ({"keys": []}, {}, "no key"),
-        ({}, {}, "what to look for"),
-        ({"value_matches": "("}, {}, "no regular expression"),
-        ({"value_contains": "x"}, {"value.format": "utf8"}, "leave value.format out"),
+        ({}, {}, "no condition"),
+        ({"value_matches": "("}, {}, "not a valid regular expression"),
+        ({"value_contains": "x"}, {"value.format": "utf8"}, "leave out value.format"),
         ({"keys": [b"x"]}, {"kafka.bootstrap.servers": "localhost:1"}, "leave out kafka"),
         ({"keys": [b"x"]}, {"planFile": "plan.json"}, "leave out planFile"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 import kts_source
 from kts_source.errors import DataLossError, InvalidOptionError
-from kts_source.finding.search import certified
+from kts_source.finding.search import certify_partition
 from kts_source.planning.planner import plan_scan
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.local_store import LocalStore
@@ -83,7 +83,7 @@ def test_what_was_copied_after_the_listing_is_not_claimed(tmp_path: Path) -> Non
 def test_no_thread_searches_nothing(tmp_path: Path, threads: int) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     search = kts_source.find(options_of(tier, targetPartitionBytes="1"), keys=[None])
-    with pytest.raises(ValueError, match="threads cannot search"):
+    with pytest.raises(ValueError, match="is invalid: use 1"):
         search.to_table(threads=threads)
 
 
@@ -91,10 +91,10 @@ def test_a_plan_that_lacks_a_segment_proves_nothing(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     made = kts_source.scan(options_of(tier, targetPartitionBytes="1")).plan
     slices = [part for task in made.tasks for part in task.slices]
-    assert certified(made.partitions[0], (), (), slices).unread == ()
+    assert certify_partition(made.partitions[0], (), (), slices).unread == ()
     for number in range(len(slices)):
         some = [part for part in slices if part.start_offset != slices[number].start_offset]
-        (unread,) = certified(made.partitions[0], (), (), some).unread
+        (unread,) = certify_partition(made.partitions[0], (), (), some).unread
         assert unread.start == slices[number].start_offset
         assert unread.stop == slices[number].stop_offset
         assert "neither a segment nor a hole" in unread.reason
@@ -157,12 +157,12 @@ def test_records_that_cannot_be_decoded_are_not_passed_over(tmp_path: Path) -> N
     builder.roll()
     tier = write_tier(tmp_path, list(builder.build().segments))
     typed = {"value.format": "json", "value.schema": "a int", "columns": "offset,value"}
-    with pytest.raises(InvalidOptionError, match="leaves out no record"):
+    with pytest.raises(InvalidOptionError, match="hide records"):
         searched(tier, {"keys": [b"k"]}, **typed, **{"value.mode": "DROPMALFORMED"})
     proof = searched(tier, {"keys": [b"k"]}, **typed)
     assert not proof.complete
     lenient = {"value.mode": "PERMISSIVE"}
-    text = "a record whose fields cannot be decoded meets no condition on them"
+    text = "A record whose fields cannot be decoded meets no condition on them."
     proof = searched(tier, {"keys": [b"k"]}, **typed, **lenient)
     assert (proof.complete, proof.matches, text in proof.assumptions) == (True, 2, False)
     proof = searched(tier, {"keys": [b"k"]}, **typed, **lenient, where="value.a = 1")
@@ -171,7 +171,7 @@ def test_records_that_cannot_be_decoded_are_not_passed_over(tmp_path: Path) -> N
 
 def test_bounds_by_time_are_an_assumption(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
-    text = "manifests, time indexes"
+    text = "Timestamps in manifests, time indexes"
     proof = searched(tier, startingTimestamp="0")
     assert any(one.startswith(text) for one in proof.assumptions)
     assert not any(one.startswith(text) for one in searched(tier).assumptions)
@@ -182,7 +182,7 @@ def test_a_partition_that_is_not_there_is_not_searched(tmp_path: Path) -> None:
     options = {"path": str(tier.root), "assign": '{"t":[0,11]}'}
     search = kts_source.find(options, keys=[None])
     search.to_table()
-    assert search.certificate.faults == ("t-11 was asked for, and the tier has no segment of it",)
+    assert search.certificate.faults == ("t-11 was not searched: the tier has no segment of it",)
     assert not search.certificate.complete
 
 
@@ -196,13 +196,13 @@ class _Nameless(LocalStore):
 
 def test_a_store_without_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
-    text = "no object has changed since it was listed: the store tells no versions"
+    text = "No object has changed since it was listed: the store has no versions."
     assert text not in searched(tier).assumptions
     monkeypatch.setattr("kts_source.store.local_store.LocalStore", _Nameless)
     assert text in searched(tier).assumptions
     report = kts_source.index_keys(options_of(tier), str(tmp_path / "index"))
     assert report.segments == 0
-    assert {reason for _, reason in report.left_out} == {"the store tells no version of it"}
+    assert {reason for _, reason in report.left_out} == {"the store has no version of it"}
 
 
 class _Archive(LocalStore):
@@ -325,7 +325,7 @@ def test_an_index_is_not_in_the_mirror(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     mirror = tmp_path / "mirror"
     mirror.mkdir()
-    with pytest.raises(InvalidOptionError, match="one of the tier"):
+    with pytest.raises(InvalidOptionError, match="into the tier"):
         kts_source.index_keys(
             options_of(tier, fallbackPath=str(mirror)), str(tmp_path / "x" / ".." / "mirror" / "i")
         )

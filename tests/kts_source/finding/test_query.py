@@ -38,11 +38,11 @@ def test_regular_expressions_know_text_and_bytes(pattern: str, matching: list[in
     [
         ({"keys": "user-1"}, "give a list"),
         ({"keys": b"user-1"}, "give a list"),
-        ({"keys": ["user-1"]}, "a key is bytes"),
-        ({"keys": [bytearray(b"x")]}, "a key is bytes"),
-        ({"keys": pa.array([b"x", None])}, "a key is bytes"),
+        ({"keys": ["user-1"]}, "give bytes"),
+        ({"keys": [bytearray(b"x")]}, "give bytes"),
+        ({"keys": pa.array([b"x", None])}, "give bytes"),
         ({"headers": "trace"}, "give a list"),
-        ({"producer_ids": [-1]}, "ids of producers"),
+        ({"producer_ids": [-1]}, "a producer id is negative"),
     ],
 )
 def test_what_is_no_key_is_not_looked_for(conditions: Any, text: str) -> None:  # noqa: ANN401

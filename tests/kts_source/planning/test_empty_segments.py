@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import kts_source
-from kts_source.auditing.kinds import LEVELS
+from kts_source.auditing.report import LEVELS
 from kts_source.cli.app import main
 from kts_source.errors import CorruptSegmentError, DataLossError
 from segment_format.testing import (

@@ -228,7 +228,7 @@ def test_what_is_no_audit_is_refused(
     path.write_text(change(kts_source.audit(options).to_json()))
     flags = ["--subscribe", "crashed", "--keyPrefix", KEY_PREFIX, "--audit", str(path)]
     assert main(["report", str(TIER), *flags, "-o", str(tmp_path / "x.html")]) == 2
-    assert "is no report of kts audit" in capsys.readouterr().err
+    assert "written by kts audit --report" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import kts_source
 from kts_source.auditing.report import AuditReport, Finding
+from kts_source.reporting.facts import SegmentColumns
 from kts_source.reporting.page import MAX_IDS, packed, page
-from kts_source.reporting.segments import SegmentColumns
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import tier_options
 from tests.kts_source.reporting.pages import read_page

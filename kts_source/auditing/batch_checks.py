@@ -1,0 +1,486 @@
+"""The checks of levels `indexes` and `bytes`: indexes, batch headers and transactions of a segment.
+
+Each table of batches is checked as a whole. If it has a fault, its batches are checked one by one
+to report the first.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kts_source.auditing.listing_checks import is_archived
+from kts_source.auditing.metadata_checks import SideFileReader
+from kts_source.errors import TieredKafkaError
+from kts_source.layout.remote_segment import IndexType
+from kts_source.planning.lineage import MAX_OFFSET, epoch_ranges
+from kts_source.read.segment_source import SegmentSpan
+from segment_format.errors import SegmentFormatError
+from segment_format.index.sparse_indexes import OffsetIndex, TimeIndex
+from segment_format.kernels.batch_scanner import BatchScanner
+from segment_format.record.batch_header import HEADER_SIZE, MAGIC_2, RecordBatchHeader
+from segment_format.record.control_record import ControlRecordType
+from segment_format.record.framing import read_prefix
+from segment_format.record.recovery import max_timestamps_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from kts_source.auditing.listing_checks import PartitionObjects
+    from kts_source.layout.remote_segment import RemoteSegment
+    from kts_source.read.fetch import ReadAhead
+    from kts_source.read.segment_source import SegmentSource
+    from segment_format.index.producer_snapshot import ProducerStateEntry
+    from segment_format.index.transaction_index import AbortedTxn
+    from segment_format.kernels.batch_scanner import BatchTable
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """The checked columns of a row of a `BatchTable`."""
+
+    position: int
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    is_sound: bool
+    max_timestamp: int
+
+
+def rows_of(table: BatchTable) -> Iterator[BatchFacts]:
+    """Yields the batches of a table one by one."""
+    columns = (
+        *(table.positions, table.base_offsets, table.last_offsets),
+        *(table.leader_epochs, table.are_sound, table.max_timestamps),
+    )
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        yield BatchFacts(*row)
+
+
+def _span(segment: RemoteSegment, start: int, stop: int) -> SegmentSpan:
+    location = segment.topic, segment.partition, segment.start_offset
+    return SegmentSpan(*location, segment.objects, start, stop)
+
+
+def _read(source: SegmentSource, segment: RemoteSegment, start: int, stop: int) -> bytes:
+    windows = source.windows([_span(segment, start, stop)])
+    return b"".join(bytes(window) for _, window in windows)
+
+
+def segment_tables(
+    segment: RemoteSegment,
+    source: SegmentSource,
+    read_ahead: ReadAhead,
+    *,
+    max_batch_bytes: int,
+    start_offset: int = 0,
+) -> Iterator[BatchTable]:
+    """Yields every batch of a segment, in order.
+
+    Memory is limited to the read-ahead, one window of it and one batch.
+
+    Args:
+        segment: The segment.
+        source: Reads it.
+        read_ahead: Number of bytes to read concurrently.
+        max_batch_bytes: Maximum size of a batch.
+        start_offset: Records before it are not counted.
+
+    Raises:
+        SegmentFormatError: Invalid batch. All batches before it were yielded.
+        TieredKafkaError: See `SegmentSource.windows`; likewise.
+    """
+    size = segment.objects.size_in_bytes
+    scanner = BatchScanner(size, max_batch_bytes=max_batch_bytes, start_offset=start_offset)
+    try:
+        with closing(source.windows([_span(segment, 0, size)], read_ahead=read_ahead)) as windows:
+            for _, window in windows:
+                yield from scanner.feed(window)
+                del window  # its memory may be reused for the next
+        scanner.finish()
+    except (SegmentFormatError, TieredKafkaError):
+        yield scanner.rest()
+        raise
+    yield scanner.rest()
+
+
+_EMPTY: Final = np.empty(0, np.int64)
+
+
+class SegmentIndexes(SideFileReader):
+    """Compares the offset and time index of a segment with its batches.
+
+    Args:
+        part: The partition of the segment.
+        segment: The segment.
+        source: Reads the indexes.
+    """
+
+    def __init__(
+        self, part: PartitionObjects, segment: RemoteSegment, source: SegmentSource
+    ) -> None:
+        super().__init__(part, segment, source)
+        self.offsets = self._offset_index()
+        self.times = self._time_index()
+        # Numbers of the next entries that were not compared with a batch.
+        self._next_offset = 0
+        self._next_time = 0
+        self._last_offset = -1
+        self._has_time = False
+
+    def _offset_index(self) -> OffsetIndex | None:
+        name, kind, segment = "offset-index-invalid", IndexType.OFFSET, self.segment
+        parse = partial(OffsetIndex.from_bytes, base_offset=segment.start_offset)
+        index = self.parse(kind, name, parse)
+        if index is not None and len(index):
+            offset, position = int(index.offsets[-1]), int(index.positions[-1])
+            size = segment.objects.size_in_bytes
+            if offset > segment.end_offset or position >= size:
+                text = (
+                    f"the last entry is for offset {offset} at byte {position}, after the segment's"
+                    f" end at offset {segment.stop_offset} or byte {size}"
+                )
+                self.report(name, kind, text)
+                return None
+        return index
+
+    def _time_index(self) -> TimeIndex | None:
+        name, kind, segment = "time-index-invalid", IndexType.TIMESTAMP, self.segment
+        parse = partial(TimeIndex.from_bytes, base_offset=segment.start_offset)
+        index = self.parse(kind, name, parse)
+        if index is None or not len(index):
+            return index
+        offset, time_ms = int(index.offsets[-1]), int(index.timestamps[-1])
+        if offset > segment.end_offset:
+            text = f"the last entry is for offset {offset}, the segment ends at"
+            self.report(name, kind, f"{text} {segment.stop_offset}")
+            return None
+        largest = self._largest_timestamp()
+        if time_ms != largest:
+            text = f"the last entry is {time_ms} ms, the segment's largest timestamp {largest} ms"
+            self.report("time-index-disagrees", kind, text)
+            return None
+        return index
+
+    def _largest_timestamp(self) -> int:
+        """Returns the segment's largest timestamp, from its batch headers if nothing else has it.
+
+        Layouts without manifests read a limited number of headers, so they may not know it.
+        """
+        segment = self.segment
+        if segment.max_timestamp_ms >= 0 or segment.end_is_exact:
+            return segment.max_timestamp_ms
+        if is_archived(segment.objects.log):
+            return segment.max_timestamp_ms
+        size, read = segment.objects.size_in_bytes, partial(_read, self._source, segment)
+        return max(max_timestamps_from(read, size, 0, segment.start_offset), default=-1)
+
+    def check_last_entry(self, max_batch_bytes: int) -> None:
+        """Checks that the last entry of the offset index points at a batch. Reads one chunk."""
+        if self.offsets is None or not len(self.offsets):
+            return
+        segment = self.segment
+        offset, position = int(self.offsets.offsets[-1]), int(self.offsets.positions[-1])
+        stop = min(position + HEADER_SIZE, segment.objects.size_in_bytes)
+        data = _read(self._source, segment, position, stop)
+        try:
+            entry = read_prefix(data)
+            # A compressed message of format 0 or 1 has the offset of its last record.
+            base, max_base = entry.offset, segment.end_offset
+            if entry.magic == MAGIC_2:
+                base, max_base = RecordBatchHeader.from_bytes(data).base_offset, offset
+        except SegmentFormatError as error:
+            self._report_offset(f"entry for offset {offset} at byte {position}: {error.message}")
+            return
+        if not segment.start_offset <= base <= max_base or entry.size > max_batch_bytes:
+            text = f"there is a batch of {entry.size} bytes from offset {base}"
+            self._report_offset(f"entry for offset {offset} at byte {position}: {text}")
+
+    def fits(self, table: BatchTable) -> bool:
+        """Returns whether the entries for the next batches match them. Their offsets ascend."""
+        positions, offsets = self._due_offsets(table)
+        rows = np.searchsorted(table.positions, positions)
+        if not np.array_equal(table.positions[rows], positions):
+            return False
+        if (table.base_offsets[rows] > offsets).any():
+            return False
+        timestamps, offsets = self._due_times(table)
+        rows = np.searchsorted(table.last_offsets, offsets)
+        if not np.array_equal(table.max_timestamps[rows], timestamps):
+            return False
+        return not (table.base_offsets[rows] > offsets).any()
+
+    def _due_offsets(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns positions and offsets of the next entries up to the end of the table."""
+        if self.offsets is None or not len(table):
+            return _EMPTY, _EMPTY
+        positions = self.offsets.positions
+        stop = int(np.searchsorted(positions, table.positions[-1], side="right"))
+        due = slice(self._next_offset, max(stop, self._next_offset))
+        return positions[due], self.offsets.offsets[due]
+
+    def _due_times(self, table: BatchTable) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns timestamps and offsets of the next entries up to the end of the table."""
+        if self.times is None or not len(table):
+            return _EMPTY, _EMPTY
+        offsets = self.times.offsets
+        stop = int(np.searchsorted(offsets, table.last_offsets[-1], side="right"))
+        due = slice(self._next_time, max(stop, self._next_time))
+        return self.times.timestamps[due], offsets[due]
+
+    def skip(self, table: BatchTable) -> None:
+        """Continues after batches that fit."""
+        if not len(table):
+            return
+        self._next_offset += len(self._due_offsets(table)[0])
+        self._next_time += len(self._due_times(table)[0])
+        self._last_offset = int(table.last_offsets[-1])
+        self._has_time |= bool((table.max_timestamps >= 0).any())
+
+    def see(self, batch: BatchFacts) -> None:
+        """Compares the next batch with its entries."""
+        self._see_offset(batch)
+        self._see_time(batch)
+        self._last_offset = batch.last_offset
+        self._has_time |= batch.max_timestamp >= 0
+
+    def _see_offset(self, batch: BatchFacts) -> None:
+        index, number = self.offsets, self._next_offset
+        if index is None or number >= len(index) or batch.position < index.positions[number]:
+            return
+        offset, position = int(index.offsets[number]), int(index.positions[number])
+        if batch.position > position:
+            self._report_offset(f"entry for offset {offset}: no batch begins at byte {position}")
+        elif not self._last_offset < batch.base_offset <= offset:
+            self._report_offset(
+                f"entry for offset {offset} at byte {position}: there is a batch of offsets"
+                f" [{batch.base_offset}, {batch.last_offset}]"
+            )
+        else:
+            self._next_offset += 1
+
+    def _report_offset(self, text: str) -> None:
+        self.report("offset-index-disagrees", IndexType.OFFSET, text)
+        self.offsets = None  # one finding per file is enough
+
+    def _see_time(self, batch: BatchFacts) -> None:
+        index = self.times
+        while index is not None and self._next_time < len(index):
+            number = self._next_time
+            offset, time_ms = int(index.offsets[number]), int(index.timestamps[number])
+            if offset > batch.last_offset:
+                return
+            if offset < batch.base_offset or batch.max_timestamp != time_ms:
+                self._report_time(
+                    f"entry of {time_ms} ms at offset {offset}: the batch of offsets"
+                    f" [{batch.base_offset}, {batch.last_offset}] has a largest timestamp of"
+                    f" {batch.max_timestamp} ms"
+                )
+                self.times = None
+                return
+            self._next_time += 1
+
+    def _report_time(self, text: str) -> None:
+        self.report("time-index-disagrees", IndexType.TIMESTAMP, text)
+
+    def finish(self) -> None:
+        """Reports entries without a batch, and an empty time index of a segment with timestamps."""
+        if self.times is not None and not len(self.times) and self._has_time:
+            self._report_time("it has no entry")
+        if self.offsets is not None and self._next_offset < len(self.offsets):
+            position = int(self.offsets.positions[self._next_offset])
+            self._report_offset(f"no batch begins at byte {position}")
+        if self.times is not None and self._next_time < len(self.times):
+            self._report_time(f"no batch holds offset {int(self.times.offsets[self._next_time])}")
+
+
+class LogCheck:
+    """Checks the batches of a segment, and keeps the first fault of each kind.
+
+    Attributes:
+        faults: Kind to first offset, end offset and a text.
+        next_offset: End of the batches seen, exclusive.
+    """
+
+    def __init__(self, segment: RemoteSegment) -> None:
+        self.faults: dict[str, tuple[int, int, str]] = {}
+        self.next_offset = segment.start_offset
+        self._segment = segment
+        self._epochs = tuple(epoch_ranges(segment))
+        self._has_batch = False
+
+    def fits(self, table: BatchTable) -> bool:
+        """Returns whether the next batches have no fault."""
+        if not len(table):
+            return True
+        segment, bases, lasts = self._segment, table.base_offsets, table.last_offsets
+        min_base = self.next_offset if self._has_batch else segment.start_offset
+        if (
+            not table.are_sound.all()
+            or bases[0] < min_base
+            or (bases[1:] <= lasts[:-1]).any()
+            or (segment.end_is_exact and lasts[-1] > segment.end_offset)
+        ):
+            return False
+        epochs = table.leader_epochs
+        return not any(
+            ((epochs != epoch) & (epochs != -1) & (low <= bases) & (bases < high)).any()
+            for epoch, low, high in self._epochs
+        )
+
+    def skip(self, table: BatchTable) -> None:
+        """Continues after batches that fit."""
+        if len(table):
+            self._has_batch = True
+            self.next_offset = max(self.next_offset, int(table.last_offsets[-1]) + 1)
+
+    def see(self, batch: BatchFacts) -> None:
+        """Checks the next batch."""
+        segment, base, last = self._segment, batch.base_offset, batch.last_offset
+        if not batch.is_sound:
+            self._add("crc", batch, f"the batch at byte {batch.position} of the segment")
+        if base < segment.start_offset or (last > segment.end_offset and segment.end_is_exact):
+            whole = segment.start_offset, segment.stop_offset
+            text = f"a batch has offsets [{base}, {last}], the segment [{whole[0]}, {whole[1]})"
+            self.faults.setdefault("out-of-bounds", (*whole, text))
+            return  # do not compare the next batch with it
+        if self._has_batch and base < self.next_offset:
+            text = f"a batch begins at offset {base}, the batch before it ends at"
+            self._add("offset-order", batch, f"{text} {self.next_offset - 1}")
+        else:
+            owner = next((e for e, low, high in self._epochs if low <= base < high), None)
+            if owner is not None and batch.leader_epoch not in (-1, owner):
+                text = f"a batch has epoch {batch.leader_epoch}, but epoch {owner} owns its offset"
+                self._add("epoch", batch, text)
+        self._has_batch = True
+        self.next_offset = max(self.next_offset, last + 1)
+
+    def _add(self, name: str, batch: BatchFacts, text: str) -> None:
+        self.faults.setdefault(name, (batch.base_offset, batch.last_offset + 1, text))
+
+
+def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
+    """Checks the next batches of a segment: all at once, or one by one if there is a fault."""
+    if check.fits(table) and indexes.fits(table):
+        check.skip(table)
+        indexes.skip(table)
+        return
+    for batch in rows_of(table):
+        check.see(batch)
+        indexes.see(batch)
+
+
+class Transactions:
+    """Follows the transactions of a segment, and compares its index and snapshot with them.
+
+    Headers show a whole transaction only if they were read from its begin on. So transactions that
+    began below the first offset that was read are not judged. Compaction may remove batches, but
+    never the marker of a transaction with remaining data. So an index may list more than the
+    headers, and a transaction may begin earlier there if no other marker of the producer is in
+    between.
+
+    Args:
+        open_before: Producer id to first offset of transactions open at the begin of the segment.
+
+    Attributes:
+        open: Producer id to first offset of transactions open after the batches seen so far.
+        own: The same without those that were open before.
+    """
+
+    def __init__(self, open_before: Mapping[int, int]) -> None:
+        self.open = dict(open_before)
+        self.own: dict[int, int] = {}
+        self._seen_from = MAX_OFFSET
+        self._markers: dict[int, int] = {}
+        self._aborted: list[tuple[int, int | None, int]] = []
+        self._aborted_at: dict[int, int] = {}
+        self._last_data: dict[int, int] = {}
+
+    def see(self, table: BatchTable, wanted: NDArray[np.bool_]) -> None:
+        """Applies the wanted rows of the next batches."""
+        if not wanted.any():
+            return
+        self._seen_from = min(self._seen_from, int(table.base_offsets[wanted].min()))
+        first = 0
+        for row in sorted(table.markers):
+            if wanted[row]:
+                self._see_data(table, wanted, first, row)
+                self._see_marker(table, row)
+                first = row + 1
+        self._see_data(table, wanted, first, len(table))
+
+    def _see_data(
+        self, table: BatchTable, wanted: NDArray[np.bool_], first: int, stop: int
+    ) -> None:
+        """Applies rows [first, stop), in which no transaction ends."""
+        rows = first + np.flatnonzero(wanted[first:stop] & ~table.are_control[first:stop])
+        producers = table.producer_ids[rows]
+        # The last row of each producer.
+        unique, back = np.unique(producers[::-1], return_index=True)
+        lasts = table.last_offsets[rows][::-1][back]
+        for producer, last in zip(unique.tolist(), lasts.tolist(), strict=True):
+            if producer >= 0:
+                self._last_data[producer] = last
+        transactional = rows[table.are_transactional[rows]]
+        unique, first_rows = np.unique(table.producer_ids[transactional], return_index=True)
+        bases = table.base_offsets[transactional][first_rows]
+        for producer, base in zip(unique.tolist(), bases.tolist(), strict=True):
+            self.open.setdefault(producer, base)
+            self.own.setdefault(producer, base)
+
+    def _see_marker(self, table: BatchTable, row: int) -> None:
+        producer, base = int(table.producer_ids[row]), int(table.base_offsets[row])
+        first = self.open.pop(producer, None)
+        self.own.pop(producer, None)
+        if table.markers[row] is ControlRecordType.ABORT:
+            self._aborted_at[base] = producer
+            self._aborted.append((producer, first, base))
+        self._markers[producer] = base
+
+    def missing_in(self, index: Iterable[AbortedTxn]) -> str:
+        """Returns a text about an abort marker that the transaction index lacks, or ""."""
+        entries = {txn.last_offset: txn for txn in index}
+        for producer, first, marker in self._aborted:
+            if first is None:  # without data, as far as batches were read
+                continue
+            entry = entries.get(marker)
+            if entry is None or entry.producer_id != producer or entry.first_offset > first:
+                return (
+                    f"producer {producer} has data from offset {first}, aborted by a marker at"
+                    f" offset {marker}"
+                )
+        return ""
+
+    def unmarked_in(self, index: Iterable[AbortedTxn]) -> str:
+        """Returns a text about an entry of the transaction index without a marker, or ""."""
+        for txn in index:
+            is_seen = txn.last_offset >= self._seen_from
+            if is_seen and self._aborted_at.get(txn.last_offset) != txn.producer_id:
+                return f"offset {txn.last_offset} has no abort marker of producer {txn.producer_id}"
+        return ""
+
+    def difference(self, snapshot: Iterable[ProducerStateEntry]) -> str:
+        """Returns how the snapshot at the end of the segment differs, or ""."""
+        listed = {}
+        for entry in snapshot:
+            first, producer = entry.current_txn_first_offset, entry.producer_id
+            if first >= 0:
+                listed[producer] = first
+                if self._markers.get(producer, -1) > first:
+                    return f"the transaction of producer {producer} from offset {first} has ended"
+            seen = self._last_data.get(producer, -1)
+            if 0 <= entry.last_offset < seen:
+                return (
+                    f"producer {producer} ends at offset {entry.last_offset} in the snapshot, but"
+                    f" has a batch up to offset {seen}"
+                )
+        for producer, first in self.open.items():
+            if listed.get(producer, first + 1) > first:
+                return f"it lacks the transaction of producer {producer} from offset {first}"
+        return ""

@@ -1,0 +1,455 @@
+"""Compares a tier with its brokers: segments, log starts, branches and retention.
+
+Brokers write to `__remote_log_metadata` before they copy the first object of a segment, and before
+they delete the first. They are asked before the tier is listed and again afterwards: a segment that
+is live both times was in the listing, and a segment in the listing was known at one of the times.
+If there are findings, brokers are asked a last time, because they may have deleted segments while
+these were read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Self
+
+from kts_source.auditing.listing_checks import PartitionObjects, keys_of
+from kts_source.planning.cluster_view import ClusterView
+from kts_source.planning.metadata_topic import read_metadata_topic
+from segment_format.kafka_uuid import uuid_to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from kts_source.auditing.report import Finding, PartitionStatement
+    from kts_source.broker.cluster import TopicConfigs, TopicPartition
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.options import ScanOptions
+    from kts_source.planning.cluster_view import BrokerLog
+    from kts_source.planning.metadata_topic import NamedSegments
+    from segment_format.metadata.model import RemoteLogSegmentMetadata
+
+CONFIGS: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
+_ID_CHARS: Final = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """The retention of a topic.
+
+    A leader checks its remote segments from the log start on and deletes those that exceed
+    retention by time or size, up to the first that does not.
+    Source: `RemoteLogManager.RLMExpirationTask.cleanupExpiredRemoteLogSegments`.
+
+    Attributes:
+        time_ms: Maximum age of the newest record of a segment; `None` = no limit.
+        size: The oldest segments of a partition above this size are deleted; `None` = no limit.
+        refusal: Why the retention is unknown; empty if it is known.
+    """
+
+    time_ms: int | None = None
+    size: int | None = None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, configs: TopicConfigs) -> Self:
+        """Reads the retention from the configuration of a topic."""
+        if configs.refusal:
+            return cls(refusal=configs.refusal)
+        if "delete" not in configs.values.get("cleanup.policy", "delete").split(","):
+            return cls()
+        limits = (int(configs.values.get(name) or -1) for name in CONFIGS[1:])
+        return cls(*(None if limit < 0 else limit for limit in limits))
+
+    def overdue(
+        self, live: Sequence[RemoteLogSegmentMetadata], log_start: int, old_ms: int
+    ) -> list[RemoteLogSegmentMetadata]:
+        """Returns the segments that should have been deleted by some time.
+
+        Args:
+            live: Segments known to brokers, in any order.
+            log_start: Segments that end below it do not count.
+            old_ms: The time, in ms since 1970. Segments copied later do not count, because the
+                leader may not have checked since.
+        """
+        counted = [
+            one for one in live if one.end_offset >= log_start and one.event_timestamp_ms < old_ms
+        ]
+        size = sum(one.segment_size_in_bytes for one in counted)
+        overdue = []
+        for one in sorted(counted, key=lambda one: (one.start_offset, one.end_offset)):
+            size -= one.segment_size_in_bytes
+            is_old = self.time_ms is not None and one.max_timestamp_ms + self.time_ms < old_ms
+            if not is_old and (self.size is None or size < self.size):
+                break
+            overdue.append(one)
+        return overdue
+
+    def __str__(self) -> str:
+        time_ms, size = (-1 if limit is None else limit for limit in (self.time_ms, self.size))
+        return f"retention.ms={time_ms}, retention.bytes={size}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """The answers of the brokers at one time.
+
+    Attributes:
+        logs: Logs by topic and partition.
+        named: Segments in the metadata topic, likewise.
+        owned: Epoch to the offsets [start, stop) that it owns on the leader's branch, likewise, for
+            the epochs of named segments.
+        retention: Retention by topic.
+    """
+
+    logs: Mapping[TopicPartition, BrokerLog]
+    named: Mapping[TopicPartition, NamedSegments]
+    owned: Mapping[TopicPartition, Mapping[int, tuple[int, int]]]
+    retention: Mapping[str, Retention]
+
+    @classmethod
+    def take(
+        cls, settings: BrokerSettings, options: ScanOptions, counts: Mapping[str, int]
+    ) -> Self:
+        """Asks the brokers.
+
+        Args:
+            settings: Settings of connections to brokers.
+            options: Options of the audit.
+            counts: See `ClusterView`.
+
+        Raises:
+            TopicNotFoundError: The cluster lacks the topics, or the metadata topic.
+            InvalidOptionError: The cluster has another topic id than option `topicId`.
+            BrokerError: Brokers reject the requests, or do not answer.
+        """
+        with closing(ClusterView(settings, options, counts=counts)) as view:
+            topic_ids = {key: log.topic_id for key, log in view.logs.items()}
+            limit = options.max_batch_bytes
+            metadata = read_metadata_topic(settings, topic_ids, max_batch_bytes=limit)
+            owned = {}
+            for key, named in metadata.partitions.items():
+                epochs = {e.epoch for one in named.live for e in one.segment_leader_epochs}
+                owned[key] = view.owned(view.logs[key], epochs) if epochs else {}
+            retention = {name: Retention.of(one) for name, one in view.configs(CONFIGS).items()}
+            # Leaders forget epochs below their log start, so it must not be older than `owned`.
+            view.renew(view.logs)
+            logs = {
+                key: log for key, log in view.logs.items() if topic_ids.get(key) == log.topic_id
+            }
+            return cls(logs, {key: metadata.partitions[key] for key in logs}, owned, retention)
+
+    def log_of(self, part: PartitionObjects) -> BrokerLog | None:
+        """Returns the log of a partition; `None` if brokers lack it, or have another topic id."""
+        log = self.logs.get((part.topic, part.partition))
+        return log if log is not None and log.topic_id == part.topic_id else None
+
+
+_Snapshots = tuple[BrokerSnapshot, BrokerSnapshot, BrokerSnapshot]
+"""Before the listing, after it, and after everything was read."""
+
+
+def check_partition(
+    part: PartitionObjects,
+    statement: PartitionStatement,
+    findings: Sequence[Finding],
+    snapshots: _Snapshots,
+    *,
+    old_ms: int,
+) -> list[Finding]:
+    """Finds differences between a partition of the tier and the brokers.
+
+    Args:
+        part: The partition.
+        statement: Its statement.
+        findings: Its findings so far; they are not repeated.
+        snapshots: Snapshots of the brokers.
+        old_ms: Copies and deletes that began at this time or later, in ms since 1970, may still be
+            running.
+    """
+    before, after, last = snapshots
+    key = part.topic, part.partition
+    first, second = before.logs.get(key), after.logs.get(key)
+    if first is None and second is None:
+        text = "the cluster does not have the partition, or does not show it"
+        return [part.finding("other-topic-id", None, None, sorted(part.sizes), text)]
+    if first is None or second is None or first.topic_id != second.topic_id:
+        return []  # created or deleted in the meantime
+    if second.topic_id != part.topic_id:
+        text = f"the cluster has topic id {second.topic_id}"
+        return [part.finding("other-topic-id", None, None, sorted(part.sizes), text)]
+    found = [
+        *_check_segments(part, before.named[key], after.named[key], old_ms),
+        *_check_branches(part, before, after),
+        *_check_retention(part, before, after, old_ms),
+    ]
+    if statement.start is not None and statement.stop is not None:
+        newest = last.log_of(part) or second  # deleted, and perhaps created again
+        served = statement.start, statement.stop
+        found += _check_bounds(part, served, first, newest, _missing_segments(found))
+    reported = {(one.name, one.start) for one in findings}
+    lost = {one.start for one in findings if one.kind.loses_data}
+    return [
+        one
+        for one in found
+        if (one.name, one.start) not in reported
+        and not (one.name == "named-not-there" and one.start in lost)
+    ]
+
+
+def without_deleted(
+    part: PartitionObjects,
+    statement: PartitionStatement,
+    findings: Sequence[Finding],
+    snapshots: Sequence[BrokerSnapshot],
+    old_ms: int,
+) -> tuple[PartitionStatement, list[Finding]]:
+    """Drops findings about segments below the log start that brokers deleted during the audit, or
+    are deleting, because a running delete looks like a fault.
+
+    Args:
+        part: The partition.
+        statement: Its statement.
+        findings: Its findings.
+        snapshots: Snapshots of the brokers, in order.
+        old_ms: Deletes that began before, in ms since 1970, have failed.
+    """
+    key, last = (part.topic, part.partition), snapshots[-1]
+    log = last.log_of(part)
+    if log is None:
+        return statement, [*findings]
+    current = last.named[key]
+    remaining = {_id(one) for one in (*current.live, *current.copying)}
+    remaining |= {_id(one) for one in current.deleting if one.event_timestamp_ms < old_ms}
+    deleted = {
+        _id(one): one.end_offset + 1
+        for snapshot in snapshots
+        if key in snapshot.named
+        for one in _all_segments(snapshot.named[key])
+        if one.end_offset < log.log_start and _id(one) not in remaining
+    }
+
+    def deleted_stop(finding: Finding) -> int | None:
+        """Returns the end of the deleted offsets that a finding is about."""
+        is_gap = finding.name in ("hole", "unsure-gap")
+        if is_gap and finding.stop is not None and finding.stop <= log.log_start:
+            return finding.stop
+        # Names are `<base offset>-<segment id>.<suffix>`.
+        stops = [deleted.get(name.rpartition(".")[0][-_ID_CHARS:]) for name in finding.objects]
+        known = [stop for stop in stops if stop is not None]
+        return max(known) if known and len(known) == len(stops) else None
+
+    stops = [(finding, deleted_stop(finding)) for finding in findings]
+    low = max((stop for _, stop in stops if stop is not None), default=0)
+    start, stop = statement.start, statement.stop
+    # With a digest, everything was read, so the statement stays.
+    if start is not None and stop is not None and start < low and statement.digest is None:
+        statement = replace(statement, start=min(low, stop))
+    return statement, [finding for finding, stop in stops if stop is None]
+
+
+def check_leader_start(
+    part: PartitionObjects, findings: Sequence[Finding], last: BrokerSnapshot
+) -> list[Finding]:
+    """Compares the log start of the newest checkpoint with the leader's, and returns all findings.
+
+    If it is not above the leader's, it is confirmed. If it is, the tier does not serve offsets that
+    consumers read, and nothing may be deleted because of it.
+
+    Args:
+        part: The partition.
+        findings: Its findings.
+        last: The snapshot after everything was read.
+    """
+    log = last.log_of(part)
+    if log is None:
+        return [*findings]
+    kept, wrong = [], []
+    for one in findings:
+        is_start = one.name in ("below-log-start", "log-start-unconfirmed")
+        if is_start and one.stop is not None and one.stop > log.log_start:
+            wrong.append(one)
+        elif one.name != "log-start-unconfirmed" or one.stop is None:
+            kept.append(one)
+    if not wrong:
+        return kept
+    low = min(one.start for one in wrong if one.start is not None)
+    high = max(one.stop for one in wrong if one.stop is not None)
+    keys = dict.fromkeys(key for one in wrong for key in one.objects)
+    text = (
+        f"the leader's log starts at offset {log.log_start}, and the newest leader-epoch checkpoint"
+        f" drops offsets [{max(low, log.log_start)}, {high})"
+    )
+    return [*kept, part.finding("lineage-disagrees", low, high, [*keys], text)]
+
+
+def check_unlisted(
+    parts: Sequence[PartitionObjects], before: BrokerSnapshot, after: BrokerSnapshot
+) -> list[Finding]:
+    """Finds missing segments and offsets of partitions without objects in the tier."""
+    listed = {(part.topic, part.partition) for part in parts}
+    found: list[Finding] = []
+    for key, named in after.named.items():
+        last = after.logs[key]
+        if key not in before.named or key in listed or before.logs[key].topic_id != last.topic_id:
+            continue
+        part = PartitionObjects(key[0], last.topic_id, key[1], (), ())
+        segments = [*_check_segments(part, before.named[key], named, 0)]
+        missing = _missing_segments(segments)
+        nothing = last.log_start, last.log_start
+        found += [*segments, *_check_bounds(part, nothing, before.logs[key], last, missing)]
+    return found
+
+
+def _check_segments(
+    part: PartitionObjects, before: NamedSegments, after: NamedSegments, old_ms: int
+) -> Iterator[Finding]:
+    """Finds segments that only one side has, and unfinished copies and deletes."""
+    whole = {entry.segment_id: entry for entry in part.entries}
+    rest: dict[int | None, list[str]] = defaultdict(list)
+    for orphan in part.orphans:
+        rest[orphan.base_offset] += orphan.keys
+    live_before = {_id(one) for one in before.live}
+    for one in after.live:
+        if _id(one) in live_before and _id(one) not in whole:
+            text = f"the metadata topic lists segment {_id(one)}"
+            bounds = one.start_offset, one.end_offset + 1
+            yield part.finding("named-not-there", *bounds, rest[one.start_offset], text)
+    for name, unfinished, action in (
+        ("copy-not-finished", after.copying, "copy"),
+        ("delete-not-finished", after.deleting, "delete"),
+    ):
+        for one in unfinished:
+            entry = whole.get(_id(one))
+            if entry is not None and one.event_timestamp_ms < old_ms:
+                text = f"the {action} began at {one.event_timestamp_ms} ms since 1970"
+                bounds = one.start_offset, one.end_offset + 1
+                yield part.finding(name, *bounds, keys_of(entry), text)
+    missing = [*before.read.missing, *after.read.missing]
+    if missing:
+        yield part.finding("metadata-incomplete", None, None, [], missing[-1])
+        return
+    known = {_id(one) for named in (before, after) for one in _all_segments(named)}
+    for entry in part.entries:
+        if entry.segment_id not in known:
+            text = f"the metadata topic does not list segment {entry.segment_id}"
+            bounds = entry.base_offset, None
+            yield part.finding("unknown-to-brokers", *bounds, keys_of(entry), text)
+
+
+def _missing_segments(findings: Sequence[Finding]) -> list[tuple[int, int]]:
+    """Returns the offsets [start, stop) of segments that brokers list and the tier lacks."""
+    return sorted(
+        (one.start, one.stop)
+        for one in findings
+        if one.name == "named-not-there" and one.start is not None and one.stop is not None
+    )
+
+
+def _check_bounds(
+    part: PartitionObjects,
+    served: tuple[int, int],
+    before: BrokerLog,
+    last: BrokerLog,
+    missing: Sequence[tuple[int, int]],
+) -> Iterator[Finding]:
+    """Finds offsets that neither the tier nor the leader's disk holds.
+
+    Everything below the start of the leader's disk before the listing was copied, and everything
+    above the last log start is needed.
+
+    Args:
+        part: The partition.
+        served: The offsets [start, stop) that the tier serves.
+        before: The leader's log before the listing.
+        last: The leader's log after everything was read.
+        missing: Offsets [start, stop) of missing segments, which have findings of their own.
+    """
+    if before.local_start is None or last.log_start >= before.local_start:
+        return
+    low, high = last.log_start, before.local_start
+    text = f"the leader's log starts at offset {low}, its disk at offset {high}"
+    for start, stop in ((low, min(served[0], high)), (max(low, served[1]), high)):
+        for missing_start, missing_stop in (*missing, (stop, stop)):
+            if start < min(missing_start, stop):
+                yield part.finding("hole", start, min(missing_start, stop), [], text)
+            start = max(start, missing_stop)
+
+
+def _check_branches(
+    part: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot
+) -> Iterator[Finding]:
+    """Finds listed segments below the log start, and of branches that the leader does not have."""
+    key = part.topic, part.partition
+    log_start = before.logs[key].log_start
+    whole = {entry.segment_id: entry for entry in part.entries}
+    for one in after.named[key].live:
+        entry = whole.get(_id(one))
+        if entry is None:
+            continue
+        stop = one.end_offset + 1
+        if stop <= log_start:
+            text = f"the leader's log starts at offset {log_start}"
+            yield part.finding("below-log-start", one.start_offset, stop, keys_of(entry), text)
+            continue
+        dead = _dead_range(one, after, key)
+        if dead is not None:
+            low, end, epoch = dead
+            text = f"the leader does not have offsets [{low}, {end}) of epoch {epoch}"
+            yield part.finding("dead-branch", low, stop, keys_of(entry), text)
+
+
+def _dead_range(
+    one: RemoteLogSegmentMetadata, snapshot: BrokerSnapshot, key: TopicPartition
+) -> tuple[int, int, int] | None:
+    """Returns the first offsets [start, stop) of a segment that are not on the leader's branch, and
+    their epoch.
+    """
+    starts = [epoch.start_offset for epoch in one.segment_leader_epochs[1:]]
+    for epoch, end in zip(one.segment_leader_epochs, [*starts, one.end_offset + 1], strict=True):
+        # The leader does not remember epochs below its log start.
+        low = max(epoch.start_offset, one.start_offset, snapshot.logs[key].log_start)
+        own = snapshot.owned[key].get(epoch.epoch, (end, end))
+        if low < end and not (own[0] <= low and end <= own[1]):
+            return (max(low, own[1]) if own[0] <= low else low), end, epoch.epoch
+    return None
+
+
+def _check_retention(
+    part: PartitionObjects, before: BrokerSnapshot, after: BrokerSnapshot, old_ms: int
+) -> Iterator[Finding]:
+    """Finds segments that retention should have deleted, and topics without known retention."""
+    key = part.topic, part.partition
+    retention = after.retention[part.topic]
+    if retention.refusal:
+        if key == min(one for one in after.logs if one[0] == part.topic):  # once per topic
+            text = f"brokers do not return its configuration: {retention.refusal}"
+            yield part.finding("retention-unknown", None, None, [], text)
+        return
+    live_before = {_id(one) for one in before.named[key].live}
+    # The leader skips segments of other branches.
+    live = [
+        one
+        for one in after.named[key].live
+        if _id(one) in live_before and _dead_range(one, after, key) is None
+    ]
+    overdue = retention.overdue(live, after.logs[key].log_start, old_ms)
+    if overdue:
+        whole = {entry.segment_id: keys_of(entry) for entry in part.entries}
+        keys = [key for one in overdue for key in whole.get(_id(one), ())]
+        start, stop = overdue[0].start_offset, max(one.end_offset for one in overdue) + 1
+        newest = overdue[0].max_timestamp_ms
+        text = (
+            f"{len(overdue)} segments; the newest record of the first is of {newest} ms since 1970;"
+            f" {retention}"
+        )
+        yield part.finding("retention-overdue", start, stop, keys, text)
+
+
+def _all_segments(named: NamedSegments) -> Iterator[RemoteLogSegmentMetadata]:
+    yield from (*named.live, *named.copying, *named.deleting)
+
+
+def _id(one: RemoteLogSegmentMetadata) -> str:
+    return uuid_to_text(one.segment_id.id)

@@ -1,0 +1,224 @@
+"""The listed objects of a partition, and the checks that need only the listing."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from kts_source.auditing.report import Finding
+from kts_source.planning.estimate import ARCHIVE_CLASSES, DEFAULT_CLASS, monthly_cost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence, Set
+
+    from kts_source.layout.layout import Orphan, SegmentEntry
+    from kts_source.layout.remote_segment import ObjectRef, RemoteSegment
+    from kts_source.planning.lineage import Hole
+    from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.store.object_store import ObjectInfo
+
+
+@dataclass(frozen=True)
+class PartitionObjects:
+    """The listed objects of a partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    entries: tuple[SegmentEntry, ...]
+    orphans: tuple[Orphan, ...]
+
+    @classmethod
+    def of(cls, part: ListedPartition) -> PartitionObjects:
+        """Returns a copy without what belongs to a plan."""
+        return cls(part.topic, part.topic_id, part.partition, part.entries, part.orphans)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Topic, topic id and partition."""
+        return self.topic, self.topic_id, self.partition
+
+    @property
+    def state_key(self) -> str:
+        """Name of the partition in the state; the same topic id may be copied to another topic."""
+        return f"{self.topic}-{self.topic_id}/{self.partition}"
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of all listed objects of whole segments."""
+        return sum(info.size for entry in self.entries for _, info in entry.objects)
+
+    @cached_property
+    def _infos(self) -> list[ObjectInfo]:
+        damaged = [one.described for one in self.orphans if one.described is not None]
+        return [info for entry in (*self.entries, *damaged) for _, info in entry.objects]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Listed size of every object, by key."""
+        sizes = {info.key: info.size for info in self._infos}
+        for orphan in self.orphans:
+            sizes.update(zip(orphan.keys, orphan.sizes or (0,) * len(orphan.keys), strict=True))
+        return sizes
+
+    @cached_property
+    def _classes(self) -> Mapping[str, str]:
+        return {info.key: info.storage_class for info in self._infos if info.storage_class}
+
+    def finding(
+        self,
+        name: str,
+        start: int | None,
+        stop: int | None,
+        objects: Sequence[str],
+        detail: str,
+    ) -> Finding:
+        """Returns a finding about offsets [start, stop) and these objects."""
+        by_class: Counter[str] = Counter()
+        for key in objects:
+            by_class[self._classes.get(key, DEFAULT_CLASS)] += self.sizes.get(key, 0)
+        stored, dollars = by_class.total(), monthly_cost(by_class)
+        return Finding(name, *self.key, start, stop, tuple(objects), stored, detail, dollars)
+
+    def segment_finding(
+        self, name: str, segment: RemoteSegment, keys: Sequence[str], detail: str
+    ) -> Finding:
+        """Returns a finding about all offsets of a segment."""
+        return self.finding(name, segment.start_offset, segment.stop_offset, keys, detail)
+
+
+def keys_of(entry: SegmentEntry) -> tuple[str, ...]:
+    """Returns the keys of a segment's objects."""
+    return tuple(info.key for _, info in entry.objects)
+
+
+def is_archived(info: ObjectInfo | ObjectRef) -> bool:
+    """Returns whether an object must be restored before it can be read."""
+    return info.storage_class in ARCHIVE_CLASSES
+
+
+def check_topic_id(part: PartitionObjects, chosen: str) -> list[Finding]:
+    """Reports the objects of a topic id that is not read."""
+    if not part.sizes:
+        return []
+    text = f"{len(part.sizes)} objects have topic id {part.topic_id}; readers use {chosen}"
+    first = min((entry.base_offset for entry in part.entries), default=None)
+    return [part.finding("other-topic-id", first, None, sorted(part.sizes), text)]
+
+
+def check_objects(part: PartitionObjects, empty_logs: Set[str]) -> Iterator[Finding]:
+    """Finds empty and archived objects; each archive class makes one finding.
+
+    Args:
+        part: The partition.
+        empty_logs: Keys of logs that are empty because compaction removed all their records.
+    """
+    archived: dict[str, list[SegmentEntry]] = defaultdict(list)
+    for entry in part.entries:
+        for suffix, info in entry.objects:
+            # Indexes of small segments are empty.
+            may_be_empty = suffix in ("index", "timeindex", "txnindex") or info.key in empty_logs
+            if info.size == 0 and not may_be_empty:
+                text = f"{info.key} has 0 bytes"
+                yield part.finding("empty-object", entry.base_offset, None, [info.key], text)
+        classes = {info.storage_class for _, info in entry.objects if info.storage_class}
+        for name in sorted(classes & ARCHIVE_CLASSES):
+            archived[name].append(entry)
+    for name, entries in archived.items():
+        infos = [info for entry in entries for _, info in entry.objects]
+        keys = [info.key for info in infos if info.storage_class == name]
+        text = f"{len(keys)} objects are in storage class {name}"
+        yield part.finding("archived", entries[0].base_offset, None, keys, text)
+
+
+def check_duplicates(part: PartitionObjects) -> Iterator[Finding]:
+    """Finds segments with the same base offset."""
+    by_base: dict[int, list[SegmentEntry]] = defaultdict(list)
+    for entry in part.entries:
+        by_base[entry.base_offset].append(entry)
+    for base, entries in sorted(by_base.items()):
+        if len(entries) > 1:
+            keys = [key for entry in entries for key in keys_of(entry)]
+            text = f"{len(entries)} segments begin at offset {base}"
+            yield part.finding("duplicate-upload", base, None, keys, text)
+
+
+class LogGaps(NamedTuple):
+    """Facts from manifests and side files about segments that lack objects.
+
+    Attributes:
+        holes: Offsets that no segment holds, including those that may never have had a record.
+        stops: End offset of each segment that lacks objects, by the key of what describes it.
+        in_doubt: Keys of the segments that may belong to the log: nothing shows that they do not.
+    """
+
+    holes: Sequence[Hole]
+    stops: Mapping[str, int | None]
+    in_doubt: Set[str]
+
+
+def check_orphans(
+    part: PartitionObjects,
+    gaps: LogGaps | None,
+    *,
+    now_ms: int,
+    grace_ms: int,
+    has_manifests: bool,
+) -> Iterator[Finding]:
+    """Finds objects that do not make a whole segment.
+
+    Args:
+        part: The partition.
+        gaps: `None` at level `listing`. Then a segment above the first whole one that was whole
+            once counts as missing.
+        now_ms: The time in ms since 1970.
+        grace_ms: A copy may still be running if its objects are younger.
+        has_manifests: True if the layout describes segments in an object of their own. If not, a
+            segment between whole ones counts as missing at level `listing`.
+    """
+    whole = {entry.base_offset for entry in part.entries}
+    first, last = min(whole, default=None), max(whole, default=None)
+    lost_all = not whole and len({one.base_offset for one in part.orphans} - {None}) > 1
+
+    def looks_lost(base: int, is_described: bool) -> bool:
+        """Returns whether names alone suggest that readers need this segment."""
+        if is_described:
+            return first is None or base > first
+        if has_manifests or base in whole or first is None or last is None:
+            return False
+        return first < base < last
+
+    for orphan in part.orphans:
+        base, entry = orphan.base_offset, orphan.described
+        if base is None:
+            yield part.finding("stray-object", None, None, orphan.keys, orphan.reason)
+            continue
+        if lost_all and entry is None:
+            missing: list[tuple[int, int | None]] = [(base, None)]
+        elif gaps is None:
+            missing = [(base, None)] if looks_lost(base, entry is not None) else []
+        else:
+            stop = None if entry is None else gaps.stops[entry.described_by]
+            missing = _in_holes(base, stop, gaps.holes)
+            if entry is not None and not missing and entry.described_by in gaps.in_doubt:
+                missing = [(base, stop)]
+        if missing:
+            name = "object-missing"
+        elif entry is not None:
+            name = "half-delete"
+        elif orphan.written_ms is not None and now_ms - orphan.written_ms < grace_ms:
+            name = "copy-under-way"
+        else:
+            name = "half-copy"
+        for start, end in missing or [(base, None)]:
+            yield part.finding(name, start, end, orphan.keys, orphan.reason)
+
+
+def _in_holes(base: int, stop: int | None, holes: Sequence[Hole]) -> list[tuple[int, int | None]]:
+    """Returns the offsets of a segment that are in holes."""
+    if stop is None:
+        return [(base, None)] if any(one.start <= base < one.stop for one in holes) else []
+    ranges = ((max(one.start, base), min(one.stop, stop)) for one in holes)
+    return [(start, end) for start, end in ranges if start < end]
