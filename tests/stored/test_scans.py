@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.stored.samples import ScanSample
 
-V1_DIGEST = "21d60023673a5416f5238452406a6697016b1dc5a0b71e6fadd8cc28eb9ef8a4"
+V1_DIGEST = "c641b5dcbb4c64cd5040f19c8c79f0a6a67b2a74b00a88d33d9315b3bb552c3d"
 PLAN_NAMES = [sample.name for sample in PLANS]
 CACHE_NAMES = [sample.name for sample in CACHES]
 

@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import TieredKafkaError
-from tests.stored.samples import TABLE_FORMATS, TABLE_SAMPLES, TABLES, V1
+from tests.stored.samples import TABLE_FORMATS, TABLE_SAMPLES, TABLES, V3
 from tests.stored.topics import NOT_JSON, expected_rows, write_tier
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(V1 / "tables" / name, tmp_path / name)
+    shutil.copytree(V3 / "tables" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
 
 
@@ -156,10 +156,10 @@ def test_dead_letters_go_on(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
-    sample = SAMPLES["json"]
+    sample = SAMPLES["rejecting"]
 
     def letters() -> list[Place]:
-        return sorted(held(ds.dataset("json/dead_letters", format="parquet").to_table()))
+        return sorted(held(ds.dataset("rejecting/dead_letters", format="parquet").to_table()))
 
     def rejected(*, first: bool) -> list[Place]:
         rows = expected_rows(sample.topics, first=first)

@@ -17,6 +17,7 @@ import kts_source
 from kts_source import backfill
 from kts_source.errors import RegistryUnavailableError, TieredKafkaError
 from tests.golden_data import expected_table
+from tests.stored.samples import V3
 from tests.stored.stable_store import path_of, register_stable_store, scanned
 from tests.stored.test_tables import held, stored
 from tests.stored.typed_samples import (
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from tests.stored.typed_samples import TypedSample
 
-V2_DIGEST = "98d7a2fe8efad6e3600867b791c8446f369555705ee8c6d217bd57d9d725a0c4"
+V2_DIGEST = "300bc11684dc4314eb086c779d7c2d3ca040b032dbc794c9e49faf89b945d2fc"
 SAMPLES = {sample.name: sample for sample in TYPED_TABLES}
 
 
@@ -52,7 +53,7 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(V2 / "tables" / name, tmp_path / name)
+    shutil.copytree(V3 / "tables" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
 
 

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.ranges import PartitionKey
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from tests.kts_source.export.exporting import Lake
     from tests.kts_source.planning.history import World
     from tests.kts_source.planning.replica import Entry

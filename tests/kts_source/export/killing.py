@@ -95,4 +95,6 @@ class MortalTarget:
 def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
     """A folder of Parquet files whose commit protocol dies at a step."""
     mortal: Any = MortalTarget(target, steps)
-    return ParquetFolder(settings, mortal)
+    folder = ParquetFolder(settings)
+    folder._target = mortal
+    return folder

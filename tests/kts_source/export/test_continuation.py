@@ -71,7 +71,7 @@ def test_a_plan_file_needs_no_object_that_the_table_holds(
 def test_a_plan_file_leaves_no_gap(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
     late = tier.options(planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=at(20)))
     folder_lake.export(tier.options(endingOffsets=at(10)))
-    with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not asked for"):
+    with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not requested"):
         folder_lake.export(late)
     assert held(folder_lake) == list(range(10))
 
@@ -81,7 +81,7 @@ def test_a_plan_file_below_the_table_is_refused(
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     folder_lake.export(tier.options(startingOffsets=at(20)))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were requested"):
         folder_lake.export(planned)
 
 
@@ -90,7 +90,7 @@ def test_a_plan_file_without_resume_may_not_overlap(
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     folder_lake.export(tier.options(endingOffsets=at(10)))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were requested"):
         folder_lake.export(planned, resume=False)
 
 
@@ -103,7 +103,7 @@ def test_offsets_below_the_table_are_never_ignored(
 ) -> None:
     lake.export(tier.options(startingOffsets=at(20)))
     tier.grow(1)
-    with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were asked for.* from 20 to 30"):
+    with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were requested.* from 20 to 30"):
         lake.export(tier.options(**start))
     assert held(lake) == list(range(20, 30))
     report = lake.export(tier.options(**start, failOnDataLoss="false"))

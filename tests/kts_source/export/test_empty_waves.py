@@ -12,7 +12,7 @@ import pytest
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.export.row_schema import schema_without_rows
-from kts_source.export.transforms.row_transform import JsonColumns, Rejected, Transformed
+from kts_source.export.transforms import Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
@@ -94,9 +94,19 @@ def test_a_function_that_drops_all_rows_of_a_wave(
     assert lake.export(tier.options(), transform=only_x).commits == 0
 
 
-def test_a_ready_transform_that_rejects_all_rows(lake: Lake, tmp_path: Path) -> None:
+class RejectAll:
+    """Rejects every row, and reports its columns nevertheless."""
+
+    fingerprint = "reject all"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        rejected = tuple(Rejected(row, "no") for row in range(batch.num_rows))
+        return Transformed(batch.slice(0, 0), rejected)
+
+
+def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
     tier = grown(tmp_path, (b"k", b"k"))
-    transform = JsonColumns(pa.schema([("a", pa.int64())]))
+    transform = RejectAll()
     letters = str(tmp_path / "letters")
     for _ in range(2):
         lake.export(tier.options(), transform=transform, dead_letters=letters)

@@ -120,13 +120,13 @@ def test_gap_is_refused_and_named(lake: Lake) -> None:
         number: part["tier_start_offset"] for number, part in partition_summaries("txn").items()
     }
     lake.export(source(endingOffsets=offsets_option("txn", dict.fromkeys(starts, 500))))
-    with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not asked for"):
+    with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not requested"):
         lake.export(source(startingOffsets=offsets_option("txn", dict.fromkeys(starts, 900))))
 
 
 def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were requested"):
         lake.export(source(), resume=False)
     lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})), resume=False)
     assert_holds(lake.read(), ["txn"])
@@ -134,7 +134,7 @@ def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
 
 def test_offsets_below_the_table_are_refused(lake: Lake) -> None:
     lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were requested"):
         lake.export(source(startingOffsets=offsets_option("txn", {0: 20, 1: 20})))
 
 

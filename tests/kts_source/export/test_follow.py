@@ -24,7 +24,7 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.export.follow import RoundMetrics, follow
-from kts_source.export.report import Skipped, WrittenRange, empty_report, together
+from kts_source.export.report import Skipped, WrittenRange, add_reports, empty_report
 from kts_source.export.run import clean
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
@@ -34,9 +34,8 @@ from tests.kts_source.export.small_tier import SmallTier, at, held
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.report import BackfillReport
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -248,9 +247,9 @@ def test_a_gap_that_is_written_later_is_told_no_more() -> None:
         nothing, rows=20, skipped=(lost, tail), ranges=(WrittenRange("t", "id", 0, 0, 20),)
     )
     longer = replace(nothing, skipped=(replace(tail, stop=40),))
-    assert together(first, longer).skipped == (replace(tail, stop=40), lost)
+    assert add_reports(first, longer).skipped == (replace(tail, stop=40), lost)
     then = replace(nothing, rows=20, ranges=(WrittenRange("t", "id", 0, 20, 40),))
-    both = together(together(first, longer), then)
+    both = add_reports(add_reports(first, longer), then)
     assert (both.skipped, both.rows) == ((lost,), 40)
     assert both.ranges == (WrittenRange("t", "id", 0, 0, 40),)
 

@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pytest
 import requests
 
-from kts_source.export.outages import is_outage
+from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.small_tier import SmallTier, held
 from tests.kts_source.export.test_follow import Driven, Failing

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 
 import kts_source
 from kts_source.errors import FingerprintError, InvalidOptionError, InvalidValueError
-from kts_source.export.transforms import JsonColumns
+from kts_source.export.transforms import Transformed
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import as_avro, avro, long, row, text, write
 
@@ -313,6 +313,15 @@ def test_durations_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
     assert lake.read()["value"].to_pylist() == [{"n": 5}, None]
 
 
+class Unchanged:
+    """A row transform."""
+
+    fingerprint = "unchanged"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        return Transformed(batch, ())
+
+
 def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     empty = {"value.format": "json", "value.schema": "a bigint, s struct<>"}
     keys_alone = {"value.format": "raw", "key.format": "utf8"}
@@ -321,7 +330,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield keys_alone, {"compact": True, "table_format": "iceberg"}, "compact=True merges keys"
     yield {"value.schema": one_field(nothing)}, {}, r"value\.a\.element.* is always null"
     yield {"value.schema": one_field("null"), "value.columns": "a"}, {}, "value.a is always null"
-    yield {}, {"transform": JsonColumns(pa.schema([("a", pa.int64())]))}, "JsonColumns"
+    yield {}, {"transform": Unchanged()}, "Unchanged is a RowTransform"
     yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import DataLossError
-from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey, RangeAdvance
 from kts_source.export.report import Skipped, written_ranges
+from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.read.task_metrics import LostRange, TaskMetrics
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 @pytest.fixture(params=FORMATS)

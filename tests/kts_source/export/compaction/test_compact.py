@@ -23,8 +23,8 @@ from kts_source.errors import (
 from kts_source.export import compaction as buckets
 from kts_source.export import compaction as compact
 from kts_source.export.compaction import SpreadTask
-from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey
+from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table, topic_summary
 from tests.kts_source.export import exporting
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask
 
 TOPIC = "compacted"
 

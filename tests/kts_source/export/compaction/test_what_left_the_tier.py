@@ -208,7 +208,7 @@ def test_a_segment_that_is_gone_below_a_table_that_is_built_anew(
     between = Between(lambda: tier.lose_segment("oa", 2), before=in_flight)
     if not in_flight:
         tier.lose_segment("oa", 2)
-    with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would be lost"):
+    with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would lose rows"):
         lake.export(options, compact=True, executor=between)
     assert held(lake) == rows((IDS[0], "abcdef"))
 

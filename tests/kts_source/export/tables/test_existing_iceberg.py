@@ -203,7 +203,7 @@ def test_the_same_offsets_committed_in_between(
     if exists:
         catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))
     overtaken = Overtaken(monkeypatch, lambda: export(lake))
-    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+    with pytest.raises(CommitConflictError, match="was planned after nothing"):
         export(lake)
     assert overtaken.tries == 2, "the other export's, and one that was refused"
     assert countries(lake) == TEXTS
@@ -227,7 +227,7 @@ def test_the_librarys_own_retries_do_not_get_past_what_was_compared(
 ) -> None:
     monkeypatch.setattr(iceberg, "_NO_RETRIES", "not.the.name.of.the.property")
     Overtaken(monkeypatch, lambda: export(lake))
-    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+    with pytest.raises(CommitConflictError, match="was planned after nothing"):
         export(lake)
     assert countries(lake) == TEXTS
 

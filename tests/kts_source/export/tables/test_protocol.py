@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
 
 
 @pytest.fixture(params=FORMATS)
@@ -123,7 +122,7 @@ class Interposed(LocalExecutor):
 
 
 def test_two_exports_of_the_same_offsets(lake: Lake) -> None:
-    with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned behind nothing"):
+    with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned after nothing"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
@@ -131,7 +130,7 @@ def test_two_exports_of_the_same_offsets(lake: Lake) -> None:
 def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> None:
     ends = '{"txn": {"0": 500, "1": 500}}'
     lake.export(source(endingOffsets=ends))
-    with pytest.raises(CommitConflictError, match="was planned behind offset 500"):
+    with pytest.raises(CommitConflictError, match="was planned after offset 500"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
@@ -341,7 +340,7 @@ class Liar(LocalTarget):
 def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     settings = lake.settings()
-    with pytest.raises(UnsupportedTargetError, match="replaces one that is there"):
+    with pytest.raises(UnsupportedTargetError, match="replaces an existing one"):
         lake.export(source(), table=ParquetFolder(settings, Liar(tmp_path / "table")))
     assert not list((tmp_path / "table").rglob("*.part*"))
 
@@ -356,7 +355,7 @@ def test_foreign_file_under_a_committed_name(tmp_path: Path) -> None:
     taken = lake.folder / "table" / first["name"]
     taken.parent.mkdir(exist_ok=True)
     taken.write_bytes(b"mine")
-    with pytest.raises(ExportError, match="is taken by another file"):
+    with pytest.raises(ExportError, match="another file has the name"):
         lake.export(source(), **PARTITIONS)
     assert taken.read_bytes() == b"mine"
 

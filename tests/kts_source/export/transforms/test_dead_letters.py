@@ -11,9 +11,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from kts_source.errors import CommitConflictError
+from kts_source.export import dead_letters
 from kts_source.export.run import clean
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms import dead_letters
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 from tests.kts_source.export.killing import Killed, MortalTarget, Steps
@@ -139,7 +139,7 @@ def test_a_commit_of_another_run_comes_between_commit_and_names(exports: Exports
         table.commit = lambda given: commit(given) and _die()
         with pytest.raises(Killed):
             exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
-        # What the dead run committed was planned behind by nobody else: this one is refused.
+        # What the dead run committed was planned after by nobody else: this one is refused.
         return commit(_given)
 
     late.commit = meanwhile
@@ -177,9 +177,9 @@ def test_clean_of_others_leaves_what_is_committed(
     arguments = exports.arguments
     lake = exports.lake
     if cleaned == "no dead letters":
-        place = lake.table().place("0" * 32)
-        arguments["dead_letters"] = place.path
-        exports.letters = Path(place.path.removeprefix("file://"))
+        target = lake.table().write_target("0" * 32)
+        arguments["dead_letters"] = target.path
+        exports.letters = Path(target.path.removeprefix("file://"))
     table: Any = lake.table(**arguments)
     commit = table.commit
     table.commit = lambda given: commit(given) and _die()
