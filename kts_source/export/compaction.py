@@ -166,7 +166,7 @@ def spill_folder(job: ExportJob) -> str:
 
 
 def bucket_count(nominal_bytes: int) -> int:
-    """Returns the number of buckets for original bytes, including those of the table's files."""
+    """Returns the number of buckets for original bytes, including the files of the table."""
     return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
 
@@ -376,12 +376,7 @@ def bucket_tasks(
 def newest_timestamps(
     reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
-    """Returns the newest timestamp of every partition that was read, in ms.
-
-    Args:
-        reports: Of the first round.
-        recorded: Returns the newest timestamp that the table recorded.
-    """
+    """Returns the newest timestamp, read now or `recorded`, of every partition that was read."""
     newest: dict[PartitionKey, int] = {}
     for report in reports:
         for topic_id, partition, time_ms in report.newest_ms:
@@ -429,14 +424,7 @@ def check_rebuild(
     committed: CommittedRanges,
     planned: AbstractSet[PartitionKey],
 ) -> None:
-    """Checks that a rebuild from the tier reads all partitions of which the table has rows.
-
-    Args:
-        options: What to read.
-        target: The table.
-        files: Its data files.
-        committed: Offsets that it holds.
-        planned: Partitions that the rebuild reads.
+    """Checks that a rebuild from the tier reads all partitions that have rows in the table.
 
     Raises:
         RangeGapError: The table has rows of topics or partitions that have left the tier.
@@ -474,14 +462,8 @@ def check_lost(
 ) -> None:
     """Checks that the table has no rows of offsets that a rebuild does not read.
 
-    If its columns do not show partitions or offsets, every row counts.
-
-    Args:
-        options: What to read.
-        target: The table.
-        files: Its data files.
-        committed: Offsets that it holds.
-        lost: Offsets [start, stop) that the rebuild does not read, whether that is allowed or not.
+    `lost` are offsets [start, stop), whether loss is allowed or not. If the columns of the table do
+    not show partitions or offsets, every row counts.
 
     Raises:
         RangeGapError: The table has such rows.
@@ -522,6 +504,6 @@ _ADVICE: Final = (
 
 
 def _table_columns(options: ScanOptions, *names: str) -> pa.Schema:
-    """Returns those of the columns that the table has."""
+    """Selects the columns that the table has."""
     schema = compacted_schema(options.columns)
     return pa.schema([schema.field(name) for name in names if name in schema.names])

@@ -51,7 +51,7 @@ class DeadLetters:
         self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
 
     def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
-        """Writes rows of a batch as it was before the transform.
+        """Writes rows of the batch before the transform.
 
         Raises:
             TransformError: The export has no folder for rejected rows.
@@ -89,7 +89,7 @@ class DeadLetters:
         return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
 
     def abandon(self) -> None:
-        """Deletes what was written."""
+        """Deletes the file."""
         if self._file is not None and self._target is not None:
             self._file.abandon()
             with contextlib.suppress(Exception):
@@ -100,7 +100,7 @@ class DeadLetters:
 def list_dead_letters(
     settings: ExportSettings, files: Iterable[DeadLetterFile | None]
 ) -> int | None:
-    """Writes the list of the files whose offsets a commit accepts.
+    """Writes the list of the files that a commit accepts.
 
     Returns:
         The number of the list, which the commit records in the table; `None` without files.

@@ -30,7 +30,7 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:
-    """Returns the ends of what a table of `backfill` holds, as `startingOffsets` for
+    """Returns the ends of the offsets in a table of `backfill`, as `startingOffsets` for
     `format("kafka")` or for a stream or batch of this source.
 
     Stop the export first: the result does not contain later commits.
@@ -39,7 +39,7 @@ def end_offsets(
         source: Options of the export; the tier, or the cluster, has the ids of its topics.
         target: See `backfill`.
         partitions: Number of partitions by topic. Partitions that the table lacks get −2
-            (earliest), because Spark's Kafka source needs all of them. This is not needed with
+            (earliest), because Spark's Kafka source needs every partition. This is not needed with
             `kafka.bootstrap.servers` in `source`. Without both, partitions above the highest one of
             the tier are missing.
         arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
@@ -62,7 +62,7 @@ def end_offsets(
         state = table.load()
         committed = state.committed
         check_rollback(requested, state)
-        # The plan starts after the table, whose offsets the source may no longer have.
+        # The plan starts after the table: the source may no longer have earlier offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_partitions = [
             part

@@ -2,7 +2,7 @@
 
 A table grows upwards only. It holds offsets [start, stop) of a partition, so the plan begins at
 `stop`, and every gap is an error or reported as skipped. Offsets that the table holds are not read
-again, so the tier need not have them any more.
+again, so the tier may have deleted them.
 
 A wave is committed as a whole. It ends between segments, where the end of every partition is known.
 """
@@ -53,7 +53,7 @@ _TopicPartition: TypeAlias = "tuple[str, int]"
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Tasks whose files are committed together, and the ranges that the commit moves."""
+    """Tasks that are committed together, and the ranges that the commit moves."""
 
     tasks: tuple[ExportTask, ...]
     advances: tuple[RangeAdvance, ...]
@@ -80,10 +80,10 @@ def plan_export(
     """Plans an export after the committed offsets.
 
     Args:
-        options: What to read.
-        state: What the table holds.
-        resume: Continues after the committed offsets; otherwise a request for some of them is an
-            error.
+        options: Options of the source.
+        state: State of the table.
+        resume: Continues after the committed offsets; otherwise a request for committed offsets is
+            an error.
         commit_bytes: Original bytes of a wave, at least.
 
     Raises:
@@ -100,7 +100,7 @@ def plan_export(
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
-    """Plans a table that is built anew from all requested offsets; no wave if nothing is new.
+    """Plans a table that is rebuilt from all requested offsets; no wave if nothing is new.
 
     Raises:
         RangeGapError: The tier no longer holds all that the table was built from.
@@ -134,7 +134,7 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tells the planner what a table holds (`planning.bounds.Progress`).
+    """Reports the offsets of a table to the planner (`planning.bounds.Progress`).
 
     Attributes:
         resume: See `plan_export`.
@@ -292,11 +292,6 @@ def check_logs(
 ) -> None:
     """Checks that the planned logs are those that the table records.
 
-    Args:
-        options: What to read.
-        partitions: As planned.
-        state: What the table holds.
-
     Raises:
         DataLossError: A log ends below the table, another leader wrote the offsets that the table
             has, a topic was created again, or a new partition has lost its first records.
@@ -387,7 +382,7 @@ def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: st
 
 
 def _check_identities(parts: Iterable[PartitionPlan]) -> None:
-    """Raises `ExportError` if the table could not tell two topics apart."""
+    """Raises `ExportError` if the table could not distinguish two topics."""
     names: dict[str, str] = {}
     for part in parts:
         other = names.setdefault(topic_identity(part.topic, part.topic_id), part.topic)
@@ -533,7 +528,7 @@ class _Waves:
         return stops
 
     def _new_partitions(self) -> set[_TopicPartition]:
-        """Returns partitions that have lost their first records and of which the table has nothing.
+        """Returns partitions without their first records that are new to the table.
 
         The first commit records where they begin, in case this run does not reach them.
         """

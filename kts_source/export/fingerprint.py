@@ -177,7 +177,7 @@ def source_of(value: Any) -> bytes | None:  # noqa: ANN401
 
 
 def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
-    """Returns whether it is in the standard library, whose source changes with every version."""
+    """Returns whether it is in the standard library: its source changes with every version."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
@@ -211,7 +211,7 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
     """Returns the rules of an export."""
     compact = ""
     if (how := settings.compaction) is not None:
-        # A rebuild replaces the whole table, so it must cover what the table was built from.
+        # A rebuild replaces the whole table, so it must read the same selection.
         compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
@@ -277,7 +277,7 @@ def is_stored_text(stored: str, text: str) -> bool:
 
 
 def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
-    """Compares the rules that a table stores with those of an export.
+    """Compares the rules in a table with the rules of an export.
 
     Raises:
         FingerprintError: Names every rule that differs.

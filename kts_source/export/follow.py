@@ -49,8 +49,8 @@ class RoundMetrics:
         outcome: `done`; `idle` if nothing was new or nothing could be committed; `abandoned` after
             a signal; or the name of the error.
         seconds: Duration of the round.
-        ranges: What was written, such as `orders-0 [0, 100)`.
-        skipped: What was skipped, and why.
+        ranges: Written offsets, such as `orders-0 [0, 100)`.
+        skipped: Skipped offsets, with reasons.
     """
 
     round: int
@@ -106,69 +106,83 @@ def follow(
         InvalidOptionError: The source has an end, or the table cannot be merged.
         TieredKafkaError: See `export`; except for errors that waiting may help.
     """
-    following = settings.following
-    if following is None:
+    if settings.following is None:
         raise InvalidOptionError("the settings do not say follow=True")
-    rounds = _Rounds(source, settings, executor)
-    rounds.is_checked = rounds.try_check()
-    total = empty_report(settings.target, settings.table_format)
+    rounds = _Rounds(source, settings, executor, on_round, clock)
     stop = _Stop()
-    number = 0
     with stop.listening():
         try:
             while not stop.is_requested:
-                began = clock()
-                report, error = rounds.run()
-                if report is not None:  # first, since a signal may arrive at any time
-                    total = add_reports(total, report)
-                outcome = _outcome(report, error, stop)
-                metrics = _metrics(number, outcome, clock() - began, report or rounds.nothing)
-                log.info("%s", metrics.to_json())
-                on_round(metrics)
-                wait = began + following.interval_seconds - clock()
-                if report is not None:
-                    if report.commits and report.left_bytes:
-                        wait = 0.0
-                elif outcome == ABANDONED:
+                wait = rounds.run(stop)
+                if wait is None:
                     break
-                elif error is not None and _is_temporary(error):
-                    wait = following.interval_seconds
-                    log.warning("round %d is retried in %g s: %s", number, wait, error)
-                elif error is not None:
-                    raise error
-                number += 1
                 if wait > 0 and not stop.is_requested:
                     pause(wait)
         except KeyboardInterrupt:
             log.info("a signal ended the export between two rounds")
-    return total
+    return rounds.total
 
 
 class _Rounds:
-    """Runs rounds with the same arguments."""
+    """Runs rounds with the same arguments, and adds up their reports.
+
+    Raises:
+        InvalidOptionError: See `follow`.
+    """
 
     def __init__(
-        self, source: Mapping[str, str], settings: ExportSettings, executor: ExportExecutor
+        self,
+        source: Mapping[str, str],
+        settings: ExportSettings,
+        executor: ExportExecutor,
+        on_round: Callable[[RoundMetrics], object],
+        clock: Callable[[], float],
     ) -> None:
+        assert settings.following is not None
+        self._interval = settings.following.interval_seconds
         self._source = source
         self._settings = settings
         self._executor = executor
-        self.is_checked = False
-        self.nothing = empty_report(settings.target, settings.table_format)
+        self._on_round = on_round
+        self._clock = clock
+        self._nothing = self.total = empty_report(settings.target, settings.table_format)
+        self._number = 0
+        self._is_checked = self._try_check()
 
-    def run(self) -> tuple[BackfillReport | None, BaseException | None]:
-        """Returns the report of a round, or its error."""
+    def run(self, stop: _Stop) -> float | None:
+        """Runs a round; returns the seconds until the next one, or `None` if it was abandoned."""
+        began = self._clock()
+        report, error = self._attempt()
+        if report is not None:  # first, since a signal may arrive at any time
+            self.total = add_reports(self.total, report)
+            self._is_checked = True
+            self._settings = replace(self._settings, verify=False)  # only before the first round
+        outcome = _outcome(report, error, stop)
+        seconds = self._clock() - began
+        metrics = _metrics(self._number, outcome, seconds, report or self._nothing)
+        log.info("%s", metrics.to_json())
+        self._on_round(metrics)
+        self._number += 1
+        if report is not None:
+            is_behind = report.commits and report.left_bytes
+            return 0.0 if is_behind else began + self._interval - self._clock()
+        if outcome == ABANDONED:
+            return None
+        assert error is not None
+        if not _is_temporary(error):
+            raise error
+        log.warning("round %d is retried in %g s: %s", metrics.round, self._interval, error)
+        return self._interval
+
+    def _attempt(self) -> tuple[BackfillReport | None, BaseException | None]:
         try:
-            if not self.is_checked:
+            if not self._is_checked:
                 self._check()
-            report = export(self._source, self._settings, self._executor)
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `follow` raises it
+            return export(self._source, self._settings, self._executor), None
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `run` raises it
             return None, error
-        self.is_checked = True
-        self._settings = replace(self._settings, verify=False)  # only before the first round
-        return report, None
 
-    def try_check(self) -> bool:
+    def _try_check(self) -> bool:
         """Checks the arguments; returns False if the registry that has the schema is unavailable.
 
         The first round then waits for the registry.

@@ -53,8 +53,8 @@ class ParquetFile:
         compression: Codec of the pages.
         row_group_rows: Rows of a row group, at most.
         sort_by: Columns to sort by; all rows are then kept in memory until `close`.
-        bounded: Columns that get bounds whatever their types are.
-        constants: Text columns whose rows all have the same text, and that text.
+        bounded: Columns that always get bounds.
+        constants: Text columns with the same text in all rows, and the text.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ParquetFile:
         packed = [
             field.name for field in schema if field.name in _PACKED and _has_bounds(field.type)
         ]
-        # Columns whose values repeat, and texts that a transform or a decoder made.
+        # Columns with repeating values, and texts that a transform or a decoder made.
         repeating = [
             leaf.path
             for leaf in leaves(schema)

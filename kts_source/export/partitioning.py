@@ -149,7 +149,7 @@ class PartitionField:
 
     @property
     def column(self) -> str:
-        """Name of the column that has the value in tables whose files contain it.
+        """Name of the column that has the value, if files contain it.
 
         Fields become columns of their own there, too: if an Iceberg table is partitioned by the
         first field of a struct, its Java readers return a struct of nulls instead of null.
@@ -199,7 +199,7 @@ class PartitionField:
 def with_made_columns(
     schema: pa.Schema, fields: Sequence[PartitionField], kept: ValuesIn
 ) -> pa.Schema:
-    """Returns the columns of a table: those of the rows, and partition columns made from them."""
+    """Returns the columns of a table: the columns of the rows and computed partition columns."""
     made = [
         pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
         for field in fields
@@ -268,12 +268,7 @@ def partition_values(
 ) -> tuple[PartitionValue, ...]:
     """Returns the partition values of a row.
 
-    Args:
-        fields: The partition columns.
-        columns: Their values in all rows.
-        row: Number of the row.
-        kept: Where readers find the values.
-        any_text: Accepts texts in folder names that readers take for numbers, dates and the like.
+    `any_text` accepts texts in folder names that readers take for numbers, dates and the like.
 
     Raises:
         ValueError: Readers would find another value, or none.
@@ -357,7 +352,7 @@ def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns the folder of a file whose partition values are in the table's log.
+    """Returns the folder of a file for partition values in the table's log.
 
     Polars takes the values from the path, not from the log. If no folder can name them, this
     returns a folder of a column that the table lacks, so that Polars raises an error instead of

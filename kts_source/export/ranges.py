@@ -58,7 +58,7 @@ class CommittedRanges(Protocol):
     """Offsets that a table holds, by partition: a mapping, or a look-up in the table."""
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        """Returns the offsets of a partition; `None` if the table holds nothing of it."""
+        """Returns the offsets of a partition; `None` if there are none."""
         ...
 
 
@@ -71,7 +71,7 @@ def held_range(
 
 @dataclass(frozen=True, slots=True)
 class RangeAdvance:
-    """What a commit adds to a partition.
+    """Offsets that a commit adds to a partition.
 
     Attributes:
         topic: Its name, for messages.
@@ -106,7 +106,7 @@ def merge_advances(
 def advance_ranges(
     committed: CommittedRanges, advances: Iterable[RangeAdvance]
 ) -> dict[PartitionKey, OffsetRange]:
-    """Returns the ranges that a commit moves, as they are after it.
+    """Returns the ranges that a commit moves, with their new ends.
 
     Raises:
         CommitConflictError: A partition moved since the commit was planned.

@@ -69,7 +69,7 @@ class BackfillReport:
         cost: Estimated US dollars for the requests, at list prices.
         skipped: Requested offsets that were not written, with reasons.
         seconds: Seconds by stage; `tasks` and `writing` are sums over all tasks.
-        verified: With `verify=True`: what was compared, and what could not be.
+        verified: Results of `verify=True`, in sentences.
     """
 
     target: str
@@ -128,7 +128,7 @@ class BackfillReport:
 
 
 def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
-    """Draws seconds by stage as bars, next to what was written and skipped.
+    """Draws seconds by stage as bars, next to the text.
 
     Returns:
         A `matplotlib.figure.Figure` without a window; `savefig` writes it.
@@ -185,7 +185,7 @@ def empty_report(target: str, table_format: str) -> BackfillReport:
 
 
 def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
-    """Adds the report of a later run to that of earlier ones.
+    """Adds the report of a later run to earlier ones.
 
     Gaps that the later run wrote are dropped, so the report stays small after any number of runs.
     """
@@ -228,7 +228,7 @@ def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
-    """Yields offsets whose objects tasks did not find; slices of a segment share a range."""
+    """Yields offsets of missing objects; slices of a segment share a range."""
     for lost in sorted({lost for report in reports for lost in report.lost}):
         reason = "the object was deleted after planning"
         if lost.in_part:

@@ -280,14 +280,9 @@ class _ContradictionError(Exception):
 def unite_schemas(
     table: pa.Schema, rows: pa.Schema, typed: Iterable[str], uri: str, *, evolves: bool
 ) -> pa.Schema:
-    """Merges the columns of a table with those of new rows.
+    """Merges the columns of a table and of new rows.
 
-    Args:
-        table: Columns of the table.
-        rows: Columns of the rows.
-        typed: Names of the decoded columns; other columns are not compared.
-        uri: The table, for errors.
-        evolves: Accepts fields that the table or the rows lack.
+    Only `typed` columns are compared. `evolves` accepts fields that the table or the rows lack.
 
     Returns:
         The columns of the rows, with the fields of both.

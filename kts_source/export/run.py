@@ -127,7 +127,7 @@ def clean(
 ) -> tuple[ObjectInfo, ...]:
     """Lists files that dead attempts left in a target and among its dead letters.
 
-    A running export keeps all its files, whatever `older_than_hours` is, because it is marked in
+    A running export keeps all its files for any `older_than_hours`, because it is marked in
     the target. Files of a dead run are listed once its newest file is old enough.
 
     Args:

@@ -51,7 +51,7 @@ _MIN_INTERVAL_SECONDS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """How to compact a table.
+    """Rules of a compaction.
 
     Attributes:
         tombstones: `keep`, `remove`, or `remove-old` to remove those older than
@@ -65,7 +65,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How to export new records in rounds.
+    """Pace of an export in rounds.
 
     Attributes:
         interval_seconds: Time between the starts of two rounds, if nothing is left to read.
@@ -151,7 +151,7 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: Options of the source, whose credentials are the default for the target.
+        source: Options of the source; its credentials are the default for the target.
         arguments: See `backfill`.
 
     Raises:

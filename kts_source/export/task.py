@@ -1,4 +1,4 @@
-"""What the driver of an export sends to its tasks, and what they report back."""
+"""Values that the driver of an export sends to its tasks, and their reports."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TOPIC_ID: Final = "topicId"
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Where and under which names tasks create files.
+    """Location and names of the files that tasks create.
 
     Attributes:
         path: Root of the target.
         storage: Credentials and settings of the store.
         prefix: Beginning of every key, below the root.
         suffix: End of every key.
-        values_in: Where readers will find the partition values of a file.
+        values_in: Location in which readers will find the partition values of a file.
     """
 
     path: str
@@ -45,10 +45,10 @@ class WriteTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What all tasks of a run share. It holds credentials, so it travels in pickles only.
+    """Values that all tasks of a run share. It holds credentials, so it travels in pickles only.
 
     Attributes:
-        options: What to read, with the key ring loaded.
+        options: Options of the source, with the key ring loaded.
         columns: Types of the decoded columns; a table may have more fields than the records.
     """
 
@@ -97,7 +97,7 @@ class WrittenFile:
     """A closed Parquet file.
 
     Attributes:
-        key: Where it was written, below the target's root.
+        key: First key, below the target's root.
         name: Final name, below the root; unique among all files of all commits.
         start: First offset that was read for it.
         stop: One past the last offset.
@@ -132,7 +132,7 @@ class DeadLetterFile:
     """A file of rejected rows.
 
     Attributes:
-        key: Where it was written, below the folder of dead letters.
+        key: First key, below the folder of dead letters.
         name: Final name.
     """
 
@@ -152,7 +152,7 @@ class SpillFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """What one successful attempt of a task did: enough to commit its files without opening them.
+    """Results of a successful attempt of a task: enough to commit its files without opening them.
 
     Attributes:
         number: Number of the task within its run.

@@ -55,7 +55,7 @@ MAX_HELD_BYTES: Final = 128 << 20
 
 
 class _Owner(NamedTuple):
-    """The partition whose rows a file holds."""
+    """The partition of the rows in a file."""
 
     topic: str
     partition: int
@@ -80,9 +80,7 @@ class TaskWriter:
     attempt if possible.
 
     Args:
-        number: Number of the task.
         topic_ids: Topic id by topic and partition, for rows without a column for it.
-        job: Where and how to write.
     """
 
     def __init__(
@@ -340,7 +338,7 @@ class ExportTask:
         """Writes the files.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned, the transform fails, or the store
+            TieredKafkaError: The bytes differ from the plan, the transform fails, or the store
                 does not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
@@ -360,19 +358,10 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task.
+    """Reads the slices of a task; returns a report without times and files.
 
-    Args:
-        number: Number of the task.
-        scan: What to read.
-        job: Options of the source.
-        take: Called with every batch.
-        needed: Columns that `take` needs besides those of the options.
-        batches: Limits of a batch.
-        set_aside: Called with rows that cannot be decoded.
-
-    Returns:
-        A report of the reading alone, without its time.
+    `take` is called with every batch, which has the columns `needed`, and `set_aside` with rows
+    that cannot be decoded.
     """
     from kts_source.read.run_task import run_task
     from kts_source.read.task_metrics import TaskPlace

@@ -1,4 +1,4 @@
-"""Row transforms: what users implement to change rows, and to reject single ones."""
+"""Interfaces that users implement to change rows, and to reject single ones."""
 
 from __future__ import annotations
 

@@ -84,15 +84,8 @@ def verify(
 ) -> tuple[str, ...]:
     """Checks that a table has the rows that its commits wrote.
 
-    Args:
-        contents: Of the table; `None` if it does not exist.
-        committed: Offsets that the table records.
-        partitions: Of the topics that are checked.
-        options: Of the source.
-        settings: Of the export.
-
     Returns:
-        What was checked and what could not be, in sentences.
+        Results of the check, in sentences.
 
     Raises:
         DataLossError: Rows are missing, or a file is.

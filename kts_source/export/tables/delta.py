@@ -12,12 +12,12 @@ The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset
                                        rows of all commits; how often the topic was created again
     kts/<export>/letters               list of dead letters of the last commit that had some
 
-A commit is written as the version right after the snapshot whose ranges were compared, so no other
+A commit is written as the version right after the compared snapshot, so no other
 commit can come in between. Its `commitInfo` has an entry `kts`, by which the history is read.
 
-delta-rs adds files as it is told and compares neither partition columns nor constraints with them.
-So tables that ask more of their writers than plain files and bounds are refused by name. Source:
-PROTOCOL.md of Delta, "Requirements for Writers" and "Table Features".
+delta-rs checks neither partition columns nor constraints of added files, so tables that demand more
+of their writers than plain files and bounds are refused by name. Source: PROTOCOL.md of Delta,
+"Requirements for Writers" and "Table Features".
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class DeltaExportTable(ExportTable):
         return _details(entry).get("commitId") == commit.commit_id
 
     def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
-        """Adds the fields that the table lacks, in a commit before that of the data.
+        """Adds the fields that the table lacks, in a commit before the data.
 
         delta-rs writes no metadata with files that have more columns. If the run dies in between,
         the new columns are null until the next run.
@@ -319,7 +319,7 @@ class DeltaExportTable(ExportTable):
                     "rules": dict(commit.fingerprint),
                 }
             },
-            # A retry would commit on top of a snapshot whose ranges were not compared.
+            # A retry would commit on top of a snapshot that was not compared.
             max_commit_retries=0,
             app_transactions=[
                 Transaction(f"kts/{export_id}/{name}", version, now_ms)
@@ -415,7 +415,7 @@ def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-# -- what a table asks of its writers
+# -- demands of existing tables
 
 _WRITABLE: Final = frozenset(
     {
@@ -465,7 +465,7 @@ def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None
 
 
 def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
-    """Compares the columns of the rows, partition columns included, with those of the table.
+    """Compares the columns of the rows, partition columns included, with the table.
 
     Raises:
         ExportError: A column is missing in either, or differs.
@@ -578,12 +578,6 @@ def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) 
     their rows, in words; `None` if none did, as far as the log is kept.
 
     Compaction by other tools removes files without a change of data.
-
-    Args:
-        target: The table's root.
-        version: The newest one.
-        export_id: Of the export.
-        prefix: Folder of its files.
     """
     for number, lines in _log_entries(target, version):
         actions = [json.loads(line) for line in lines]
@@ -609,7 +603,7 @@ def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | 
     """Returns the `RESTORE` that removed rows of an export, in words; `None` if there is none.
 
     `RESTORE` brings back the files of an earlier version and keeps the `txn` actions of later ones,
-    which then count offsets whose rows are gone.
+    which then count offsets without rows.
     """
     restored: Mapping[str, Any] | None = None
     for entry in entries:

@@ -78,7 +78,7 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a table records of an export.
+    """State of an export that its table records.
 
     Attributes:
         committed: Offsets that it holds.
@@ -104,7 +104,7 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class TableContents:
-    """What a check of a table reads.
+    """Input for a check of a table.
 
     Attributes:
         store: The store of the files.
@@ -133,9 +133,9 @@ class Commit:
         base: Keys of all files that the table must hold and that the new ones replace; `None` to
             add files.
         newest_ms: Newest timestamps of a compaction, in ms.
-        letters: The list of dead letters whose offsets it accepts. The table publishes the list of
+        letters: The list of dead letters that it accepts. The table publishes the list of
             an earlier commit before it forgets its number.
-        typed: Names of decoded columns, of which the table may lack fields.
+        typed: Names of decoded columns, which may have fields that the table lacks.
         counts: Rows of the moved partitions with all commits before; the table fills it in.
         commit_id: Identifies the commit in the table if its response was lost.
     """
@@ -157,7 +157,7 @@ class ExportTable(ABC):
     """A target of any format.
 
     Args:
-        settings: What to write and where.
+        settings: Settings of the export.
     """
 
     _folders: tuple[str, ...]
@@ -171,7 +171,7 @@ class ExportTable(ABC):
         self._uri = settings.target
 
     def load(self, rules: Fingerprint | None = None) -> TableState:
-        """Returns what the table holds, after it has completed commits of dead exports.
+        """Completes commits of dead exports, and returns the state of the table.
 
         Args:
             rules: Rules of an export that continues, to compare with the table.
@@ -210,8 +210,7 @@ class ExportTable(ABC):
         return () if snapshot is None else self._files(snapshot)
 
     def contents(self) -> TableContents | None:
-        """Returns the files of the table and what its commits recorded of them; `None` if there is
-        no table.
+        """Returns the files of the table and their recorded counts; `None` if there is no table.
 
         Raises:
             DataLossError: A file that a commit added is missing or was replaced.
@@ -305,7 +304,7 @@ class ExportTable(ABC):
 
     @abstractmethod
     def _state(self, snapshot: Snapshot) -> TableState:
-        """Reads what the snapshot records of this export."""
+        """Reads the state of this export."""
 
     @abstractmethod
     def _check(self, snapshot: Snapshot) -> None:
@@ -368,7 +367,7 @@ class ExportTable(ABC):
 
     def _checked_state(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)
-        # First, because its message is clearer than that of a different partitioning.
+        # First, because its message is clearer than an error about partitions.
         check_fingerprint(state.fingerprint, rules)
         self._check(snapshot)
         return state
@@ -426,12 +425,7 @@ def check_state_version(version: object, uri: str) -> None:
 
 
 def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
-    """Returns the counts of the partitions that a commit moves, as they are after it.
-
-    Args:
-        commit: Its files replace all files of the table if it has a `base`.
-        counts: Before the commit.
-    """
+    """Returns the new counts of the partitions that a commit moves."""
     rows = Counter[Owner]()
     for file in commit.files:
         rows[file.topic, file.partition] += file.rows
@@ -452,12 +446,7 @@ def without_other_exports(
     files: Iterable[DataFile], folder: str, export_id: str
 ) -> tuple[list[DataFile], bool, bool]:
     """Returns the files that other exports did not write, whether other exports wrote any, and
-    whether a writer that is no export wrote any.
-
-    Args:
-        files: Of the table.
-        folder: Contains a folder for each export.
-        export_id: Of this export.
+    whether a writer that is no export wrote any. `folder` contains a folder for each export.
     """
     kept: list[DataFile] = []
     has_other_exports = is_rewritten = False

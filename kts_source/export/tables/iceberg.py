@@ -247,7 +247,7 @@ class IcebergExportTable(ExportTable):
 
     def _committed_keys(self, snapshot: Table) -> set[str]:
         """Returns the files of all snapshots that have not expired."""
-        # PyIceberg fails on a table whose snapshots have no files.
+        # PyIceberg fails on a table without files in any snapshot.
         if not any(entry.manifests(snapshot.io) for entry in snapshot.metadata.snapshots):
             return set()
         location = f"{snapshot.location().rstrip('/')}/"
@@ -268,7 +268,9 @@ class IcebergExportTable(ExportTable):
             columns = with_made_columns(commit.schema, fields, self._values_in)
             if snapshot is None:
                 self._create(columns)
-                return False  # the next attempt compares the table, whoever created it
+                return (
+                    False  # the next attempt compares the table, even if another export created it
+                )
         assert snapshot is not None
         if columns is not None:
             known = snapshot.schema().column_names
@@ -581,13 +583,7 @@ _AFTER_SURROGATES: Final = 0xE000
 def add_files(
     table: Table, transaction: Transaction, paths: Sequence[str], properties: Mapping[str, str]
 ) -> None:
-    """Adds a snapshot with data files, or without any.
-
-    Args:
-        table: As it was loaded.
-        transaction: Of the table; it may have changed the columns.
-        paths: Files that the table does not contain.
-        properties: Of the snapshot.
+    """Adds a snapshot with data files, even with none.
 
     Raises:
         ValueError: A file does not fit the table.
@@ -727,7 +723,7 @@ def _rollback_of(table: Table, last_commit: str) -> str | None:
     """Returns what removed rows of an export, in words; `None` if all its commits are kept.
 
     A rollback makes an earlier snapshot current and keeps the properties, which then count offsets
-    whose rows are gone.
+    without rows.
 
     Args:
         table: As it is now.

@@ -228,7 +228,7 @@ class ParquetFolder(ExportTable):
                 raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_no_files(self, log: _Log) -> None:
-        """Raises `ExportError` if the folder has files of this export, but no commit of it."""
+        """Raises `ExportError` if the folder has files of this export, but no commit."""
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
         for entry in self._target.list_objects(""):

@@ -4,7 +4,7 @@
 
 In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
 without locks every mark counts as one of a running export. In a bucket the run renews its mark
-every minute, and a run whose mark is older than ten minutes is dead.
+every minute, and a run with a mark older than ten minutes is dead.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class S3Target(S3Store, TargetStore):
         """See `TargetStore.publish`; copies on the server, then deletes the source.
 
         The metadata of the copy names its source, which is unique to one attempt, so an equal name
-        means equal content. ETags of copies differ from those of uploads and prove nothing.
+        means equal content. ETags of copies and uploads differ, so they prove nothing.
         """
         copy = self._head(destination)
         if copy is None:

@@ -1,7 +1,8 @@
 """The store that an export writes to.
 
 Keys are relative to the target's root. The commit protocol of Parquet folders depends on two
-promises: `create` is atomic and reports who was first, and `publish` may be repeated at any time.
+promises: `create` is atomic and reports whether this call was first, and `publish` may be repeated
+at any time.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class LocalTarget(LocalStore, TargetStore):
 
 
 class _SyncedFile(io.BufferedWriter):
-    """A new file whose bytes are on the disk once it is closed."""
+    """A new file that is synced to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.open("xb", buffering=0))
