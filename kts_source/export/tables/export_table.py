@@ -59,7 +59,6 @@ log = logging.getLogger(__name__)
 
 STATE_VERSION: Final = 2
 """Version of what an export records in its table. Version 1 was never released."""
-_COMMIT_ATTEMPTS: Final = 20
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
@@ -164,7 +163,7 @@ class ExportTable(ABC):
     """Folders of the export's files, which are searched for orphans; tasks write to the first."""
     _values_in: ValuesIn
     _suffix = ".parquet"
-    _commit_attempts = _COMMIT_ATTEMPTS
+    _commit_attempts = 20
 
     def __init__(self, settings: ExportSettings) -> None:
         self._settings = settings

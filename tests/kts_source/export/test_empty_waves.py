@@ -47,7 +47,7 @@ def expected(keys: tuple[bytes, ...]) -> list[int]:
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
 @pytest.mark.parametrize("in_turn", [True, False], ids=["waves", "runs"])
-def test_a_wave_without_rows(
+def test_wave_without_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
 ) -> None:
     tier = grown(tmp_path, keys)
@@ -77,7 +77,7 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_a_function_that_drops_all_rows_of_a_wave(
+def test_function_without_rows_of_a_wave_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
     tier = grown(tmp_path, keys)
@@ -137,7 +137,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_a_transform_that_makes_no_types_of_no_rows(
+def test_transform_without_types_for_no_rows_is_continued(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = grown(tmp_path, keys)

@@ -67,7 +67,7 @@ def assert_whole(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_the_table_gets_new_fields(
+def test_schema_evolution_adds_fields(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -84,7 +84,7 @@ def test_the_table_gets_new_fields(
     assert lake.export(of_schema(topic, SCHEMA), **add).rows == 0
 
 
-def test_a_folder_gets_new_fields(topic: dict[str, str], tmp_path: Path) -> None:
+def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(of_schema(topic, OLD, 10))
     with pytest.raises(SchemaChangedError, match="fields are new or missing"):
@@ -123,7 +123,7 @@ def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_what_contradicts_the_table_stops_with_both_schemas(
+def test_schema_contradiction_shows_both_schemas(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -214,7 +214,7 @@ class AfterAnother:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_another_export_that_adds_the_same_meanwhile(
+def test_concurrent_export_of_same_offsets_conflicts(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -299,7 +299,9 @@ def test_rows_get_the_columns_of_the_table() -> None:
         ),
     ],
 )
-def test_contradictions(there: pa.DataType, here: pa.DataType, reason: str) -> None:
+def test_contradicting_schemas_are_refused(
+    there: pa.DataType, here: pa.DataType, reason: str
+) -> None:
     for evolves in (False, True):
         with pytest.raises(SchemaChangedError, match=reason):
             unite_schemas(schema(there), schema(here), ["value"], "t", evolves=evolves)

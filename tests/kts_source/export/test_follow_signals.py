@@ -80,7 +80,7 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 # A file that was just opened is closed when Python finds that nobody has it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
+def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     whole = Calls(None)
     (tmp_path / "whole").mkdir()

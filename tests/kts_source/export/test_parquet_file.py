@@ -55,7 +55,7 @@ def _written(constants: Mapping[str, str], sort_by: Sequence[str] = ()) -> pq.Pa
     return pq.ParquetFile(pa.BufferReader(sink.getvalue()))
 
 
-def test_a_constant_text_reads_as_if_every_row_had_been_written() -> None:
+def test_constant_text_column_reads_back_equal() -> None:
     plain, constant = _written({}), _written({"topic": "orders-ö"})
     assert constant.read().equals(plain.read())
     assert constant.schema_arrow.equals(plain.schema_arrow)
@@ -93,7 +93,7 @@ def test_bounds_of_timestamps_hold_every_row(
     assert (bounds["at"].low, bounds["at"].high, bounds["at"].nulls) == (low, high, 1)
 
 
-def test_a_task_needs_no_pandas(tmp_path: Path) -> None:
+def test_task_imports_no_pandas(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules["pandas"] = None

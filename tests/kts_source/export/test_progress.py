@@ -34,7 +34,7 @@ def shown(lake: Lake, progress: Progress) -> BackfillReport:
     return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
 
 
-def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     report = shown(Lake(tmp_path, "parquet"), LineProgress(stream))
     lines = stream.getvalue().splitlines()
@@ -44,7 +44,7 @@ def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
     report = shown(Lake(tmp_path, "parquet"), RichProgress(console))
@@ -61,7 +61,7 @@ def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
     assert " 25%  1/4 tasks, 0 rows, 0 requests, 1 of 4 MiB" in stream.getvalue()
 
 
-def test_the_report_as_a_picture(tmp_path: Path) -> None:
+def test_report_is_saved_as_picture(tmp_path: Path) -> None:
     report = Lake(tmp_path, "parquet").export(source())
     report.save_png(tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -89,7 +89,7 @@ def interrupted(lake: Lake) -> None:
 
 @pytest.mark.kills
 @pytest.mark.parametrize("whom", ["everybody", "the driver"])
-def test_ctrl_c_ends_all_workers_at_once_and_says_how_to_go_on(tmp_path: Path, whom: str) -> None:
+def test_ctrl_c_ends_all_workers_and_explains_resume(tmp_path: Path, whom: str) -> None:
     lake = Lake(tmp_path / "lake", "parquet")
     at_work = tmp_path / "at work"
     at_work.mkdir()

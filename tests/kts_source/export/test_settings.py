@@ -73,7 +73,7 @@ def test_help_tells_every_argument() -> None:
     assert set(ARGUMENTS) - in_python_only <= options
 
 
-def test_an_unknown_argument_is_named() -> None:
+def test_unknown_argument_is_named_in_error() -> None:
     wrong: Any = {"target_file_byte": 1, "storage": None}
     with pytest.raises(TypeError, match="takes no argument storage, target_file_byte"):
         backfill(None, source={}, target="/t", progress=False, **wrong)
@@ -95,12 +95,12 @@ def test_an_unknown_argument_is_named() -> None:
         ({"compact": True, "sort_within_files": ["key"]}, "compact=True works with neither"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Any], match: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidOptionError, match=match):
         export_settings("/t", **arguments)
 
 
-def test_what_opens_the_catalog_does_not_travel_to_tasks() -> None:
+def test_job_contains_no_catalog_credentials() -> None:
     settings = export_settings(
         "lake.rows", table_format="iceberg", catalog={"uri": "x", "password": "hidden-word"}
     )

@@ -53,7 +53,7 @@ def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
     "partition_by", [(), ("value.country",), ("date(value.at)", "topic", "value.country")]
 )
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_value_is_a_nested_column(
+def test_typed_value_is_a_nested_column(
     table_format: str, partition_by: tuple[str, ...], good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -71,7 +71,7 @@ def test_a_value_is_a_nested_column(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_field_becomes_a_partition_column(
+def test_partition_by_field_adds_a_column(
     table_format: str, good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -167,7 +167,7 @@ def test_keys_and_texts_are_columns_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_far_times_of_fields(table_format: str, tmp_path: Path) -> None:
+def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -232,7 +232,7 @@ def test_dead_letters_have_the_bytes_and_the_reason(
     ]
 
 
-def test_a_row_whose_key_and_value_are_malformed_is_one_dead_letter(tmp_path: Path) -> None:
+def test_malformed_key_and_value_make_one_dead_letter(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[text("x") if n == 10 else avro(n) for n in range(12)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed})  # keys are k0 to k11
@@ -264,7 +264,7 @@ def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
 
-def test_a_transform_gets_the_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
+def test_transform_gets_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(good, transform=flat)
     assert sorted(lake.read()["amount"].drop_null().to_pylist())[-2:] == [29, 100]
@@ -272,7 +272,7 @@ def test_a_transform_gets_the_decoded_rows(good: dict[str, str], tmp_path: Path)
         lake.export(good | {"value.columns": "amount"}, transform=flat)
 
 
-def test_a_table_of_bytes_does_not_go_on_with_columns(good: dict[str, str], tmp_path: Path) -> None:
+def test_table_of_bytes_refuses_typed_columns(good: dict[str, str], tmp_path: Path) -> None:
     raw = {name: value for name, value in good.items() if not name.startswith("value.")}
     for number, table_format in enumerate(FORMATS):
         folder = tmp_path / str(number)
@@ -350,7 +350,7 @@ def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_typed_exports_are_refused_by_name(
     options: dict[str, str],
     arguments: dict[str, Any],
     reason: str,

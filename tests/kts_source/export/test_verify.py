@@ -207,7 +207,7 @@ def test_verify_delta_delete_by_another_writer_fails(delta: Lake) -> None:
     with pytest.raises(DataLossError, match=r"version \d+ of the table \(DELETE, by another") as e:
         exported(delta, verify=True)
     assert (e.value.topic, e.value.partition, e.value.offset) == ("txn", 1, 0)
-    assert "Restore the version" in str(e.value)
+    assert "Restore the previous version" in str(e.value)
     assert exported(delta).rows > 0, "nothing was written before the check"
 
 

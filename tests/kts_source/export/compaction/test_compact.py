@@ -89,7 +89,7 @@ def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str
             assert found[place][name] == row[name]
 
 
-def test_latest_records(lake: Lake) -> None:
+def test_compaction_keeps_latest_records(lake: Lake) -> None:
     report = lake.export(source(TOPIC), compact=True)
     table = lake.read()
     expected = cleaned(TOPIC)
@@ -108,7 +108,7 @@ def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
-def test_tombstones(tmp_path: Path, tombstones: str) -> None:
+def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
     retention_ms = 1000
     expected = cleaned(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
     lake = Lake(tmp_path, "parquet")
@@ -118,14 +118,16 @@ def test_tombstones(tmp_path: Path, tombstones: str) -> None:
     assert_compacted(lake.read(), expected)
 
 
-def test_the_golden_topic_has_tombstones_of_both_kinds() -> None:
+def test_golden_topic_has_old_and_new_tombstones() -> None:
     rows = cleaned(TOPIC)
     assert any(row["value"] is None for row in rows.values())
     kept = cleaned(TOPIC, tombstones="remove")
     assert len(kept) < len(rows)
 
 
-def test_memory_too_small_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_with_tiny_memory_keeps_latest_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buckets, "HELD_BYTES", 20_000)
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
@@ -210,7 +212,7 @@ def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: s
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_run_that_dies_before_its_commit_changes_nothing(
+def test_compaction_that_dies_before_commit_changes_nothing(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -257,7 +259,7 @@ def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
     assert_compacted(lake.read(), cleaned(TOPIC))
 
 
-def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path) -> None:
+def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     columns = "key,topic,partition,offset"
     for stop in (900, 2968):
@@ -269,7 +271,7 @@ def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> None:
+def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC, below=300))
@@ -279,7 +281,7 @@ def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> N
         lake.export(source((TOPIC, "txn")), compact=True)
 
 
-def test_a_folder_cannot_be_replaced(tmp_path: Path) -> None:
+def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
     with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
@@ -294,7 +296,7 @@ def test_rows_of_others_are_not_replaced(tmp_path: Path) -> None:
         lake.export(source(TOPIC), compact=True)
 
 
-def test_a_record_without_key_is_refused(tmp_path: Path) -> None:
+def test_compaction_of_record_without_key_is_refused(tmp_path: Path) -> None:
     topic = "codecs"
     assert any(row["key"] is None for row in expected_table(topic, "read_committed").to_pylist())
     with pytest.raises(ExportError, match=rf"without a key.*topic {topic}, partition 0, offset \d"):
@@ -310,7 +312,7 @@ def test_several_processes_agree_on_buckets(
     assert_compacted(lake.read(), cleaned(TOPIC))
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     with pytest.raises(InvalidOptionError, match="tombstones"):
         lake.settings(compact=True, tombstones="bury")

@@ -121,13 +121,13 @@ class Interposed(LocalExecutor):
             between()
 
 
-def test_two_exports_of_the_same_offsets(lake: Lake) -> None:
+def test_two_exports_of_same_offsets_commit_once(lake: Lake) -> None:
     with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned after nothing"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> None:
+def test_two_exports_into_existing_table_commit_once(lake: Lake) -> None:
     ends = '{"txn": {"0": 500, "1": 500}}'
     lake.export(source(endingOffsets=ends))
     with pytest.raises(CommitConflictError, match="was planned after offset 500"):
@@ -135,7 +135,7 @@ def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> N
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_different_topics_go_on(lake: Lake) -> None:
+def test_two_exports_of_different_topics_continue(lake: Lake) -> None:
     other = source("timeline")
     lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
     assert_holds(lake.read(), ["txn", "timeline"])
@@ -175,7 +175,7 @@ def last_moment(lake: Lake) -> tuple[type, str]:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new table", "existing table"])
-def test_race_for_the_same_offsets(
+def test_race_for_same_offsets_has_one_winner(
     lake: Lake, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if begun:
@@ -190,7 +190,7 @@ def test_race_for_the_same_offsets(
     assert_holds(lake.read(), ["txn"])
 
 
-def test_race_of_different_topics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_of_different_topics_commits_both(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
         monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
@@ -222,7 +222,9 @@ class DiesAtCommit:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_killed_around_a_commit(lake: Lake, number: int, after: bool) -> None:
+def test_run_killed_around_commit_resumes_exactly_once(
+    lake: Lake, number: int, after: bool
+) -> None:
     table: Any = DiesAtCommit(lake.table(), number, after=after)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
@@ -337,7 +339,7 @@ class Liar(LocalTarget):
         return True
 
 
-def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None:
+def test_store_without_atomic_create_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     settings = lake.settings()
     with pytest.raises(UnsupportedTargetError, match="replaces an existing one"):
@@ -345,7 +347,7 @@ def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None
     assert not list((tmp_path / "table").rglob("*.part*"))
 
 
-def test_foreign_file_under_a_committed_name(tmp_path: Path) -> None:
+def test_publish_refuses_foreign_file_with_committed_name(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     lake = Lake(tmp_path / "lake", "parquet")
     with pytest.raises(Killed):

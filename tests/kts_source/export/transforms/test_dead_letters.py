@@ -70,7 +70,7 @@ def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
     return Exports(Lake(tmp_path, request.param))
 
 
-def test_each_rejected_row_once(exports: Exports) -> None:
+def test_rejected_rows_are_written_once(exports: Exports) -> None:
     for _ in range(2):
         exports.run()
         assert exports.found() == ALL
@@ -85,7 +85,7 @@ def test_rows_that_are_all_rejected_are_not_read_again(exports: Exports) -> None
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_run_that_dies_at_its_commit(
+def test_dead_letters_after_death_at_commit_are_written_once(
     exports: Exports, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table: Any = exports.lake.table(**exports.arguments)
@@ -108,7 +108,7 @@ def test_a_run_that_dies_at_its_commit(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("fatal", [0, 1, 2])
-def test_a_run_that_dies_while_it_publishes(
+def test_dead_letters_after_death_while_publishing_are_written_once(
     tmp_path: Path, fatal: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exports = Exports(Lake(tmp_path, "delta"))
@@ -129,7 +129,7 @@ def test_a_run_that_dies_while_it_publishes(
     assert not exports.unnamed()
 
 
-def test_a_commit_of_another_run_comes_between_commit_and_names(exports: Exports) -> None:
+def test_dead_letters_survive_commit_of_another_run(exports: Exports) -> None:
     first = '{"txn":{"0":500,"1":500,"2":500}}'
     late: Any = exports.lake.table(**exports.arguments)
     commit = late.commit
@@ -201,7 +201,7 @@ def test_clean_of_others_leaves_what_is_committed(
     assert not exports.unnamed()
 
 
-def test_another_list_is_published_before_it_is_forgotten(exports: Exports) -> None:
+def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Exports) -> None:
     """Two exports of other partitions, of which the first dies behind its commit."""
 
     def source_of(number: int) -> dict[str, str]:

@@ -83,7 +83,7 @@ def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: P
     assert ds.dataset(str(letters), format="parquet").count_rows() == report.rejected
 
 
-def test_a_rejected_row_without_dead_letters_is_an_error(tmp_path: Path) -> None:
+def test_rejected_row_without_dead_letters_fails_the_export(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     with pytest.raises(TransformError, match=r"is odd .*topic txn, partition \d, offset \d+"):
         lake.export(source(), transform=EvenOffsets())
