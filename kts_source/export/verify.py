@@ -91,7 +91,7 @@ def verify(
         DataLossError: Rows are missing, or a file is.
         ExportError: Rows are stored twice, or have offsets that the table does not record.
     """
-    recorded = _recorded(contents, committed, partitions)
+    recorded = {} if contents is None else _recorded(contents, committed, partitions)
     if contents is None or not recorded:
         return ("verified nothing: the table has no rows of these topics",)
     if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
@@ -103,9 +103,7 @@ def verify(
 
 
 def _recorded(
-    contents: TableContents | None,
-    committed: CommittedRanges,
-    partitions: Iterable[PartitionPlan],
+    contents: TableContents, committed: CommittedRanges, partitions: Iterable[PartitionPlan]
 ) -> dict[Owner, _Recorded]:
     numbers: dict[tuple[str, str], int] = {}
     for part in partitions:
@@ -115,7 +113,7 @@ def _recorded(
     for (name, topic_id), count in numbers.items():
         for number in range(count):
             held = held_range(committed, name, topic_id, number)
-            if contents is not None and held is not None:
+            if held is not None:
                 recorded[name, number] = _Recorded(held, contents.counts(name, number))
     return recorded
 

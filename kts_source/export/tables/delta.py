@@ -89,10 +89,12 @@ class _Transactions:
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
         stop, start = self.version(_name(key)), self.version(f"{_name(key)}/start")
-        if stop is None or start is None:
+        if stop is None:
             return None
         epoch = self.version(f"{_name(key)}/epoch")
-        return OffsetRange(start, stop, None if epoch == _UNKNOWN_EPOCH else epoch)
+        if epoch == _UNKNOWN_EPOCH:
+            epoch = None
+        return OffsetRange(stop if start is None else start, stop, epoch)
 
     def counts(self, topic: str, partition: int) -> RowCount | None:
         name = f"rows/{topic}/{partition}"

@@ -91,7 +91,7 @@ class Lake:
         )
 
     def read(self) -> pa.Table:
-        """What a user sees; no rows where there is no table yet."""
+        """Reads the table as a user does; returns no rows if there is no table."""
         if self.table_format == "delta":
             if not DeltaTable.is_deltatable(self.target):
                 return pa.table({})

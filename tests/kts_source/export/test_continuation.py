@@ -1,4 +1,4 @@
-"""Runs behind what a table holds: only what is missing is asked for, and a gap is an error."""
+"""Runs that continue a table: only missing offsets are read, and a gap is an error."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_offsets_below_the_table_are_never_ignored(
     assert held(lake) == list(range(20, 40))
 
 
-# -- what the table holds need not be there
+# -- offsets of the table may have left the tier
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_only_few_manifests_are_read_after_table(
     assert 0 < len(described) < 20
 
 
-# -- what is left out because loss is allowed
+# -- offsets that are skipped because loss is allowed
 
 
 def test_offsets_named_outside_the_tier_stand_in_the_report(

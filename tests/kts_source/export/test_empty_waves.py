@@ -1,4 +1,4 @@
-"""Waves without rows: their offsets are recorded like all others, whatever the format."""
+"""Waves without rows: their offsets are recorded in all formats."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_wave_without_rows_advances_offsets(
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function of whose columns only rows can tell."""
+    """A function with columns that only rows can show."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     if not rows.num_rows:
         return None
@@ -83,7 +83,7 @@ def test_function_without_rows_of_a_wave_advances_offsets(
     tier = grown(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
     assert held(lake) == expected(keys)
-    # Without a row nothing tells the columns of a table, so there is none to record offsets in.
+    # Without a row the columns are unknown, so there is no table to record offsets in.
     unrecorded = b"x" not in keys and lake.table_format != "parquet"
     assert ranges(report) == ([] if unrecorded else [(0, 30)])
     assert bool(lake.export(tier.options(), transform=only_x).commits) is False
@@ -115,7 +115,7 @@ def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) ->
 
 
 class Numbers:
-    """A transform of a user's, which does not tell of no rows what it makes of some."""
+    """A transform that returns other types without rows than with rows."""
 
     fingerprint = "numbers"
 

@@ -1,4 +1,4 @@
-"""Where a table ends, as `startingOffsets` of whoever goes on."""
+"""Ends of a table as `startingOffsets` of a stream or batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables whose values gain fields, lose some, or contradict what is there."""
+"""Tables with values that gain fields, lose fields, or contradict the schema."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path:
     with pytest.raises(SchemaChangedError, match="fields are new or missing"):
         lake.export(of_schema(topic, SCHEMA))
     assert lake.export(of_schema(topic, SCHEMA), schema_evolution="add").rows == 10
-    # Readers take the columns of one file for those of all, unless they are told.
+    # Readers assume that all files have the columns of the first one, unless told otherwise.
     columns = kts_source.scan(of_schema(topic, SCHEMA)).schema
     found = ds.dataset(lake.target, schema=columns).to_table().sort_by("offset")
     assert found["value"].to_pylist()[9]["note"] is None

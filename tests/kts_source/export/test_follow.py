@@ -1,4 +1,4 @@
-"""An export that follows: rounds behind the table, outages, signals, the pace."""
+"""Following exports: rounds, outages, signals and intervals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function of whose columns only rows can tell."""
+    """A function with columns that only rows can show."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     return rows if rows.num_rows else None
 

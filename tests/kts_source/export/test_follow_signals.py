@@ -1,4 +1,4 @@
-"""An export that follows, told to stop at any of its steps: it returns, and the next goes on."""
+"""Following exports that get a signal at any step return, and the next one continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Calls:
             sys.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
-        # Where nobody listens yet, or no more, the signal has its usual effect.
+        # Before and after the export the signal has its default effect.
         if event not in ("call", "return") or "kts_source" not in frame.f_code.co_filename:
             return
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

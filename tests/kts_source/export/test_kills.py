@@ -1,4 +1,4 @@
-"""kill −9 at random points: what a reader sees right after, and after a second run."""
+"""kill −9 at random points: readers see each row at most once, and all rows after a second run."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Dies:
     Attributes:
         calls: A file that gets a byte with every call.
         at: The fatal ones.
-        fingerprint: As that of no transform.
+        fingerprint: Empty, as without a transform.
     """
 
     calls: Path
@@ -80,7 +80,7 @@ class Dies:
 
 
 def check(lake: Lake) -> None:
-    """At most once now, exactly once after another run, whatever is cleaned up."""
+    """Checks that rows exist at most once now, and exactly once after clean-up and another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])

@@ -36,7 +36,7 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier whose log changes its branch."""
+    """A tier with a log that changes its branch."""
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -290,7 +290,7 @@ def test_expired_snapshots_are_no_rollback(tmp_path: Path) -> None:
     assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
 
 
-# -- tables that lost what they recorded
+# -- tables that lost their state
 
 
 def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What libraries raise when a table's store does not answer, and an export that follows then."""
+"""Errors of libraries for an unavailable store, and a following export."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where a store does not answer, or not now."""
+    """Addresses of unavailable stores."""
     if request.param == "nobody":
         yield NOBODY
         return

@@ -1,4 +1,4 @@
-"""One file: constant columns read as if written row by row, bounds hold whatever the unit."""
+"""Parquet files: constant columns read back equal, and bounds are right for all units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS = 10_000
 
 
 class _Kept(io.BytesIO):
-    """A sink whose bytes outlive its end."""
+    """A sink that keeps its bytes after it is closed."""
 
     def close(self) -> None:
         """Stays open."""

@@ -1,4 +1,4 @@
-"""What people see while an export runs, when they interrupt it, and when it is done."""
+"""Output of an export: progress, interruption and report."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Tells that it is at work, and takes its time."""
+    """Reports its start, and takes long."""
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()
     time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
@@ -83,7 +83,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def interrupted(lake: Lake) -> None:
-    """What the process of the next test does: two workers, a wave of several tasks."""
+    """Code of the process in the next test: two workers and a wave of several tasks."""
     lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
 
 
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_all_workers_and_explains_resume(tmp_path: Path, whom: str) 
     (os.killpg if whom == "everybody" else os.kill)(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=50)
     assert child.returncode in (1, -signal.SIGINT, 130)
-    assert "interrupted: what is committed stays; the same call goes on behind it" in said
+    assert "interrupted: commits are kept, and the same call continues after them" in said
     assert said.count("Process SpawnProcess") == 0
     for name in at_work.iterdir():
         with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The arguments of an export: spelled once, checked, and told what they are by name."""
+"""Arguments of an export: documented, checked, and named in errors."""
 
 from __future__ import annotations
 

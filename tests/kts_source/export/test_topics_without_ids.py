@@ -1,4 +1,4 @@
-"""Exports of topics from disks of brokers older than topic ids: a table tells them by name."""
+"""Exports of topics without ids, which a table identifies by name."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def spoiled(tmp_path: Path) -> dict[str, str]:
 
 
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    """Some columns of every row behind its place, in the order of places."""
+    """Returns some columns of every row, ordered by partition and offset."""
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
     return sorted(zip(*columns, strict=True), key=lambda found: found[:2])
 
@@ -200,7 +200,7 @@ def test_malformed_values_end_the_run_or_are_left_out(
     assert raised.value.offset == 3
     dropping = spoiled | {"value.mode": "DROPMALFORMED"}
     assert lake.export(dropping | {"endingOffsets": '{"orders":{"0":20}}'}).rows == 18
-    # Who began without such rows may go on as he likes, but not with nulls instead of them.
+    # A table without malformed rows may change the mode, but not to nulls.
     with pytest.raises(FingerprintError, match="permissive"):
         lake.export(spoiled | {"value.mode": "PERMISSIVE"})
     assert lake.export(spoiled, dead_letters=str(tmp_path / "letters")).rows == 9

@@ -29,7 +29,7 @@ __all__ = ["topic"]
 
 
 def grown(folder: Path, count: int) -> None:
-    """The topic with so many values, the later ones of the later writer."""
+    """The topic with a number of values, the last ones of the second writer."""
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
     write(folder / "tier", [values])

@@ -59,7 +59,7 @@ def test_vanished_offsets_are_skipped_and_reported(
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
     assert [n for start, stop in ranges(report) for n in range(start, stop)] == left
     assert all("gone since the plan was made" in gap.reason for gap in report.skipped)
-    # What was given up is not waited for: nothing is written twice, and later runs go on.
+    # Vanished objects are skipped: nothing is written twice, and later runs continue.
     tier.grow(1)
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]

@@ -42,7 +42,7 @@ def exported(lake: Lake, **arguments: Any) -> BackfillReport:  # noqa: ANN401
 
 
 def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
-    """What the report says of a check of a table that has all offsets."""
+    """Returns the result of a check of a complete table."""
     report = exported(lake, verify=True, **arguments)
     assert report.rows == 0
     assert report.verified

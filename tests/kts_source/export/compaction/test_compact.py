@@ -1,4 +1,4 @@
-"""Compaction: the latest visible record of every key, whatever fits into memory."""
+"""Compaction keeps the latest visible record of every key, with any limit of memory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cleaned(
     retention_ms: int = 86_400_000,
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
-    """What Kafka's cleaner would leave, record by record."""
+    """Returns the records that Kafka's cleaner would keep, computed one by one."""
     found: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
     for row in expected_table(topic, isolation_level).to_pylist():
@@ -254,7 +254,7 @@ def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(source(TOPIC), table=table, compact=True)
     assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
-    # What it holds now is what the next run merges, doubles of a key among it.
+    # The next run merges the current files, which have several records of a key.
     lake.export(source(TOPIC), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC))
 

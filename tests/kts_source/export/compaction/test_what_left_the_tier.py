@@ -32,7 +32,7 @@ MERGES = ["delta", "iceberg"]
 
 
 class Tier:
-    """Partitions of topics whose names begin with `o`: a segment per call of `grow`."""
+    """Partitions of topics with names that begin with `o`; each `grow` adds a segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -148,7 +148,7 @@ def test_merge_keeps_partition_that_is_not_requested(tier: Tier, lake: Lake) -> 
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
     lake.export(options, compact=True, tombstones="remove-old")
-    # Where the table was built anew, the offsets that are gone would be an error.
+    # A rebuild would fail because of the missing offsets.
     shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
     tier.grow("oa", "ef", partition=1)
     lake.export(options, compact=True, tombstones="remove-old")
@@ -182,7 +182,7 @@ def test_rebuild_keeps_all_rows(
     before = held(lake)
     assert before == rows((IDS[0], "abecd"))
     tier.lose("oa", partition=3)
-    # Nothing is new, so nothing is built anew.
+    # Nothing is new, so there is no rebuild.
     assert lake.export(options, **given).commits == 0
     tier.grow("oa", "f")
     with pytest.raises(RangeGapError, match=f"topic id {IDS[0]}, partition 3, .*no longer"):
@@ -201,7 +201,7 @@ def test_rebuild_keeps_all_rows(
 def test_rebuild_without_segment_of_table_is_refused(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
-    """Loss that is allowed is of what is new: rows that a table holds do not go with it."""
+    """Allowed loss affects new records only: rows of the table are kept."""
     options = tier.options(columns, failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)

@@ -70,7 +70,7 @@ def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_righ
     lake.export(given, transform=by_country, partition_by=asked)
     found = set(lake.read()["country"].to_pylist())
     assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
-    # What it wrote itself is no reason to refuse the next run.
+    # The next run accepts its own files.
     assert lake.export(given, transform=by_country, partition_by=asked).rows == 0
 
 

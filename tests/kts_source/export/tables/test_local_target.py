@@ -1,4 +1,4 @@
-"""Files of a local target: on the disk before anybody hears of them, without a wait at the end."""
+"""Files of a local target are synced to disk before they are reported, without a long wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit protocols at every step: what readers see, what a second run makes of it, who wins."""
+"""Commit protocols interrupted at every step: readers, second runs and races."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_race_of_different_topics_commits_both(lake: Lake, monkeypatch: pytest.M
 
 
 class DiesAtCommit:
-    """A table whose process dies right before or right after a commit."""
+    """A table that kills its process right before or after a commit."""
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table = table
@@ -330,7 +330,7 @@ def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
 
 
 class Liar(LocalTarget):
-    """A store that overwrites what it should refuse to."""
+    """A store that overwrites existing objects."""
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)

@@ -1,4 +1,4 @@
-"""Tables whose state has another version are refused by number."""
+"""Tables with another version of their state are refused by number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rejected row is in one named file, whatever happens around the commit that accepts it."""
+"""Each rejected row is in one published file, even if a run dies around its commit."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_dead_letters_survive_commit_of_another_run(exports: Exports) -> None:
         table.commit = lambda given: commit(given) and _die()
         with pytest.raises(Killed):
             exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
-        # What the dead run committed was planned after by nobody else: this one is refused.
+        # Only the dead run planned after its own commit, so this export is refused.
         return commit(_given)
 
     late.commit = meanwhile
@@ -173,7 +173,7 @@ def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
 def test_clean_of_others_leaves_what_is_committed(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
-    """Exports share a folder of dead letters, or it is that of the table."""
+    """Exports share a folder of dead letters, or use the folder of the table."""
     arguments = exports.arguments
     lake = exports.lake
     if cleaned == "no dead letters":
@@ -202,7 +202,7 @@ def test_clean_of_others_leaves_what_is_committed(
 
 
 def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Exports) -> None:
-    """Two exports of other partitions, of which the first dies behind its commit."""
+    """Two exports of different partitions; the first dies after its commit."""
 
     def source_of(number: int) -> dict[str, str]:
         options = {name: text for name, text in source().items() if name != "subscribe"}
