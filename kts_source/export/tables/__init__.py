@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kts_source.export.settings import DELTA, ICEBERG
 from kts_source.extras import require
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ def open_table(settings: ExportSettings) -> ExportTable:
         UnsupportedTargetError: The target cannot store each row exactly once.
         InvalidOptionError: The library of the format is not installed.
     """
-    if settings.table_format == "delta":
+    if settings.table_format == DELTA:
         require("deltalake", "delta", "a Delta table")
         from kts_source.export.tables.delta import DeltaExportTable
 
         return DeltaExportTable(settings)
-    if settings.table_format == "iceberg":
+    if settings.table_format == ICEBERG:
         require("pyiceberg", "iceberg", "an Iceberg table")
         from kts_source.export.tables.iceberg import IcebergExportTable
 
