@@ -204,11 +204,11 @@ def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: s
     rows = expected_table(TOPIC, "read_committed").to_pylist()
     newest = max(row["timestamp"] for row in rows if row["key"] is not None)
     assert known(key) == newest.timestamp() * 1000
-    assert compact.newest_of([], {key: 5}.get) == {}
+    assert compact.newest_timestamps([], {key: 5}.get) == {}
     report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
-    assert compact.newest_of([report], {key: 5}.get) == {key: 5}
-    assert compact.newest_of([report], {key: 2}.get) == {key: 3}
-    assert compact.newest_of([report], lambda _key: None) == {key: 3}
+    assert compact.newest_timestamps([report], {key: 5}.get) == {key: 5}
+    assert compact.newest_timestamps([report], {key: 2}.get) == {key: 3}
+    assert compact.newest_timestamps([report], lambda _key: None) == {key: 3}
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

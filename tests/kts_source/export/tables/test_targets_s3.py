@@ -259,7 +259,7 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
     assert [found.key for found in target.list_objects("")] == ["done"]
     with pytest.raises(ExportError, match="neither"):
         target.publish("draft", "other", 5)
-    with pytest.raises(ExportError, match="has 6 bytes"):
+    with pytest.raises(ExportError, match="has 5 bytes instead of 6"):
         target.publish("draft", "done", 6)
     with pytest.raises(ObjectNotFoundError):
         target.read("draft")

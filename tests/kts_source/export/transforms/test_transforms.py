@@ -85,5 +85,5 @@ def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: P
 
 def test_rejected_row_without_dead_letters_fails_the_export(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
-    with pytest.raises(TransformError, match=r"is odd .*topic txn, partition \d, offset \d+"):
+    with pytest.raises(TransformError, match=r"is odd\. .*topic txn, partition \d, offset \d+"):
         lake.export(source(), transform=EvenOffsets())
