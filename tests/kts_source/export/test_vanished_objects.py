@@ -58,7 +58,7 @@ def test_vanished_offsets_are_skipped_and_reported(
     assert held(lake) == (left[-1:] if compact else left)
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
     assert [n for start, stop in ranges(report) for n in range(start, stop)] == left
-    assert all("gone since the plan was made" in gap.reason for gap in report.skipped)
+    assert all("deleted after planning" in gap.reason for gap in report.skipped)
     # Vanished objects are skipped: nothing is written twice, and later runs continue.
     tier.grow(1)
     if not compact:
