@@ -37,7 +37,6 @@ COMPILED = (
     "zstandard",
     "google-crc32c",
     "aiohttp",
-    "fastavro",
     "deltalake",
 )
 

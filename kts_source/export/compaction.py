@@ -1,21 +1,12 @@
-"""What a compacted table holds already, on its way into the next compaction.
+"""Compacts a table: keeps the latest record of every key, as Kafka's log cleaner does.
 
-A run with new records does not read the old ones from the tier again: the files of the table take
-part in the first round as they are, by the same buckets, and what the second round leaves replaces
-them in the one step that moves the ranges. So a table that was compacted run by run is the table
-that one compaction makes.
+There are two rounds of tasks. The first one reads segments and spreads the records over buckets by
+their key, keeping only the latest of those in memory. The second one reads a bucket each and writes
+its latest records. Memory is bounded in both: the first round spills, and the second one reads a
+bucket that does not fit several times, each time for a share of its keys.
 
-Records of a compaction's first round, spread over buckets by their key.
-
-What is held in memory keeps only the latest of every key, and is spilled, a file per bucket, when
-it is too much.
-
-The latest record of every key, as Kafka's cleaner would leave a compacted topic.
-
-Two rounds of tasks. The first reads the segments and spreads the records over buckets by their key,
-keeping only the latest of what it holds in memory; the second reads one bucket each and writes what
-is left. Memory is bounded in both: what does not fit is spilled, and a bucket that does not fit is
-read several times, each time for a part of its keys.
+Later runs do not read old records from the tier again: the files of the table take part in the
+first round, and the new files replace them in the commit that moves the ranges.
 
 Source: `org.apache.kafka.storage.internals.log.Cleaner` (latest offset per key wins; tombstones go
 once they are older than `delete.retention.ms`; records without a key are not allowed).
@@ -37,40 +28,50 @@ import pyarrow.parquet as pq
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError, RangeGapError
-from kts_source.export.files import SpillFile, TaskReport
-from kts_source.export.job import OFFSET, TOPIC_ID
-from kts_source.export.parquet_file import ParquetFile
+from kts_source.export.parquet_file import ParquetFile, open_parquet
 from kts_source.export.ranges import PartitionKey
 from kts_source.export.row_schema import compacted_schema
 from kts_source.export.settings import KEEP, PARQUET, REMOVE_OLD
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.table_files import open_parquet
+from kts_source.export.task import OFFSET, TOPIC_ID, SpillFile, TaskReport
 from kts_source.export.task_writer import TaskWriter, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from kts_source.export.job import ExportJob
+    from kts_source.export.parquet_file import DataFile
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import Compaction, ExportSettings
-    from kts_source.export.tables.export_table import BaseFile, WritePlace
     from kts_source.export.tables.target_store import TargetStore
+    from kts_source.export.task import ExportJob, WriteTarget
     from kts_source.options import ScanOptions
     from kts_source.read.task import ScanTask
 
-
 KEY: Final = "key"
 NEEDED: Final = (KEY, "value", TOPIC, PARTITION, OFFSET, "timestamp")
-"""Columns that a compaction decides by."""
+"""Columns that a merge of files needs."""
 
 HELD_BYTES: Final = 64 << 20
-"""Records held in memory before they are spilled, or a bucket is read in more parts."""
+"""Records in memory before they are spilled, or before a bucket is read in more shares."""
+BUCKET_BYTES: Final = 256 << 20
+"""Original bytes of segments per bucket, about."""
+MAX_BUCKETS: Final = 1024
+BASE_RATIO: Final = 4
+"""Original bytes of a record per byte of the table, about."""
+_TASK_BYTES: Final = 64 << 20
+_MAX_MODULUS: Final = 1 << 20  # beyond it, single keys fill the memory
+_MAX_PARTITIONS: Final = 4096
+"""Partitions of a topic that are looked up if rows have no partition column."""
+_MAX_NAMED: Final = 5
 _ROWS: Final = 4096
 
 
+# -- first round: records into buckets
+
+
 def latest(table: pa.Table) -> pa.Table:
-    """The row with the greatest offset of each (topic id, partition, key), in no given order."""
+    """Returns the row with the greatest offset of each topic id, partition and key, unordered."""
     if table.num_rows == 0:
         return table
     table = table.combine_chunks()
@@ -79,28 +80,26 @@ def latest(table: pa.Table) -> pa.Table:
         encoded = table[name].combine_chunks().dictionary_encode()
         indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         _, codes = np.unique(codes * len(encoded.dictionary) + indices, return_inverse=True)
-    by_offset = np.argsort(table[OFFSET].to_numpy(), kind="stable")
-    # The first of the reversed order is the last written.
-    newest_first = by_offset[::-1]
+    newest_first = np.argsort(table[OFFSET].to_numpy(), kind="stable")[::-1]
     _, first = np.unique(codes[newest_first], return_index=True)
     return table.take(pa.array(newest_first[first]))
 
 
 class Buckets:
-    """Records that one task takes on their way into the buckets' files."""
+    """Spreads the records of a task over files of buckets."""
 
     def __init__(self, number: int, buckets: int, job: ExportJob) -> None:
         self._began = time.monotonic()
         self._buckets = buckets
         self._prefix = f"{spill_folder(job)}{number:06d}-{uuid.uuid4().hex}"
-        self._target = open_target(job.place.path, job.place.storage)
+        self._target = open_target(job.target.path, job.target.storage)
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
         self._spills: list[SpillFile] = []
         self._newest: dict[tuple[str, int], int] = {}
 
     def hold(self, batch: pa.RecordBatch) -> None:
-        """Takes rows that know their topic ids."""
+        """Adds rows with a column of topic ids."""
         if batch.num_rows == 0:
             return
         self._note_newest(batch)
@@ -121,12 +120,13 @@ class Buckets:
         )
         newest = times.group_by([TOPIC_ID, PARTITION]).aggregate([("time", "max")])
         for row in newest.to_pylist():
-            owner, found = (row[TOPIC_ID], row[PARTITION]), row["time_max"]
-            if found is not None:
-                self._newest[owner] = max(found // 1000, self._newest.get(owner, found // 1000))
+            owner, time_us = (row[TOPIC_ID], row[PARTITION]), row["time_max"]
+            if time_us is not None:
+                time_ms = time_us // 1000
+                self._newest[owner] = max(time_ms, self._newest.get(owner, time_ms))
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Spills what is left, and adds what was spilled to a report."""
+        """Spills the rest, and adds the spilled files to a report."""
         self._spill()
         return replace(
             report,
@@ -140,41 +140,39 @@ class Buckets:
         self._target.close()
 
     def _spill(self) -> None:
-        """Writes the latest of what is held, a file per bucket."""
+        """Writes the latest of the records in memory, a file per bucket."""
         if not self._held:
             return
         table = latest(pa.Table.from_batches(self._held))
         self._held, self._bytes = [], 0
-        buckets = self._buckets
         numbers = np.fromiter(
-            (zlib.crc32(key) % buckets for key in table[KEY].to_pylist()),
+            (zlib.crc32(key) % self._buckets for key in table[KEY].to_pylist()),
             dtype=np.int64,
             count=table.num_rows,
         )
         for number in np.unique(numbers):
-            part = table.filter(pa.array(numbers == number))
+            rows = table.filter(pa.array(numbers == number))
             key = f"{self._prefix}-{len(self._spills):06d}.part"
-            file = ParquetFile(self._target.open_output(key), part.schema, compression="zstd")
-            for batch in part.to_batches(_ROWS):
+            file = ParquetFile(self._target.open_output(key), rows.schema, compression="zstd")
+            for batch in rows.to_batches(_ROWS):
                 file.add(batch)
             file.close()
             self._spills.append(SpillFile(int(number), key))
 
 
 def spill_folder(job: ExportJob) -> str:
-    """Where a run spills."""
+    """Returns the folder of a run's spilled files."""
     return f"_kts/attempts/{job.run_id}/spill/"
 
 
-BUCKET_BYTES: Final = 256 << 20
-"""Original bytes of segments per bucket, about."""
-MAX_BUCKETS: Final = 1024
-_MAX_MODULUS: Final = 1 << 20  # beyond it, single keys fill the memory
+def bucket_count(nominal_bytes: int) -> int:
+    """Returns the number of buckets for original bytes, including the files of the table."""
+    return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadTask:
-    """First round: records of some slices into buckets."""
+    """First round for slices of the tier."""
 
     number: int
     scan: ScanTask
@@ -182,7 +180,7 @@ class SpreadTask:
     buckets: int
 
     def run(self, job: ExportJob) -> TaskReport:
-        """Reads, spreads and spills."""
+        """See `RunnableTask.run`."""
         with closing(Buckets(self.number, self.buckets, job)) as records:
 
             def hold(batch: pa.RecordBatch) -> None:
@@ -192,13 +190,110 @@ class SpreadTask:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseTask:
+    """First round for files of the table."""
+
+    number: int
+    files: tuple[DataFile, ...]
+    buckets: int
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """See `RunnableTask.run`.
+
+        Raises:
+            ExportError: A file lacks a column of the table.
+        """
+        rows = _rows_of(job.target, self.files, compacted_schema(job.options.columns))
+        with closing(rows) as batches, closing(Buckets(self.number, self.buckets, job)) as buckets:
+            for batch in batches:
+                buckets.hold(batch)
+            return buckets.completed(TaskReport(number=self.number))
+
+
+def base_tasks(files: Sequence[DataFile], first: int, buckets: int) -> list[BaseTask]:
+    """Returns tasks for the files of the table, numbered from `first`."""
+    groups: list[list[DataFile]] = []
+    size = _TASK_BYTES
+    for file in files:
+        if size >= _TASK_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return [BaseTask(first + number, tuple(group), buckets) for number, group in enumerate(groups)]
+
+
+def _with_topic_id(
+    batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
+) -> pa.RecordBatch:
+    """Adds a column with the topic id to rows of one partition.
+
+    Raises:
+        ExportError: A record has no key.
+    """
+    if batch.num_rows == 0:
+        return batch
+    topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
+    keys = batch.column(KEY)
+    if keys.null_count:
+        row = keys.is_null().index(pa.scalar(True)).as_py()
+        raise ExportError(
+            "a record without a key cannot be compacted. Export without compact=True, or drop such"
+            " records with option where",
+            topic=topic,
+            partition=partition,
+            offset=batch.column(OFFSET)[row].as_py(),
+        )
+    ids = pa.repeat(pa.scalar(topic_ids[topic, partition]), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*batch.columns, ids], names=[*batch.schema.names, TOPIC_ID])
+
+
+def _rows_of(
+    target: WriteTarget, files: Sequence[DataFile], schema: pa.Schema
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yields some columns of all rows of data files.
+
+    Raises:
+        ExportError: A file lacks a column.
+    """
+    with closing(open_target(target.path, target.storage)) as store:
+        for entry in files:
+            with open_parquet(store, entry) as file:
+                names = [name for name in schema.names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(_ROWS, columns=names, use_threads=False):
+                    yield _with_partition_values(batch, entry, schema, store.uri(entry.key))
+
+
+def _with_partition_values(
+    batch: pa.RecordBatch, file: DataFile, schema: pa.Schema, uri: str
+) -> pa.RecordBatch:
+    arrays = []
+    for field in schema:
+        if field.name in batch.schema.names:
+            arrays.append(batch.column(field.name).cast(field.type))
+        elif field.name in file.values:
+            value = pa.scalar(file.values[field.name], pa.string()).cast(field.type)
+            arrays.append(pa.repeat(value, batch.num_rows))
+        else:
+            raise ExportError(
+                f"a file of the table has no column {field.name!r}: another writer added it. Export"
+                " into another table",
+                uri=uri,
+            )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# -- second round: buckets into files
+
+
+@dataclass(frozen=True, slots=True)
 class BucketTask:
-    """Second round: the latest records of one bucket.
+    """Second round: writes the latest records of a bucket.
 
     Attributes:
-        buckets: How many there are in all.
+        buckets: Number of all buckets.
         spills: Keys of the bucket's files.
-        newest_ms: (Topic id, partition) to the timestamp of its newest record.
+        newest_ms: Timestamps of the newest records of all partitions.
     """
 
     number: int
@@ -208,20 +303,56 @@ class BucketTask:
     compaction: Compaction
 
     def run(self, job: ExportJob) -> TaskReport:
-        """Merges and writes."""
-        # Keys whose hash has a remainder by a modulus; halved until a share fits into memory.
+        """See `RunnableTask.run`."""
+        # Shares of the keys, by remainder of their hash; halved until a share fits into memory.
         shares = [(1, 0)]
         with TaskWriter(self.number, {}, job) as writer:
             while shares:
                 modulus, remainder = shares.pop()
-                table = _latest_of_share(self, writer.target, modulus, remainder)
+                table = self._latest_of_share(writer.target, modulus, remainder)
                 if table is None:
                     shares += [(2 * modulus, remainder), (2 * modulus, remainder + modulus)]
                     continue
-                for ordered in _by_owner(_without_tombstones(table, self)):
+                for ordered in _split_by_owner(self._without_tombstones(table)):
                     for batch in ordered.to_batches(_ROWS):
                         writer.write(batch)
             return writer.completed(TaskReport(number=self.number))
+
+    def _latest_of_share(
+        self, target: TargetStore, modulus: int, remainder: int
+    ) -> pa.Table | None:
+        """Returns the latest records of a share; `None` if they do not fit into memory."""
+        merged: pa.Table | None = None
+        for spill in self.spills:
+            table = pq.read_table(pa.BufferReader(target.read(spill)))
+            if modulus > 1:
+                is_in_share = [
+                    zlib.crc32(key) // self.buckets % modulus == remainder
+                    for key in table[KEY].to_pylist()
+                ]
+                table = table.filter(pa.array(is_in_share))
+            if merged is None:
+                merged = table
+            else:  # files of the table may lack columns that are read but not written
+                merged = latest(pa.concat_tables([merged, table], promote_options="default"))
+            if merged.nbytes > HELD_BYTES and modulus < _MAX_MODULUS:
+                return None
+        assert merged is not None
+        return latest(merged)
+
+    def _without_tombstones(self, table: pa.Table) -> pa.Table:
+        if self.compaction.tombstones == KEEP:
+            return table
+        is_dropped = pc.is_null(table["value"])
+        if self.compaction.tombstones == REMOVE_OLD:
+            owners = zip(table[TOPIC_ID].to_pylist(), table[PARTITION].to_pylist(), strict=True)
+            horizons = [
+                self.newest_ms[PartitionKey(*owner)] - self.compaction.delete_retention_ms
+                for owner in owners
+            ]
+            times = pc.divide(table["timestamp"].cast(pa.int64()), 1000)
+            is_dropped = pc.and_(is_dropped, pc.less(times, pa.array(horizons, pa.int64())))
+        return table.filter(pc.invert(is_dropped))
 
 
 def bucket_tasks(
@@ -231,7 +362,7 @@ def bucket_tasks(
     compaction: Compaction,
     newest: Mapping[PartitionKey, int],
 ) -> list[BucketTask]:
-    """The second round, from what the first one reports."""
+    """Returns the tasks of the second round, from the reports of the first."""
     spills: dict[int, list[str]] = {}
     for report in reports:
         for spill in report.spills:
@@ -242,95 +373,23 @@ def bucket_tasks(
     ]
 
 
-def newest_of(
-    reports: Sequence[TaskReport], known: Callable[[PartitionKey], int | None]
+def newest_timestamps(
+    reports: Sequence[TaskReport], recorded: Callable[[PartitionKey], int | None]
 ) -> dict[PartitionKey, int]:
-    """The timestamp of every partition's newest record, in ms: of those just read and of before."""
+    """Returns the newest timestamp, read now or `recorded`, of every partition that was read."""
     newest: dict[PartitionKey, int] = {}
     for report in reports:
         for topic_id, partition, time_ms in report.newest_ms:
             key = PartitionKey(topic_id, partition)
-            before = known(key)
+            before = recorded(key)
             newest[key] = max(
                 time_ms, newest.get(key, time_ms), time_ms if before is None else before
             )
     return newest
 
 
-def bucket_count(nominal_bytes: int) -> int:
-    """Buckets for so many original bytes, those of the table's own files among them."""
-    return max(1, min(MAX_BUCKETS, -(-nominal_bytes // BUCKET_BYTES)))
-
-
-def _with_topic_id(
-    batch: pa.RecordBatch, topic_ids: Mapping[tuple[str, int], str]
-) -> pa.RecordBatch:
-    """Rows of one partition and the id of its topic.
-
-    Raises:
-        ExportError: A record without a key.
-    """
-    if batch.num_rows == 0:
-        return batch
-    topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
-    keys = batch.column(KEY)
-    if keys.null_count:
-        row = keys.is_null().index(pa.scalar(True)).as_py()
-        raise ExportError(
-            "a record without a key cannot be compacted",
-            topic=topic,
-            partition=partition,
-            offset=batch.column(OFFSET)[row].as_py(),
-        )
-    ids = pa.repeat(pa.scalar(topic_ids[topic, partition]), batch.num_rows)
-    return pa.RecordBatch.from_arrays([*batch.columns, ids], names=[*batch.schema.names, TOPIC_ID])
-
-
-def _latest_of_share(
-    task: BucketTask, target: TargetStore, modulus: int, remainder: int
-) -> pa.Table | None:
-    """The latest records of some of the bucket's keys; `None` when they do not fit into memory."""
-    best: pa.Table | None = None
-    for spill in task.spills:
-        table = pq.read_table(pa.BufferReader(target.read(spill)))
-        if modulus > 1:
-            chosen = [
-                zlib.crc32(key) // task.buckets % modulus == remainder
-                for key in table[KEY].to_pylist()
-            ]
-            table = table.filter(pa.array(chosen))
-        if best is None:
-            best = table
-        else:  # files of the table may lack columns that are read but not written
-            best = latest(pa.concat_tables([best, table], promote_options="default"))
-        if best.nbytes > HELD_BYTES and modulus < _MAX_MODULUS:
-            return None
-    assert best is not None
-    return latest(best)
-
-
-def _without_tombstones(table: pa.Table, task: BucketTask) -> pa.Table:
-    how = task.compaction
-    if how.tombstones == KEEP:
-        return table
-    gone = pc.is_null(table["value"])
-    if how.tombstones == REMOVE_OLD:
-        horizons = pa.array(
-            [
-                task.newest_ms[PartitionKey(*owner)] - how.delete_retention_ms
-                for owner in zip(
-                    table[TOPIC_ID].to_pylist(), table[PARTITION].to_pylist(), strict=True
-                )
-            ],
-            pa.int64(),
-        )
-        times = pc.divide(table["timestamp"].cast(pa.int64()), 1000)
-        gone = pc.and_(gone, pc.less(times, horizons))
-    return table.filter(pc.invert(gone))
-
-
-def _by_owner(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows of each topic id and partition, in offset order."""
+def _split_by_owner(table: pa.Table) -> Iterator[pa.Table]:
+    """Yields the rows of each topic id and partition, in offset order."""
     table = table.sort_by(
         [(TOPIC_ID, "ascending"), (PARTITION, "ascending"), (OFFSET, "ascending")]
     )
@@ -342,19 +401,13 @@ def _by_owner(table: pa.Table) -> Iterator[pa.Table]:
             start = row
 
 
-TASK_BYTES: Final = 64 << 20
-BASE_RATIO: Final = 4
-"""Original bytes of a record per byte of the table, about."""
-_NAMED: Final = 5
-_MAX_PARTITIONS: Final = 4096
-"""Of a topic, where only asking for each tells."""
+# -- merge or rebuild
 
 
 def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
-    """Whether a table that was begun holds all that its next compaction has to know.
+    """Returns whether the files of the table have all columns that the next compaction needs.
 
-    It does not where columns that decide are not among those written: then it is built anew, from
-    the tier.
+    Otherwise the table is rebuilt from the tier.
     """
     if settings.compaction is None or settings.table_format == PARQUET:
         return False
@@ -366,26 +419,25 @@ def can_merge(options: ScanOptions, settings: ExportSettings) -> bool:
 
 def check_rebuild(
     options: ScanOptions,
-    place: WritePlace,
-    files: Sequence[BaseFile],
+    target: WriteTarget,
+    files: Sequence[DataFile],
     committed: CommittedRanges,
     planned: AbstractSet[PartitionKey],
 ) -> None:
-    """Makes sure that a table built anew from the tier, all that is `planned`, keeps all of its
-    rows' partitions.
+    """Checks that a rebuild from the tier reads all partitions that have rows in the table.
 
     Raises:
-        RangeGapError: It has rows of topics or partitions that have left the tier.
-        ExportError: A file does not have the table's columns.
+        RangeGapError: The table has rows of topics or partitions that have left the tier.
+        ExportError: A file lacks a column of the table.
     """
-    schema = _columns_of(options, TOPIC_ID, PARTITION)
+    schema = _table_columns(options, TOPIC_ID, PARTITION)
     owners: set[tuple[Any, ...]] = set()
-    for rows in _rows_of(place, files, schema):
-        found = pa.table(rows).group_by(schema.names).aggregate([]).to_pylist()
-        owners.update(tuple(row[name] for name in schema.names) for row in found)
+    for rows in _rows_of(target, files, schema):
+        distinct = pa.table(rows).group_by(schema.names).aggregate([]).to_pylist()
+        owners.update(tuple(row[name] for name in schema.names) for row in distinct)
     keys: set[PartitionKey] = set()
     for topic_id, *partition in owners:
-        # Tables without the column tell which partitions they were built from, if they are asked.
+        # Without a partition column, the recorded ranges show the partitions.
         numbers = partition or [
             number
             for number in range(_MAX_PARTITIONS)
@@ -394,30 +446,28 @@ def check_rebuild(
         ]
         keys |= {PartitionKey(topic_id, number) for number in numbers or (0,)}
     if gone := [f"{key.topic_id}, partition {key.partition}" for key in sorted(keys - planned)]:
-        needed = ",".join(NEEDED)
         raise RangeGapError(
-            f"the table has rows of topic id {'; topic id '.join(gone[:_NAMED])}"
-            f"{' and others' if len(gone) > _NAMED else ''}, which are no longer in the tier, and"
-            f" it is built anew from the tier: they would be lost. Export into another table; with"
-            f" columns {needed} among others it is merged, and keeps them",
+            f"the table has rows of topic id {'; topic id '.join(gone[:_MAX_NAMED])}"
+            f"{' and others' if len(gone) > _MAX_NAMED else ''}, which are no longer in the tier,"
+            f" and a rebuild from the tier would lose them. {_ADVICE}"
         )
 
 
 def check_lost(
     options: ScanOptions,
-    place: WritePlace,
-    files: Sequence[BaseFile],
+    target: WriteTarget,
+    files: Sequence[DataFile],
     committed: CommittedRanges,
     lost: Mapping[PartitionKey, Sequence[tuple[int, int]]],
 ) -> None:
-    """Makes sure that a table built anew has no rows at offsets that are missing there.
+    """Checks that the table has no rows of offsets that a rebuild does not read.
 
-    Where its columns do not tell partitions or offsets of its rows, they may be any. `lost` are
-    offsets [start, stop) that are not read, allowed or not.
+    `lost` are offsets [start, stop), whether loss is allowed or not. If the columns of the table do
+    not show partitions or offsets, every row counts.
 
     Raises:
-        RangeGapError: It has such rows.
-        ExportError: A file does not have the table's columns.
+        RangeGapError: The table has such rows.
+        ExportError: A file lacks a column of the table.
     """
     gaps = [
         (key, max(start, held.start), min(stop, held.stop))
@@ -428,94 +478,32 @@ def check_lost(
     ]
     if not gaps:
         return
-    schema = _columns_of(options, TOPIC_ID, PARTITION, OFFSET)
-    for rows in _rows_of(place, files, schema):
+    schema = _table_columns(options, TOPIC_ID, PARTITION, OFFSET)
+    for rows in _rows_of(target, files, schema):
         for key, start, stop in gaps:
-            there = pc.equal(rows[TOPIC_ID], key.topic_id)
+            matches = pc.equal(rows[TOPIC_ID], key.topic_id)
             if PARTITION in schema.names:
-                there = pc.and_(there, pc.equal(rows[PARTITION], key.partition))
+                matches = pc.and_(matches, pc.equal(rows[PARTITION], key.partition))
             if OFFSET in schema.names:
                 inside = pc.and_(pc.greater_equal(rows[OFFSET], start), pc.less(rows[OFFSET], stop))
-                there = pc.and_(there, inside)
-            if pc.any(there).as_py():
+                matches = pc.and_(matches, inside)
+            if pc.any(matches).as_py():
                 raise RangeGapError(
                     f"offsets [{start}, {stop}) of topic id {key.topic_id}, partition"
-                    f" {key.partition}, are no longer in the tier, and the table may have rows of"
-                    f" them: it is built anew, and they would be lost. Export into another table;"
-                    f" with columns {','.join(NEEDED)} among others it is merged, and keeps them",
+                    f" {key.partition}, are no longer in the tier, and a rebuild would lose rows"
+                    f" that the table may have of them. {_ADVICE}",
                     partition=key.partition,
                     offset=start,
                 )
 
 
-def _columns_of(options: ScanOptions, *names: str) -> pa.Schema:
-    """Those of the columns that the table has."""
+_ADVICE: Final = (
+    f"Export into another table; a table with the columns {','.join(NEEDED)} is merged instead of"
+    " rebuilt, and keeps them"
+)
+
+
+def _table_columns(options: ScanOptions, *names: str) -> pa.Schema:
+    """Selects the columns that the table has."""
     schema = compacted_schema(options.columns)
     return pa.schema([schema.field(name) for name in names if name in schema.names])
-
-
-def _rows_of(
-    place: WritePlace, files: Sequence[BaseFile], schema: pa.Schema
-) -> Generator[pa.RecordBatch, None, None]:
-    """Some columns of all rows that files of a table hold."""
-    with closing(open_target(place.path, place.storage)) as store:
-        for base in files:
-            with open_parquet(store, base) as file:
-                there = [name for name in schema.names if name in file.schema_arrow.names]
-                for batch in file.iter_batches(_ROWS, columns=there, use_threads=False):
-                    yield _whole(batch, base.values, schema, store.uri(base.key))
-
-
-@dataclass(frozen=True, slots=True)
-class BaseTask:
-    """First round, for files of the table.
-
-    Attributes:
-        number: Within the run.
-        buckets: How many there are in all.
-    """
-
-    number: int
-    files: tuple[BaseFile, ...]
-    buckets: int
-
-    def run(self, job: ExportJob) -> TaskReport:
-        """Reads, spreads and spills.
-
-        Raises:
-            ExportError: A file does not have the table's columns.
-        """
-        rows = _rows_of(job.place, self.files, compacted_schema(job.options.columns))
-        with closing(rows) as batches, closing(Buckets(self.number, self.buckets, job)) as buckets:
-            for batch in batches:
-                buckets.hold(batch)
-            return buckets.completed(TaskReport(number=self.number))
-
-
-def base_tasks(files: Sequence[BaseFile], first: int, buckets: int) -> list[BaseTask]:
-    """The files in tasks of about `TASK_BYTES`."""
-    groups: list[list[BaseFile]] = []
-    held = TASK_BYTES
-    for file in files:
-        if held >= TASK_BYTES:
-            groups.append([])
-            held = 0
-        groups[-1].append(file)
-        held += file.size
-    return [BaseTask(first + number, tuple(group), buckets) for number, group in enumerate(groups)]
-
-
-def _whole(
-    batch: pa.RecordBatch, values: Mapping[str, str | None], schema: pa.Schema, uri: str
-) -> pa.RecordBatch:
-    """The rows of a file with the partition columns that its name or the log holds for it."""
-    arrays = []
-    for field in schema:
-        if field.name in batch.schema.names:
-            arrays.append(batch.column(field.name).cast(field.type))
-        elif field.name in values:
-            value = pa.scalar(values[field.name], pa.string()).cast(field.type)
-            arrays.append(pa.repeat(value, batch.num_rows))
-        else:
-            raise ExportError(f"a file of the table has no column {field.name!r}", uri=uri)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,4 +1,4 @@
-"""Where a table ends, for streams and batches that go on behind it."""
+"""Ends of the offsets that a table holds, for streams and batches that continue after it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from kts_source.errors import ExportError
-from kts_source.export.continuation import Continuation, check_logs, check_rollback
+from kts_source.export.export_plan import Continuation, check_logs, check_rollback
 from kts_source.export.ranges import held_range
 from kts_source.export.settings import ExportArguments, export_settings
-from kts_source.export.tables.open_table import open_table
+from kts_source.export.tables import open_table
 from kts_source.options import parse_options
 from kts_source.options.selection import EARLIEST_OFFSET, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
@@ -30,47 +30,46 @@ def end_offsets(
     partitions: Mapping[str, int] | None = None,
     **arguments: Unpack[ExportArguments],
 ) -> str:
-    """The ends of what a table of `backfill` holds, as `startingOffsets` for `format("kafka")` or
-    for a stream or batch of this source.
+    """Returns the ends of the offsets in a table of `backfill`, as `startingOffsets` for
+    `format("kafka")` or for a stream or batch of this source.
 
-    End the export first: what it commits later is not in the answer.
+    Stop the export first: the result does not contain later commits.
 
     Args:
-        source: The options of the export; the tier, or the cluster, tells which ids its topics
-            have.
+        source: Options of the export; the tier, or the cluster, has the ids of its topics.
         target: See `backfill`.
-        partitions: How many partitions topics have. Those that the table lacks are named too, with
-            −2 (earliest): Spark's Kafka source wants all of them. With `kafka.bootstrap.servers`
-            in `source` that is not needed. Without either, partitions above the highest of the
-            tier are not named.
-        arguments: Those of `backfill` that tell which table and which export in it:
-            `table_format`, `export_id`, `target_options`, `catalog`.
+        partitions: Number of partitions by topic. Partitions that the table lacks get −2
+            (earliest), because Spark's Kafka source needs every partition. This is not needed with
+            `kafka.bootstrap.servers` in `source`. Without both, partitions above the highest one of
+            the tier are missing.
+        arguments: Arguments of `backfill` that identify the table and the export: `table_format`,
+            `export_id`, `target_options`, `catalog`.
 
     Returns:
         JSON, `{"<topic>":{"<partition>":<next offset>}}`.
 
     Raises:
-        ExportError: The table holds nothing of a topic, by the id that it has now.
-        DataLossError: The log or the table is not the one of the last export run, and the source's
-            `failOnDataLoss` does not allow it; see `backfill`.
-        TieredKafkaError: The source or the table cannot be looked at.
+        ExportError: The table holds nothing of the current id of a topic.
+        DataLossError: The log or the table is not the one of the last run, and `failOnDataLoss` of
+            the source does not allow it; see `backfill`.
+        TieredKafkaError: The source or the table cannot be read.
     """
     settings = export_settings(target, source=source, **arguments)
-    asked = parse_options(source)
-    whole = replace(asked, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
+    requested = parse_options(source)
+    whole = replace(requested, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
     options = replace(whole, fail_on_data_loss=False)
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
-        check_rollback(asked, state)
-        # The plan starts after the table: what the table holds may have left the source.
+        check_rollback(requested, state)
+        # The plan starts after the table: the source may no longer have earlier offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
-        held_parts = [
+        held_partitions = [
             part
             for part in plan.partitions
             if held_range(committed, part.topic, part.topic_id, part.partition) is not None
         ]
-        check_logs(whole, held_parts, state)
+        check_logs(whole, held_partitions, state)
         numbers: dict[tuple[str, str], set[int]] = {}
         for part in plan.partitions:
             numbers.setdefault((part.topic, part.topic_id), set()).add(part.partition)
@@ -91,7 +90,7 @@ def _ends_of_topic(
             f"the table holds no offsets of topic id {topic_id} for the export"
             f" {settings.export_id!r}: give the target, format and export_id of the export"
             " that wrote it. If the topic was created again since, export its new id first,"
-            " or begin at earliest",
+            " or start at earliest",
             topic=topic,
             uri=settings.target,
         )

@@ -1,22 +1,26 @@
-"""What an export has still to write: the scan's plan behind what the table holds, in waves.
+"""Plans what an export has still to write: the scan after the offsets of the table, in waves.
 
-A wave is committed as a whole, so it ends where every partition in it has a known end: between
-segments, never within one.
+A table grows upwards only. It holds offsets [start, stop) of a partition, so the plan begins at
+`stop`, and every gap is an error or reported as skipped. Offsets that the table holds are not read
+again, so the tier may have deleted them.
+
+A wave is committed as a whole. It ends between segments, where the end of every partition is known.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from kts_source.errors import ExportError, RangeGapError, RangeOverlapError
-from kts_source.export.continuation import (
-    Continuation,
-    check_logs,
-    check_rollback,
-    epoch_before,
-    left_out_by_bounds,
+from kts_source.errors import (
+    DataLossError,
+    ExportError,
+    OffsetOutOfRangeError,
+    RangeGapError,
+    RangeOverlapError,
 )
+from kts_source.export.fingerprint import is_stored_text
 from kts_source.export.ranges import (
     PartitionKey,
     RangeAdvance,
@@ -26,6 +30,8 @@ from kts_source.export.ranges import (
 )
 from kts_source.export.report import Skipped
 from kts_source.export.task_writer import ExportTask
+from kts_source.options.selection import EARLIEST_OFFSET, OffsetsBound
+from kts_source.planning.bounds import Place, requested_bounds
 from kts_source.planning.planner import plan_scan
 
 if TYPE_CHECKING:
@@ -34,14 +40,21 @@ if TYPE_CHECKING:
     from kts_source.export.ranges import CommittedRanges, OffsetRange
     from kts_source.export.tables.export_table import TableState
     from kts_source.options import ScanOptions
+    from kts_source.planning.bounds import BoundsOf, TimestampLookup
+    from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task import ScanTask
 
+log = logging.getLogger(__name__)
+
+_GONE: Final = "no longer in the tier"
+_TopicPartition: TypeAlias = "tuple[str, int]"
+
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Tasks whose files are committed together, and the ranges they move."""
+    """Tasks that are committed together, and the ranges that the commit moves."""
 
     tasks: tuple[ExportTask, ...]
     advances: tuple[RangeAdvance, ...]
@@ -49,12 +62,12 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """All that is to be written.
+    """All that an export writes.
 
     Attributes:
-        scan: Of the offsets still missing.
+        scan: Of the missing offsets.
         waves: In order.
-        skipped: What is left out of what was asked for.
+        skipped: Requested offsets that are not written.
     """
 
     scan: ScanPlan
@@ -65,30 +78,30 @@ class ExportPlan:
 def plan_export(
     options: ScanOptions, state: TableState, *, resume: bool, commit_bytes: int
 ) -> ExportPlan:
-    """Plans an export behind what is committed.
+    """Plans an export after the committed offsets.
 
     Args:
-        options: What was asked for.
-        state: What the table holds.
-        resume: Whether to continue behind it; otherwise whatever of it is asked for again is an
-            error.
+        options: Options of the source.
+        state: State of the table.
+        resume: Continues after the committed offsets; otherwise a request for committed offsets is
+            an error.
         commit_bytes: Original bytes of a wave, at least.
 
     Raises:
-        RangeGapError: Offsets between what is committed and what was asked for would be missing.
-        RangeOverlapError: Offsets asked for are committed already, or lie below them.
+        RangeGapError: Offsets between the committed and the requested ones would be missing.
+        RangeOverlapError: Requested offsets are committed already, or are below them.
         DataLossError: See `check_rollback` and `check_logs`.
         TieredKafkaError: See `plan_scan`.
     """
     check_rollback(options, state)
-    behind = Continuation(options, state.committed, resume)
-    plan = plan_scan(options, progress=behind)
+    continuation = Continuation(options, state.committed, resume)
+    plan = plan_scan(options, progress=continuation)
     check_logs(options, plan.partitions, state)
-    return _in_waves(plan, options, state.committed, commit_bytes, behind.skipped)
+    return _plan_waves(plan, options, state.committed, commit_bytes, continuation.skipped)
 
 
 def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan:
-    """Plans a table built anew from all that was asked for; no wave when nothing is new.
+    """Plans a table that is rebuilt from all requested offsets; no wave if nothing is new.
 
     Raises:
         RangeGapError: The tier no longer holds all that the table was built from.
@@ -99,51 +112,303 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
         held = _held(committed, part)
         if held is None or held.start == held.stop:
             continue
-        place = f"{part.topic}-{part.partition}"
-        where = f"the table was built from [{held.start}, {held.stop})"
+        name = f"{part.topic}-{part.partition}"
+        source = f"the table was built from [{held.start}, {held.stop})"
         if part.start > held.start:
             raise RangeGapError(
-                f"offsets [{held.start}, {part.start}) of {place} are no longer in the tier, and"
-                f" {where}: a rebuild could lose keys",
+                f"offsets [{held.start}, {part.start}) of {name} are {_GONE}, and {source}: a"
+                " rebuild could lose keys. Export into another table",
                 topic=part.topic,
                 partition=part.partition,
                 offset=held.start,
             )
         if part.stop < held.stop:
             raise RangeOverlapError(
-                f"{place} ends at {part.stop} now, and {where}",
+                f"{name} ends at {part.stop} now, and {source}. Export into another table",
                 topic=part.topic,
                 partition=part.partition,
                 offset=part.stop,
             )
-    plan = _in_waves(scan, options, committed, 1 << 62)
+    plan = _plan_waves(scan, options, committed, 1 << 62)
     return plan if any(wave.advances for wave in plan.waves) else replace(plan, waves=())
 
 
-def _key(part: PartitionPlan) -> PartitionKey:
-    return partition_key(part.topic, part.topic_id, part.partition)
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Reports the offsets of a table to the planner (`planning.bounds.Progress`).
+
+    Attributes:
+        resume: See `plan_export`.
+        skipped: Offsets that are skipped because loss is allowed. Planning threads share it.
+    """
+
+    options: ScanOptions
+    committed: CommittedRanges
+    resume: bool
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
+        """See `Progress.bounds_of`."""
+        held = held_range(self.committed, topic, topic_id, partition)
+        if held is None:
+            return None
+        place = Place(topic, partition, fail_on_data_loss=self.options.fail_on_data_loss)
+
+        def bounds(tier: PartitionLog, lookup: TimestampLookup) -> tuple[int, int]:
+            def lookup_after_table(timestamp_ms: int) -> tuple[PartitionLog, int | None]:
+                held_offset = _held_offset_dated(tier, timestamp_ms, held)
+                view, offset = lookup(timestamp_ms) if held_offset is None else (tier, held_offset)
+                return _with_held(view, held), offset
+
+            if self.resume:
+                start, stop = requested_bounds(
+                    self.options, place, _with_held(tier, held), lookup_after_table
+                )
+            else:
+                start, stop = requested_bounds(self.options, place, tier, lookup)
+            first = self._first_offset(place, held, start, stop, tier.log_start)
+            return min(first, tier.stop), min(max(stop, first), tier.stop)
+
+        return bounds
+
+    def first_missing(self, part: PartitionPlan) -> int:
+        """See `Progress.first_missing`."""
+        held = _held(self.committed, part)
+        if held is None:
+            return part.start
+        place = Place(part.topic, part.partition)
+        log_start = part.surviving.log_start
+        return self._first_offset(place, held, part.start, part.stop, log_start)
+
+    def _first_offset(
+        self, place: Place, held: OffsetRange, start: int, stop: int, log_start: int
+    ) -> int:
+        """Returns the first of offsets [start, stop) to write; `stop` if there is none."""
+        if start >= stop:
+            return stop
+        holds = f"the table holds [{held.start}, {held.stop})"
+        if start < held.start:
+            end = min(stop, held.start)
+            error = RangeOverlapError(
+                f"{place}: offsets [{start}, {end}) were requested, and {holds}: a table grows"
+                " upwards only. Export them into another table, or continue with startingOffsets"
+                f" from {held.start} to {held.stop}; failOnDataLoss=false skips and reports them",
+                topic=place.topic,
+                partition=place.partition,
+                offset=start,
+            )
+            self._skip(place, start, end, "below what the table holds", error)
+        if not self.resume and start < held.stop and stop > held.start:
+            low, high = max(start, held.start), min(stop, held.stop)
+            raise RangeOverlapError(
+                f"{place}: offsets [{low}, {high}) were requested, and {holds}. Set resume=True to"
+                " continue after them",
+                topic=place.topic,
+                partition=place.partition,
+                offset=low,
+            )
+        first = held.stop
+        if first >= stop:
+            return stop
+        if first < log_start:
+            end = min(log_start, stop)
+            self._skip(
+                place, first, end, _GONE, _gap_error(place, first, end, f"are {_GONE}", holds)
+            )
+            first = end
+        if start > first:
+            raise _gap_error(place, first, start, "were not requested", holds)
+        return first
+
+    def _skip(self, place: Place, start: int, stop: int, reason: str, error: ExportError) -> None:
+        if self.options.fail_on_data_loss:
+            raise error
+        gap = Skipped(place.topic, place.partition, start, stop, reason)
+        # The planner may ask for a partition again.
+        if gap not in self.skipped:
+            log.warning("%s: skipping offsets [%d, %d): %s", place, start, stop, reason)
+            self.skipped.append(gap)
+
+
+def _gap_error(place: Place, start: int, stop: int, reason: str, holds: str) -> RangeGapError:
+    return RangeGapError(
+        f"offsets [{start}, {stop}) of {place} {reason}, and {holds}: the table would lack them."
+        " Export into another table, or request them",
+        topic=place.topic,
+        partition=place.partition,
+        offset=start,
+    )
+
+
+def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
+    """Returns the log as if it still had all that the table holds."""
+    return replace(
+        tier,
+        log_start=min(tier.log_start, held.start),
+        stop=max(tier.stop, held.stop),
+        holes=tuple(hole for hole in tier.holes if hole.stop > held.stop),
+        unverifiable=tuple(hole for hole in tier.unverifiable if hole.stop > held.stop),
+    )
+
+
+def _held_offset_dated(tier: PartitionLog, timestamp_ms: int, held: OffsetRange) -> int | None:
+    """Returns an offset of the table if the first record at or after a time is in the table.
+
+    Manifests decide that, so that no index is read. `None` if they do not show it.
+    """
+    for span in tier.ranges:
+        segment = span.segment
+        if not segment.is_dated_before(timestamp_ms):
+            # The record of that time may be outside the range of a clipped segment.
+            is_whole = (span.start, span.stop) == (segment.start_offset, segment.stop_offset)
+            is_held = held.start <= span.start and span.stop <= held.stop
+            is_sure = segment.max_timestamp_ms > 0 and is_whole and is_held
+            return span.start if is_sure else None
+    return None
+
+
+# -- checks of the table and its logs
+
+
+def check_rollback(options: ScanOptions, state: TableState) -> None:
+    """Checks that the table still has the rows of the offsets it records.
+
+    Raises:
+        DataLossError: An earlier state of the table was restored, and loss is not allowed.
+    """
+    text = state.rollback() if state.fingerprint else None
+    if text is None:
+        return
+    text = (
+        f"the table records offsets whose rows it no longer has: {text}. Restore the newest state"
+        " that the export committed, or export into another table"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{text}; failOnDataLoss=false continues without these rows")
+    log.warning("%s; continuing without these rows", text)
+
+
+def check_logs(
+    options: ScanOptions, partitions: Sequence[PartitionPlan], state: TableState
+) -> None:
+    """Checks that the planned logs are those that the table records.
+
+    Raises:
+        DataLossError: A log ends below the table, another leader wrote the offsets that the table
+            has, a topic was created again, or a new partition has lost its first records.
+    """
+    if not state.fingerprint:
+        return
+    held_topics: dict[tuple[str, str], bool] = {}
+    new_partitions = []
+    for part in partitions:
+        held = _held(state.committed, part)
+        topic = part.topic, part.topic_id
+        held_topics[topic] = held_topics.get(topic, False) or held is not None
+        if held is None:
+            new_partitions.append(part)
+        else:
+            _check_log(options, part, held)
+    for part in new_partitions:
+        if held_topics[part.topic, part.topic_id]:
+            _check_new_partition(options, part)
+    for (name, topic_id), is_held in held_topics.items():
+        if is_held or name in options.topic_ids or "" in options.topic_ids:
+            continue
+        before = state.topic_id(name)
+        if before is not None and not is_stored_text(before, topic_identity(name, topic_id)):
+            _check_recreated(options, name, before, topic_id)
+
+
+def epoch_before(part: PartitionPlan, stop: int, options: ScanOptions) -> int | None:
+    """Returns the leader epoch that owns offset `stop - 1`; `None` if that is unknown."""
+    # A plan file with brokers has the epochs of the tier's segments only.
+    if options.plan_file is not None and part.brokers is not None:
+        return None
+    epochs = [entry.epoch for entry in part.surviving.lineage if entry.start_offset < stop]
+    return epochs[-1] if epochs else None
+
+
+def _check_log(options: ScanOptions, part: PartitionPlan, held: OffsetRange) -> None:
+    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
+    stop = part.surviving.stop
+    if held.stop > stop:
+        if options.plan_file is None:  # an old plan ends earlier and has nothing new
+            place.raise_or_warn(
+                f"the log ends at offset {stop}, and the table holds [{held.start}, {held.stop}):"
+                " records of the table were lost in an unclean election or with their segments, or"
+                " were read from brokers or disks that the options no longer name. Export into"
+                " another table; failOnDataLoss=false keeps the table's rows and continues at"
+                f" offset {held.stop}"
+            )
+        return
+    owner = epoch_before(part, held.stop, options)
+    if None not in (owner, held.epoch) and owner != held.epoch:
+        place.raise_or_warn(
+            f"the table holds [{held.start}, {held.stop}), and leader epoch {held.epoch} wrote the"
+            f" last of these records; in the log it is of epoch {owner} now: an unclean election"
+            " replaced records that the table has. Export into another table;"
+            f" failOnDataLoss=false keeps the table's rows and continues at offset {held.stop}"
+        )
+
+
+def _check_new_partition(options: ScanOptions, part: PartitionPlan) -> None:
+    place = Place(part.topic, part.partition, fail_on_data_loss=options.fail_on_data_loss)
+    first = part.surviving.log_start
+    is_named = _named_offset(options.starting, part, EARLIEST_OFFSET) != EARLIEST_OFFSET
+    if first == 0 or part.start != first or is_named:
+        return
+    place.raise_or_warn(
+        f"the partition is new to the table and begins at offset {first}: offsets [0, {first}) may"
+        " have been deleted before they were exported. Name the offset in startingOffsets, or set"
+        f" failOnDataLoss=false, to export it from offset {first}",
+        OffsetOutOfRangeError,
+    )
+
+
+def _check_recreated(options: ScanOptions, topic: str, before: str, topic_id: str) -> None:
+    owner = "another topic id" if before.isdigit() else before
+    text = (
+        f"topic {topic} was created again: the table has records of {owner}, and the topic has id"
+        f" {topic_id} now. Records of the earlier topic that were not exported are not read any"
+        " more"
+    )
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}. Export into another table; option topicId with the new id, or"
+            " failOnDataLoss=false, adds its records to this table",
+            topic=topic,
+        )
+    log.warning("%s", text)
+
+
+def _check_identities(parts: Iterable[PartitionPlan]) -> None:
+    """Raises `ExportError` if the table could not distinguish two topics."""
+    names: dict[str, str] = {}
+    for part in parts:
+        other = names.setdefault(topic_identity(part.topic, part.topic_id), part.topic)
+        if other != part.topic:
+            raise ExportError(
+                f"topics {other} and {part.topic} have the same topic id {part.topic_id}, by which"
+                " a table identifies a topic. Export each of them into a table of its own",
+                topic=part.topic,
+            )
+
+
+# -- waves
 
 
 def _held(committed: CommittedRanges, part: PartitionPlan) -> OffsetRange | None:
     return held_range(committed, part.topic, part.topic_id, part.partition)
 
 
-def _check_identities(parts: Iterable[PartitionPlan]) -> None:
-    """Raises `ExportError` where a table could not tell two topics apart."""
-    names: dict[str, str] = {}
-    for part in parts:
-        identity = topic_identity(part.topic, part.topic_id)
-        other = names.setdefault(identity, part.topic)
-        if other != part.topic:
-            raise ExportError(
-                f"topics {other} and {part.topic} have the same topic id {part.topic_id}, by which"
-                " a table knows what it holds of a topic. Export each of them into a table of its"
-                " own",
-                topic=part.topic,
-            )
+def _named_offset(bound: object, part: PartitionPlan, default: int) -> int:
+    """Returns the offset that a bound names for a partition."""
+    offsets = bound.offsets if isinstance(bound, OffsetsBound) else {}
+    return offsets.get(part.topic, {}).get(part.partition, default)
 
 
-def _in_waves(
+def _plan_waves(
     scan: ScanPlan,
     options: ScanOptions,
     committed: CommittedRanges,
@@ -151,103 +416,129 @@ def _in_waves(
     skipped: Iterable[Skipped] = (),
 ) -> ExportPlan:
     _check_identities(scan.partitions)
-    held = [_held(committed, part) for part in scan.partitions]
-    left_out = [*skipped]
-    for part, known in zip(scan.partitions, held, strict=True):
-        left_out.extend(_left_out(part, options, known))
-    left_out.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
-    waves = _waves(scan, held, commit_bytes, options)
-    return ExportPlan(scan, tuple(waves), tuple(left_out))
+    gaps = [*skipped]
+    for part in scan.partitions:
+        gaps.extend(_gaps(part, options, _held(committed, part)))
+    gaps.sort(key=lambda gap: (gap.topic, gap.partition, gap.start))
+    waves = tuple(_Waves(scan, committed, options).split(commit_bytes))
+    return ExportPlan(scan, waves, tuple(gaps))
 
 
-def _left_out(
-    part: PartitionPlan, options: ScanOptions, held: OffsetRange | None
-) -> Iterator[Skipped]:
-    yield from left_out_by_bounds(options, part, held)
-    for hole in (*part.surviving.holes, *part.surviving.unverifiable):
-        low, high = max(hole.start, part.start), min(hole.stop, part.stop)
-        if low < high:
-            reason = "missing in the tier"
-            if hole in part.surviving.unverifiable:
-                reason = "the tier does not tell whether there were records"
-            yield Skipped(part.topic, part.partition, low, high, reason)
+def _gaps(part: PartitionPlan, options: ScanOptions, held: OffsetRange | None) -> Iterator[Skipped]:
+    """Yields requested offsets of a partition that are not written, if loss is allowed."""
+    tier = part.surviving
+
+    def gap(start: int, stop: int, reason: str) -> Skipped:
+        return Skipped(part.topic, part.partition, start, stop, reason)
+
+    start, stop = (_named_offset(bound, part, -1) for bound in (options.starting, options.ending))
+    low, high = tier.log_start, max(tier.stop, start)
+    if held is not None:
+        low, high = min(low, held.start), max(high, held.stop)
+    if stop >= 0:
+        low = min(low, stop)
+    if 0 <= start < low:
+        yield gap(start, low, _GONE)
+    if stop > high:
+        yield gap(high, stop, "not tiered yet")
+    for holes, reason in (
+        (tier.holes, "missing in the tier"),
+        (tier.unverifiable, "the tier does not show whether there were records"),
+    ):
+        for hole in holes:
+            if max(hole.start, part.start) < min(hole.stop, part.stop):
+                yield gap(max(hole.start, part.start), min(hole.stop, part.stop), reason)
     if part.stop < part.wanted_stop:
-        yield Skipped(part.topic, part.partition, part.stop, part.wanted_stop, part.end_reason)
+        yield gap(part.stop, part.wanted_stop, part.end_reason)
 
 
-def _waves(
-    scan: ScanPlan,
-    held: Sequence[OffsetRange | None],
-    commit_bytes: int,
-    options: ScanOptions,
-) -> Iterator[Wave]:
-    partitions = {(part.topic, part.partition): part for part in scan.partitions}
-    ahead: dict[tuple[str, int], RangeAdvance] = {}
-    for (place, part), known in zip(partitions.items(), held, strict=True):
-        # A table built anew is read from its start, and grows behind what it was built from.
-        expected = None if known is None else known.stop
-        start = max(part.start, expected or 0)
-        ahead[place] = RangeAdvance(part.topic, _key(part), expected, start, start)
-    last_task = {
-        (part.topic, part.partition): number
-        for number, task in enumerate(scan.tasks)
-        for part in task.parts
-    }
+class _Waves:
+    """Splits the tasks of a scan into waves, and follows the ends of the partitions."""
 
-    def wave(tasks: Sequence[ScanTask], first: int) -> Wave:
-        stops = {
-            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.parts
+    def __init__(self, scan: ScanPlan, committed: CommittedRanges, options: ScanOptions) -> None:
+        self._tasks = scan.tasks
+        self._options = options
+        self._partitions = {(part.topic, part.partition): part for part in scan.partitions}
+        self._ahead: dict[_TopicPartition, RangeAdvance] = {}
+        for place, part in self._partitions.items():
+            held = _held(committed, part)
+            # A rebuild reads the table's offsets again, and advances from the end of the table.
+            expected = None if held is None else held.stop
+            start = max(part.start, expected or 0)
+            self._ahead[place] = RangeAdvance(part.topic, _key(part), expected, start, start)
+        self._last_task = {
+            (part.topic, part.partition): number
+            for number, task in enumerate(scan.tasks)
+            for part in task.parts
         }
-        # All offsets behind a partition's last task are holes, and so are those of one without any.
-        stops |= {
-            place: part.stop
-            for place, part in partitions.items()
-            if last_task.get(place, -1) < first + len(tasks)
-        }
-        if first == 0:
-            # If this run dies, the next one knows where the records of all partitions begin.
-            new = {place for place, part in partitions.items() if _is_new(part, ahead[place])}
-            stops = {place: partitions[place].start for place in new} | stops
-        else:
-            new = set()
+
+    def split(self, commit_bytes: int) -> Iterator[Wave]:
+        """Yields waves of at least `commit_bytes` original bytes, except for the last."""
+        group: list[ScanTask] = []
+        size = done = 0
+        for number, task in enumerate(self._tasks):
+            group.append(task)
+            size += task.nominal_bytes
+            if size >= commit_bytes and self._ends_segment(number):
+                yield self._wave(group, done)
+                done, group, size = done + len(group), [], 0
+        if group or done == 0:
+            last = self._wave(group, done)
+            if last.tasks or last.advances:
+                yield last
+
+    def _ends_segment(self, number: int) -> bool:
+        if number + 1 == len(self._tasks):
+            return True
+        last, following = (
+            (part.topic, part.partition, getattr(part, "segment_id", None), part.start_offset)
+            for part in (self._tasks[number].parts[-1], self._tasks[number + 1].parts[0])
+        )
+        return last != following
+
+    def _wave(self, tasks: Sequence[ScanTask], first: int) -> Wave:
+        new = self._new_partitions() if first == 0 else set()
         advances = []
-        for place, stop in stops.items():
-            part = partitions[place]
-            if stop > ahead[place].start or place in new:
-                epoch = epoch_before(part, stop, options)
-                advances.append(replace(ahead[place], stop=stop, epoch=epoch))
-                ahead[place] = replace(ahead[place], expected=stop, start=stop, stop=stop)
+        for place, stop in self._stops(tasks, first, new).items():
+            ahead = self._ahead[place]
+            if stop > ahead.start or place in new:
+                epoch = epoch_before(self._partitions[place], stop, self._options)
+                advances.append(replace(ahead, stop=stop, epoch=epoch))
+                self._ahead[place] = replace(ahead, expected=stop, start=stop, stop=stop)
         exports = []
         for number, task in enumerate(tasks, first):
             places = [(part.topic, part.partition) for part in task.parts]
-            topic_ids = {place: _key(partitions[place]).topic_id for place in places}
+            topic_ids = {place: _key(self._partitions[place]).topic_id for place in places}
             exports.append(ExportTask(number, task, topic_ids))
         return Wave(tuple(exports), tuple(advances))
 
-    group: list[ScanTask] = []
-    size = done = 0
-    for number, task in enumerate(scan.tasks):
-        group.append(task)
-        size += task.nominal_bytes
-        if size >= commit_bytes and _ends_a_segment(scan.tasks, number):
-            yield wave(group, done)
-            done, group, size = done + len(group), [], 0
-    if group or done == 0:
-        last = wave(group, done)
-        if last.tasks or last.advances:
-            yield last
+    def _stops(
+        self, tasks: Sequence[ScanTask], first: int, new: set[_TopicPartition]
+    ) -> dict[_TopicPartition, int]:
+        """Returns the ends of partitions after some tasks."""
+        stops = {place: self._partitions[place].start for place in new}
+        stops |= {
+            (part.topic, part.partition): part.stop_offset for task in tasks for part in task.parts
+        }
+        # Only holes follow the last task of a partition, and partitions without a task are holes.
+        stops |= {
+            place: part.stop
+            for place, part in self._partitions.items()
+            if self._last_task.get(place, -1) < first + len(tasks)
+        }
+        return stops
+
+    def _new_partitions(self) -> set[_TopicPartition]:
+        """Returns partitions without their first records that are new to the table.
+
+        The first commit records where they begin, in case this run does not reach them.
+        """
+        return {
+            place
+            for place, part in self._partitions.items()
+            if self._ahead[place].expected is None and part.start == part.surviving.log_start > 0
+        }
 
 
-def _is_new(part: PartitionPlan, ahead: RangeAdvance) -> bool:
-    """Returns whether the table has nothing of a partition that has lost its first records."""
-    return ahead.expected is None and part.start == part.surviving.log_start > 0
-
-
-def _ends_a_segment(tasks: Sequence[ScanTask], number: int) -> bool:
-    if number + 1 == len(tasks):
-        return True
-    last, following = (
-        (part.topic, part.partition, getattr(part, "segment_id", None), part.start_offset)
-        for part in (tasks[number].parts[-1], tasks[number + 1].parts[0])
-    )
-    return last != following
+def _key(part: PartitionPlan) -> PartitionKey:
+    return partition_key(part.topic, part.topic_id, part.partition)

@@ -1,11 +1,10 @@
-"""The rules that decide which rows a table gets: a table begun with some goes on with no others.
+"""Rules that decide which rows a table gets; an export continues a table with equal rules only.
 
-A digest of a transform: of its code, and of all that is bound to it.
-
-It covers the source of functions and classes, closures, defaults, arguments of `functools.partial`,
-and the attributes of objects, at any depth. It does not cover module globals, attributes that a
-class gets later, and the code that a function calls, unless it is bound in one of those ways. A
-text `fingerprint` on any of them stands for all of it.
+The rule of a transform is a digest of its code and of all that is bound to it: the source of
+functions and classes, closures, defaults, arguments of `functools.partial`, and the attributes of
+objects, at any depth. It does not cover module globals, attributes that a class gets later, and
+code that a function calls, unless it is bound in one of those ways. A text attribute `fingerprint`
+on any of these objects replaces its digest.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import copyreg
 import dis
 import hashlib
 import inspect
-import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -38,16 +36,16 @@ _ATOMS: Final = (str, bytes, bool, int, float, complex, type(None), type(Ellipsi
 
 
 def own_fingerprint(value: object) -> str | None:
-    """The text by which something asks to be known."""
+    """Returns the attribute `fingerprint` of an object; `None` if it has no such text."""
     own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
     return own if isinstance(own, str) else None
 
 
 def digest_transform(transform: object) -> str:
-    """The digest: equal in every process that binds equal values.
+    """Returns a digest that is equal in every process that binds equal values.
 
     Raises:
-        FingerprintError: Something bound cannot be told from others of its kind.
+        FingerprintError: A bound object has no content that identifies it.
     """
     try:
         return _Digest().of(transform).hex()[:32]
@@ -56,10 +54,10 @@ def digest_transform(transform: object) -> str:
 
 
 class _Digest:
-    """Digests by content: sharing and order of sets make no difference."""
+    """Digests objects by content; sharing and the order of sets make no difference."""
 
     def __init__(self) -> None:
-        # The values are kept, so that no number is given twice.
+        # Keeps the values alive, so that no id is reused.
         self._known: dict[int, tuple[object, bytes]] = {}
 
     def of(self, value: object) -> bytes:
@@ -77,13 +75,13 @@ class _Digest:
 
     @singledispatchmethod
     def _by_kind(self, value: Any) -> bytes:  # noqa: ANN401
-        """Objects, as pickle would take them apart."""
+        """Digests an object by the parts that pickle would store."""
         try:
             registered = copyreg.dispatch_table.get(type(value))
             reduced = registered(value) if registered else value.__reduce_ex__(_PICKLE_PROTOCOL)
         except RecursionError:
             raise
-        except Exception as error:  # noqa: BLE001  # objects raise what they like
+        except Exception as error:  # noqa: BLE001  # objects may raise anything
             raise _unknown(value, f"{type(error).__name__}: {error}") from None
         if isinstance(reduced, str):
             return _hash("global", qualified_name(type(value)), reduced)
@@ -114,7 +112,7 @@ class _Digest:
 
     @_by_kind.register
     def _class(self, value: type) -> bytes:
-        sources = [source_of(kind) or b"" for kind in value.__mro__ if not _is_python_s_own(kind)]
+        sources = [source_of(kind) or b"" for kind in value.__mro__ if not _is_of_stdlib(kind)]
         return _hash("class", qualified_name(value), *sources)
 
     @_by_kind.register
@@ -136,7 +134,7 @@ class _Digest:
 
     @_by_kind.register
     def _function(self, value: types.FunctionType) -> bytes:
-        if _is_python_s_own(value):
+        if _is_of_stdlib(value):
             return _hash("function", qualified_name(value))
         bound = (value.__defaults__, value.__kwdefaults__, value.__closure__, value.__dict__)
         return _hash(
@@ -145,76 +143,75 @@ class _Digest:
 
     def _code(self, code: types.CodeType) -> bytes:
         source = source_of(code)
-        if source is None:  # then it is known by what Python made of it, which versions differ in
+        if source is None:  # its byte code, which differs between versions of Python
             constants = [
-                self._code(one) if isinstance(one, types.CodeType) else self.of(one)
-                for one in code.co_consts
+                self._code(constant) if isinstance(constant, types.CodeType) else self.of(constant)
+                for constant in code.co_consts
             ]
             return _hash("code", code.co_code, repr(code.co_names), *constants)
-        # Lambdas of one line have one source.
-        return _hash("source", source, repr(_begin(code)) if code.co_name == "<lambda>" else "")
+        # Several lambdas of one line have the same source.
+        position = repr(_body_position(code)) if code.co_name == "<lambda>" else ""
+        return _hash("source", source, position)
 
 
-def _begin(code: types.CodeType) -> tuple[int, int] | None:
-    """Line, from the first one of the source, and column where a function's body begins."""
-    found = [
-        (place.lineno - code.co_firstlineno, place.col_offset)
-        for one in dis.get_instructions(code)
-        if one.opname not in ("RESUME", "COPY_FREE_VARS", "MAKE_CELL")
-        and (place := one.positions) is not None
-        and place.lineno is not None
-        and place.col_offset is not None
-        and place.col_offset != place.end_col_offset  # what Python adds has no width
+def _body_position(code: types.CodeType) -> tuple[int, int] | None:
+    """Returns line and column where the body of a function begins, relative to its first line."""
+    positions = [
+        (span.lineno - code.co_firstlineno, span.col_offset)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname not in ("RESUME", "COPY_FREE_VARS", "MAKE_CELL")
+        and (span := instruction.positions) is not None
+        and span.lineno is not None
+        and span.col_offset is not None
+        and span.col_offset != span.end_col_offset  # Python's own instructions have no width
     ]
-    return min(found, default=None)
+    return min(positions, default=None)
 
 
 def source_of(value: Any) -> bytes | None:  # noqa: ANN401
-    """Source of a function, class or code object; `None` where Python does not find it."""
+    """Returns the source of a function, class or code object; `None` if Python cannot find it."""
     try:
         return inspect.getsource(value).encode()
     except (OSError, TypeError):
         return None
 
 
-def _is_python_s_own(value: Any) -> bool:  # noqa: ANN401
-    """Whether it is of the standard library, whose source changes with every version."""
+def _is_of_stdlib(value: Any) -> bool:  # noqa: ANN401
+    """Returns whether it is in the standard library: its source changes with every version."""
     return str(getattr(value, "__module__", "")).partition(".")[0] in sys.stdlib_module_names
 
 
 def qualified_name(value: Any) -> str:  # noqa: ANN401
-    """Module and name of a function or class."""
+    """Returns module and name of a function or class."""
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
 def _hash(kind: str, *parts: str | bytes) -> bytes:
-    found = hashlib.sha256(kind.encode())
+    digest = hashlib.sha256(kind.encode())
     for part in parts:
         data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8, "big"))
-        found.update(data)
-    return found.digest()
+        digest.update(len(data).to_bytes(8, "big"))
+        digest.update(data)
+    return digest.digest()
 
 
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
-        f"the transform holds a {qualified_name(type(value))} that cannot be told from another one"
-        f" ({reason}): give the transform, or what it holds, a text attribute `fingerprint` that"
-        " changes when its rows do"
+        f"the transform holds a {qualified_name(type(value))} that cannot be told from another one:"
+        f" {reason}. Give the transform, or the object, a text attribute `fingerprint` that changes"
+        " when the rows do"
     )
 
 
 Fingerprint: TypeAlias = Mapping[str, str]
-"""Rule to its text, or to a digest of it."""
-
-_BOUND: Final = re.compile(r"~[0-9a-f]{32}\Z")
+"""Name of a rule to its text, or to the digest number of the text."""
 
 
 def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
-    """The rules of an export."""
+    """Returns the rules of an export."""
     compact = ""
     if (how := settings.compaction) is not None:
-        # A rebuild replaces the whole table, so it must cover what the table was built from.
+        # A rebuild replaces the whole table, so it must read the same selection.
         compact = f"{how.tombstones},{how.delete_retention_ms},{options.selection!r}"
     return {
         "isolationLevel": options.isolation_level,
@@ -227,37 +224,36 @@ def fingerprint(options: ScanOptions, settings: ExportSettings) -> Fingerprint:
 
 
 def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[str]:
-    """Columns and how they are decoded.
+    """Yields the columns and how they are decoded.
 
-    Types are not among them where the table's columns tell them: those may grow. What a transform
-    makes of a type, nobody can tell.
+    Types are part of a rule only with a transform. Otherwise the columns of the table have them,
+    and may get new fields.
     """
     formats = {form.column: form for form in options.formats}
     for name in options.columns:
         form = formats.pop(name, None)
-        yield name if form is None else _decoding(form, settings)
+        yield name if form is None else _decoding_rule(form, settings)
     for form in formats.values():
-        if form.mode == DROP_MALFORMED:  # rows are left out even where the column is not written
+        if form.mode == DROP_MALFORMED:  # drops rows even if the column is not written
             yield f"{form.column}:{form.format}:{DROP_MALFORMED}"
 
 
-def _decoding(form: ColumnFormat, settings: ExportSettings) -> str:
-    """Where malformed values end a run or are left out, the table has none: so who met one may go
-    on without such rows.
-    """
+def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
+    # A table holds no malformed values if they end the run or are dropped, so an export may change
+    # between these two modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
-    kind = "" if settings.transform is None else f":{number(str(form.type))}"
+    kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"
     return f"{form.column}:{form.format}{mode}{kind}"
 
 
 def describe_transform(transform: Transform | None) -> str:
-    """A text that changes when the transform does, as far as that can be seen.
+    """Returns a text that changes when the transform does, as far as that can be seen.
 
-    A transform may carry a text `fingerprint` of its own; others are known by their name, a digest
-    of their source, and one of all that is bound to them (see `transform_digest`).
+    It is the attribute `fingerprint` of the transform, or else its name, a digest of its source,
+    and a digest of all that is bound to it.
 
     Raises:
-        FingerprintError: Something bound to it cannot be told from others of its kind.
+        FingerprintError: See `digest_transform`.
     """
     if transform is None:
         return ""
@@ -267,36 +263,30 @@ def describe_transform(transform: Transform | None) -> str:
     code, source = qualified_name(named), source_of(named)
     if source is not None:
         code += f"#{hashlib.sha256(source).hexdigest()[:16]}"
-    # Tables begun by earlier versions have the code only.
     return f"{code}~{digest_transform(transform)}"
 
 
-def number(text: str) -> int:
-    """A digest that fits where a table keeps a version: 63 bits."""
+def digest_number(text: str) -> int:
+    """Returns a digest of 63 bits, which fits into the version of a Delta `txn` action."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def _texts(rule: str) -> Iterator[str]:
-    """A rule as tables may have it: as it is, as earlier versions gave it, and their digests."""
-    for text in {rule, _BOUND.sub("", rule)}:
-        yield text
-        yield str(number(text))
+def is_stored_text(stored: str, text: str) -> bool:
+    """Returns whether a table stores a text: as it is, or as its digest number."""
+    return stored in (text, str(digest_number(text)))
 
 
-def check_fingerprint(stored: Fingerprint, given: Fingerprint) -> None:
-    """Compares rule by rule; a rule that is not stored is not compared.
-
-    Of a transform, tables begun by earlier versions have name and source only: these are compared
-    then, and the next commit stores all of it. A table that keeps no texts has their `number`.
+def check_fingerprint(stored: Fingerprint, rules: Fingerprint) -> None:
+    """Compares the rules in a table with the rules of an export.
 
     Raises:
         FingerprintError: Names every rule that differs.
     """
     different = [
-        f"{name} is {given[name]!r} now"
-        + ("" if known.isdigit() else f" and was {known!r} when it was begun")
-        for name, known in stored.items()
-        if name in given and known not in _texts(given[name])
+        f"{name} is {rules[name]!r} now"
+        + ("" if text.isdigit() else f" and was {text!r} when it was begun")
+        for name, text in stored.items()
+        if name in rules and not is_stored_text(text, rules[name])
     ]
     if different:
         raise FingerprintError(

@@ -1,7 +1,7 @@
-"""An export that follows its source: bounded rounds, each an ordinary export behind the table.
+"""Follows a source: bounded rounds, each an ordinary export that continues after the table.
 
-Nothing is kept between two rounds but sums: where a round begins, the table tells. Options, keys
-and clients are made anew in each, so that what was renewed meanwhile counts.
+Only sums are kept between two rounds: the table records where the next one begins. Each round reads
+options, keys and credentials again, so renewed ones take effect.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError, RegistryUnavailableError, TieredKafkaError
 from kts_source.export.compaction import can_merge
-from kts_source.export.outages import is_outage
-from kts_source.export.report import empty_report, together
+from kts_source.export.report import add_reports, empty_report
 from kts_source.export.row_schema import check_typed
 from kts_source.export.run import export
+from kts_source.export.tables.export_table import is_outage
 from kts_source.options import parse_options
 from kts_source.options.scan_options import check_for_stream
 
@@ -42,16 +42,15 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class RoundMetrics:
-    """What one round did.
+    """Figures of a round; see `BackfillReport`. They are zero or empty if the round failed.
 
     Attributes:
-        round: From 0.
-        outcome: `done`; `idle`: nothing was new, or nothing could be committed; `abandoned`: a
-            signal came; or the name of the error.
-        seconds: From its begin to its end.
-        ranges: What was written, such as `orders-0 [0, 100)`; this and what follows is empty
-            unless the round ended well. See `BackfillReport`.
-        skipped: What was left out, and why.
+        round: Number, from 0.
+        outcome: `done`; `idle` if nothing was new or nothing could be committed; `abandoned` after
+            a signal; or the name of the error.
+        seconds: Duration of the round.
+        ranges: Written offsets, such as `orders-0 [0, 100)`.
+        skipped: Skipped offsets, with reasons.
     """
 
     round: int
@@ -72,7 +71,7 @@ class RoundMetrics:
     skipped: tuple[str, ...]
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -85,79 +84,128 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> BackfillReport:
-    """Exports round by round until SIGTERM or SIGINT comes, and then returns.
+    """Exports round by round until SIGTERM or SIGINT arrives, and then returns.
 
-    A signal abandons the round under way: what is committed stays, and the same call goes on behind
-    it. Only the main thread of a process can hear signals. A round that meets an outage is tried
-    again an interval later, for as long as it takes.
+    A signal abandons the current round: commits are kept, and the same call continues after them.
+    Only the main thread of a process receives signals. A round that fails because of an outage is
+    retried after an interval, without a limit.
 
     Args:
         source: Options as for the data source.
         settings: Where and how to write, with `following`.
         executor: Runs the tasks.
-        on_round: Called with what each round did, which is also logged.
-        clock: Seconds.
-        pause: Waits for so many seconds.
+        on_round: Called with the figures of each round, which are also logged.
+        clock: Returns seconds.
+        pause: Sleeps for a number of seconds.
 
     Returns:
-        All rounds that ended well, as one. What an outage or a signal met right behind its commit
-        is in the table and not counted.
+        The sum of all successful rounds. If an outage or a signal comes right after a commit, the
+        rows are in the table but not in the report.
 
     Raises:
         InvalidOptionError: The source has an end, or the table cannot be merged.
-        TieredKafkaError: As of `export`, unless waiting may help.
+        TieredKafkaError: See `export`; except for errors that waiting may help.
     """
-    following = settings.following
-    if following is None:
+    if settings.following is None:
         raise InvalidOptionError("the settings do not say follow=True")
-    checked = _is_checked(source, settings)
-    nothing = total = empty_report(settings.target, settings.table_format)
+    rounds = _Rounds(source, settings, executor, on_round, clock)
     stop = _Stop()
-    number = 0
     with stop.listening():
         try:
-            while not stop.asked:
-                began = clock()
-                report, error = _attempt(source, settings, executor, checked=checked)
-                if report is not None:  # before anybody is told: a signal may come meanwhile
-                    total, checked = together(total, report), True
-                    settings = replace(settings, verify=False)  # once, at the start
-                outcome = _outcome(report, error, stop)
-                metrics = _metrics(number, outcome, clock() - began, report or nothing)
-                log.info("%s", metrics.to_json())
-                on_round(metrics)
-                wait = began + following.interval_seconds - clock()
-                if report is not None:
-                    if report.commits and report.left_bytes:
-                        wait = 0.0
-                elif outcome == ABANDONED:
+            while not stop.is_requested:
+                wait = rounds.run(stop)
+                if wait is None:
                     break
-                elif error is not None and _may_pass(error):
-                    wait = following.interval_seconds
-                    log.warning("round %d is tried again in %g s: %s", number, wait, error)
-                elif error is not None:
-                    raise error
-                number += 1
-                if wait > 0 and not stop.asked:
+                if wait > 0 and not stop.is_requested:
                     pause(wait)
         except KeyboardInterrupt:
             log.info("a signal ended the export between two rounds")
-    return total
+    return rounds.total
 
 
-def _attempt(
-    source: Mapping[str, str], settings: ExportSettings, executor: ExportExecutor, *, checked: bool
-) -> tuple[BackfillReport | None, BaseException | None]:
-    try:
-        if not checked:
-            _check(source, settings)
-        return export(source, settings, executor), None
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # told first, raised then
-        return None, error
+class _Rounds:
+    """Runs rounds with the same arguments, and adds up their reports.
+
+    Raises:
+        InvalidOptionError: See `follow`.
+    """
+
+    def __init__(
+        self,
+        source: Mapping[str, str],
+        settings: ExportSettings,
+        executor: ExportExecutor,
+        on_round: Callable[[RoundMetrics], object],
+        clock: Callable[[], float],
+    ) -> None:
+        assert settings.following is not None
+        self._interval = settings.following.interval_seconds
+        self._source = source
+        self._settings = settings
+        self._executor = executor
+        self._on_round = on_round
+        self._clock = clock
+        self._nothing = self.total = empty_report(settings.target, settings.table_format)
+        self._number = 0
+        self._is_checked = self._try_check()
+
+    def run(self, stop: _Stop) -> float | None:
+        """Runs a round; returns the seconds until the next one, or `None` if it was abandoned."""
+        began = self._clock()
+        report, error = self._attempt()
+        if report is not None:  # first, since a signal may arrive at any time
+            self.total = add_reports(self.total, report)
+            self._is_checked = True
+            self._settings = replace(self._settings, verify=False)  # only before the first round
+        outcome = _outcome(report, error, stop)
+        seconds = self._clock() - began
+        metrics = _metrics(self._number, outcome, seconds, report or self._nothing)
+        log.info("%s", metrics.to_json())
+        self._on_round(metrics)
+        self._number += 1
+        if report is not None:
+            is_behind = report.commits and report.left_bytes
+            return 0.0 if is_behind else began + self._interval - self._clock()
+        if outcome == ABANDONED:
+            return None
+        assert error is not None
+        if not _is_temporary(error):
+            raise error
+        log.warning("round %d is retried in %g s: %s", metrics.round, self._interval, error)
+        return self._interval
+
+    def _attempt(self) -> tuple[BackfillReport | None, BaseException | None]:
+        try:
+            if not self._is_checked:
+                self._check()
+            return export(self._source, self._settings, self._executor), None
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # `run` raises it
+            return None, error
+
+    def _try_check(self) -> bool:
+        """Checks the arguments; returns False if the registry that has the schema is unavailable.
+
+        The first round then waits for the registry.
+        """
+        try:
+            self._check()
+        except RegistryUnavailableError:
+            return False
+        return True
+
+    def _check(self) -> None:
+        options = parse_options(self._source)
+        check_for_stream(options)
+        check_typed(options, self._settings)
+        if self._settings.compaction is not None and not can_merge(options, self._settings):
+            raise InvalidOptionError(
+                "compact=True with follow=True merges round by round: columns must have topic,"
+                " partition, offset and key, and timestamp if old tombstones are removed"
+            )
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether waiting may help: a store, brokers, a registry or a catalog did not answer."""
+def _is_temporary(error: BaseException) -> bool:
+    """Returns whether a store, brokers, a registry or a catalog was unavailable."""
     if isinstance(error, TieredKafkaError):
         return error.retriable
     return is_outage(error)
@@ -166,32 +214,10 @@ def _may_pass(error: BaseException) -> bool:
 def _outcome(report: BackfillReport | None, error: BaseException | None, stop: _Stop) -> str:
     if report is not None:
         return DONE if report.commits else IDLE
-    # Libraries may give what interrupted them another name.
-    if stop.asked or isinstance(error, KeyboardInterrupt):
+    # Libraries may raise errors of their own for an interrupt.
+    if stop.is_requested or isinstance(error, KeyboardInterrupt):
         return ABANDONED
     return type(error).__name__
-
-
-def _is_checked(source: Mapping[str, str], settings: ExportSettings) -> bool:
-    """Whether the arguments are known to be fine; not while a registry that says the schema is
-    down: the first round meets that, too, and waits.
-    """
-    try:
-        _check(source, settings)
-    except RegistryUnavailableError:
-        return False
-    return True
-
-
-def _check(source: Mapping[str, str], settings: ExportSettings) -> None:
-    options = parse_options(source)
-    check_for_stream(options)
-    check_typed(options, settings)
-    if settings.compaction is not None and not can_merge(options, settings):
-        raise InvalidOptionError(
-            "compact=True with follow=True merges round by round: columns must have topic,"
-            " partition, offset and key, and timestamp where old tombstones are removed"
-        )
 
 
 def _metrics(number: int, outcome: str, seconds: float, report: BackfillReport) -> RoundMetrics:
@@ -212,14 +238,14 @@ def _metrics(number: int, outcome: str, seconds: float, report: BackfillReport) 
 
 
 class _Stop:
-    """Hears SIGTERM and SIGINT: the first one interrupts what is going on, later ones nothing."""
+    """Handles SIGTERM and SIGINT: the first signal interrupts the round, later ones do nothing."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """For the block; elsewhere than in the main thread Python lets nobody listen."""
+        """Installs the handlers, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -231,6 +257,6 @@ class _Stop:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked = True
+        if not self.is_requested:
+            self.is_requested = True
             raise KeyboardInterrupt

@@ -1,10 +1,12 @@
-"""Writes one Parquet file: batches in, row groups out, bounded memory."""
+"""Parquet files of a table: writes them in bounded memory, and opens them in a store."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import io
 from collections import Counter
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,43 +15,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kts_source.export.files import ColumnStatistics
+from kts_source.errors import ExportError
 from kts_source.export.partitioning import column_at, leaves
+from kts_source.export.task import ColumnStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from kts_source.export.partitioning import Leaf
+    from kts_source.store.object_store import ObjectStore
 
 ROW_GROUP_BYTES: Final = 48 << 20
-"""A row group is written once its rows fill as much memory, however few they are."""
+"""A row group is written once its rows fill this much memory."""
 SORT_BYTES: Final = 64 << 20
-"""Rows that are sorted in memory at a time, and so in one file."""
+"""Rows that are sorted in memory at a time, and so fill one file."""
 
 _REPEATING: Final = ("topic", "partition", "timestampType")
 # Smaller than the defaults. Keys and values stay PLAIN: from DELTA_LENGTH_BYTE_ARRAY pages with
-# nulls the vectorized reader of Spark 4.0.0 makes wrong bytes without an error (4.3 does not).
+# nulls the vectorized reader of Spark 4.0.0 returns wrong bytes without an error (4.3 does not).
 _PACKED: Final = ("offset", "timestamp")
-_EPOCH: Final = datetime.datetime(1970, 1, 1)  # as text it gets its zone
+_EPOCH: Final = datetime.datetime(1970, 1, 1)  # `_plain_bound` appends the zone
 _PER_MILLISECOND: Final = {"s": 1, "ms": 1, "us": 1000, "ns": 1_000_000}
-"""Units as files hold them: Parquet has no seconds."""
-_LONGEST_BOUND: Final = 128
-"""Letters of a text that tables are told as a bound."""
+"""Units of file timestamps per millisecond: Parquet stores seconds as milliseconds."""
+_MAX_BOUND: Final = 128
+"""Characters of a text that is reported as a bound."""
 _WRITE_BATCH_ROWS: Final = 4096
-"""Rows that Arrow's writer encodes at a time: those of a batch that comes in."""
+"""Rows that Arrow's writer encodes at a time: those of a batch."""
+_READ_AHEAD: Final = 1 << 20
 
 
 class ParquetFile:
-    """A file that is being written.
+    """Writes one file.
 
     Args:
-        sink: Where the bytes go; closed by `close`.
+        sink: Binary file for the bytes; `close` closes it.
         schema: Of the rows, without partition columns that are dropped.
         compression: Codec of the pages.
         row_group_rows: Rows of a row group, at most.
-        sort_by: Columns to sort by; all rows are then held until `close`.
-        bounded: Columns that get bounds whatever their type.
-        constants: Columns of text to the one text that all of their rows hold.
+        sort_by: Columns to sort by; all rows are then kept in memory until `close`.
+        bounded: Columns that always get bounds.
+        constants: Text columns with the same text in all rows, and the text.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class ParquetFile:
     ) -> None:
         self._sink = sink
         self._schema = schema
-        # Sorting takes them as they come.
+        # Sorted rows are written with their own columns.
         self._constants = {} if sort_by else dict(constants)
         self._row_group_rows = row_group_rows
         self._sort_by = sort_by
@@ -77,7 +82,7 @@ class ParquetFile:
         packed = [
             field.name for field in schema if field.name in _PACKED and _has_bounds(field.type)
         ]
-        # Columns known to repeat, and texts that a transform or a decoder made.
+        # Columns with repeating values, and texts that a transform or a decoder made.
         repeating = [
             leaf.path
             for leaf in leaves(schema)
@@ -99,16 +104,16 @@ class ParquetFile:
 
     @property
     def is_full_to_sort(self) -> bool:
-        """Whether no more rows should be held for sorting."""
+        """True if the rows fill the memory for sorting."""
         return bool(self._sort_by) and self.held_bytes >= SORT_BYTES
 
     @property
     def written_bytes(self) -> int:
-        """Bytes written so far; what is held is not among them."""
+        """Bytes written so far, without the rows in memory."""
         return int(self._sink.tell())
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows; writes a row group when enough are held."""
+        """Adds rows; writes a row group if enough are in memory."""
         rows = batch.num_rows
         self._held.append(batch)
         self._held_rows += rows
@@ -119,26 +124,26 @@ class ParquetFile:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held, in row groups."""
+        """Writes the rows in memory, in row groups."""
         if not self._held:
             return
         table = pa.Table.from_batches(self._held, self._schema)
         self._held, self._held_rows, self.held_bytes = [], 0, 0
         if self._sort_by:
-            table = table.combine_chunks()  # lets go of what was held
+            table = table.combine_chunks()  # frees the batches
             self._write_sorted(table)
         else:
             self._writer.write_table(self._with_constants(table), self._row_group_rows)
 
     def _with_constants(self, table: pa.Table) -> pa.Table:
-        """Constant texts as dictionaries of one entry: the writer then looks at no text again."""
+        """Replaces constant texts by dictionaries of one entry, which the writer need not hash."""
         for name, text in self._constants.items():
             at = table.schema.get_field_index(name)
             table = table.set_column(at, name, _constant(text, table.num_rows))
         return table
 
     def _write_sorted(self, table: pa.Table) -> None:
-        """One row group after another: a sorted copy of all rows would need their memory again."""
+        """Sorts row group by row group: a sorted copy of all rows would double the memory."""
         keys = {str(n): column_at(table, name) for n, name in enumerate(self._sort_by)}
         order = pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys])
         groups = -(-table.nbytes // ROW_GROUP_BYTES)
@@ -147,7 +152,7 @@ class ParquetFile:
             self._writer.write_table(table.take(order.slice(start, rows)), rows)
 
     def close(self) -> tuple[int, dict[str, ColumnStatistics]]:
-        """Completes the file; returns its size and its columns' bounds."""
+        """Completes the file; returns its size and the bounds of its columns."""
         self.flush()
         self._writer.close()
         size = int(self._sink.tell())
@@ -155,15 +160,15 @@ class ParquetFile:
         return size, statistics_of(self._collected[0], self._schema)
 
     def abandon(self) -> None:
-        """Gives the file up; what is there of it is garbage."""
+        """Closes the file without completing it."""
         self._held = []
         for closing in (self._writer.close, self._sink.close):
-            with contextlib.suppress(Exception):  # it failed before; that error counts
+            with contextlib.suppress(Exception):  # the error that led here is reported
                 closing()
 
 
 def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """The schema as the writer is given it; in the file these columns are text as before."""
+    """Returns the schema for the writer; in the file these columns are texts."""
     for name in names:
         field = pa.field(name, pa.dictionary(pa.int8(), pa.string()))
         schema = schema.set(schema.get_field_index(name), field)
@@ -171,7 +176,7 @@ def _as_dictionaries(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 
 
 def _constant(text: str, rows: int) -> pa.DictionaryArray:
-    """One text in every row; `pa.array` would bring in pandas."""
+    """Returns a column with the same text in every row; `pa.array` would import pandas."""
     data = text.encode()
     ends = pa.py_buffer(np.array([0, len(data)], np.int32))
     texts = pa.StringArray.from_buffers(1, ends, pa.py_buffer(data))
@@ -187,14 +192,14 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, ColumnStatistics]:
-    """Bounds of whole-number, date and timestamp columns over all row groups, and of such fields of
-    structs and texts in them, by their paths.
+    """Returns bounds over all row groups, by path: of integers, dates and timestamps, and of texts
+    in structs.
     """
-    found: dict[str, ColumnStatistics] = {}
-    known = list(leaves(schema))
-    twice = Counter(leaf.path for leaf in known)  # a column named a.b beside a field b of a
-    for index, leaf in enumerate(known):
-        if not _is_bounded(leaf) or twice[leaf.path] > 1:
+    statistics: dict[str, ColumnStatistics] = {}
+    columns = list(leaves(schema))
+    uses = Counter(leaf.path for leaf in columns)  # a column a.b next to a field b of a column a
+    for index, leaf in enumerate(columns):
+        if not _is_bounded(leaf) or uses[leaf.path] > 1:
             continue
         lows, highs, nulls = [], [], 0
         for group in range(metadata.num_row_groups):
@@ -203,26 +208,26 @@ def statistics_of(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Col
                 break
             nulls += bounds.null_count
             if bounds.has_min_max:
-                # Times as such would bring in pandas, and have years from 1 to 9999 only.
+                # `min` of times would import pandas, and covers the years 1 to 9999 only.
                 is_raw = pa.types.is_temporal(leaf.type)
                 lows.append(bounds.min_raw if is_raw else bounds.min)
                 highs.append(bounds.max_raw if is_raw else bounds.max)
             elif bounds.null_count < metadata.row_group(group).num_rows:
-                break  # of some rows nothing is known: texts may be too long
+                break  # Arrow writes no bounds of long texts
         else:
-            found[leaf.path] = ColumnStatistics(
-                _plain(min(lows), leaf.type, up=False) if lows else None,
-                _plain(max(highs), leaf.type, up=True) if highs else None,
+            statistics[leaf.path] = ColumnStatistics(
+                _plain_bound(min(lows), leaf.type, up=False) if lows else None,
+                _plain_bound(max(highs), leaf.type, up=True) if highs else None,
                 nulls,
             )
-    return found
+    return statistics
 
 
 def _is_bounded(leaf: Leaf) -> bool:
-    """Whether a column's bounds are kept.
+    """Returns whether bounds of a column are kept.
 
-    Not of floating point: Parquet's leave NaN out, which Spark finds above all numbers. Texts and
-    decimals are fields of decoded values.
+    Floating point has none: Parquet's bounds ignore NaN, which Spark sorts above all numbers. Of
+    texts and decimals only fields of decoded values have bounds.
     """
     if leaf.repeats:
         return False
@@ -230,11 +235,11 @@ def _is_bounded(leaf: Leaf) -> bool:
     return _has_bounds(leaf.type) or (leaf.is_inner and is_more)
 
 
-def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # noqa: ANN401  # int or text
+def _plain_bound(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # noqa: ANN401
     if pa.types.is_decimal(kind):
-        return None  # JSON has no exact one
+        return None  # JSON has no exact decimals
     if pa.types.is_string(kind):
-        return value if len(value) <= _LONGEST_BOUND else None
+        return value if len(value) <= _MAX_BOUND else None
     if pa.types.is_date32(kind):
         try:
             return (_EPOCH + datetime.timedelta(days=value)).date().isoformat()
@@ -250,3 +255,67 @@ def _plain(value: Any, kind: pa.DataType, *, up: bool) -> int | str | None:  # n
         text = time.isoformat(timespec="milliseconds")
         return text if kind.tz is None else f"{text}Z"
     return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file of a table.
+
+    Attributes:
+        key: Below the target's root.
+        values: Texts of the partition columns that are not in the file, by name.
+    """
+
+    key: str
+    size: int
+    values: Mapping[str, str | None]
+
+
+class _ObjectFile(io.RawIOBase):
+    """Reads an object of a store as a seekable file."""
+
+    def __init__(self, store: ObjectStore, file: DataFile) -> None:
+        self._store = store
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}
+        self._position = origin[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401  # any writable buffer
+        stop = max(self._position, min(self._position + len(buffer), self._file.size))
+        data = self._store.get_range(self._file.key, self._position, stop)
+        buffer[: len(data)] = data
+        self._position = stop
+        return len(data)
+
+
+def open_parquet(store: ObjectStore, file: DataFile) -> pq.ParquetFile:
+    """Opens a data file of a table.
+
+    Raises:
+        ExportError: It is not a Parquet file.
+    """
+    try:
+        return pq.ParquetFile(io.BufferedReader(_ObjectFile(store, file), _READ_AHEAD))
+    except pa.ArrowInvalid as error:
+        raise ExportError(
+            f"a file of the table cannot be read as Parquet: {error}. Another writer replaced or"
+            " damaged it; restore it from a backup, or export into another table",
+            uri=store.uri(file.key),
+        ) from None
+
+
+def count_rows(store: ObjectStore, file: DataFile) -> int:
+    """Returns the number of rows that the footer of a data file records."""
+    with open_parquet(store, file) as parquet:
+        rows: int = parquet.metadata.num_rows
+        return rows

@@ -1,10 +1,8 @@
-"""How rows are spread over folders or table partitions: `topic`, `date(timestamp)`.
+"""Partition columns such as `topic` or `date(timestamp)`, and fields of structs by path.
 
-A plain name is a column's value; `date(column)` is the UTC day of a timestamp column, as a column
-`<column>_date`. A field of a decoded key or value, `value.user.id`, becomes a column
+A plain name is the value of a column; `date(column)` is the UTC day of a timestamp column, as a
+column `<column>_date`. A field of a decoded key or value, `value.user.id`, becomes a column
 `value_user_id`.
-
-Fields of columns that are structs, by their path: `value.user.id`.
 """
 
 from __future__ import annotations
@@ -35,12 +33,12 @@ _LISTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A column of a Parquet file, which is one without fields or items.
+    """A leaf column of a Parquet file: one without fields or items.
 
     Attributes:
-        path: As Parquet's writers name it: `value.tags.list.element`.
-        is_inner: Whether it is a field of a column, or an item of one.
-        repeats: Whether a row may have it several times.
+        path: Parquet's name, such as `value.tags.list.element`.
+        is_inner: True if it is a field or an item of a column.
+        repeats: True if a row may have several values.
     """
 
     path: str
@@ -50,7 +48,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema) -> Iterator[Leaf]:
-    """The columns of a file of such rows, in its order."""
+    """Yields the leaf columns of a file, in their order."""
     for field in schema:
         yield from _leaves(field.name, field.type, is_inner=False, repeats=False)
 
@@ -71,7 +69,7 @@ def _leaves(path: str, kind: pa.DataType, *, is_inner: bool, repeats: bool) -> I
 
 
 def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """The type of a column, or of a field of one; `None` where there is none."""
+    """Returns the type of a column or of a field in it; `None` if it does not exist."""
     if path in schema.names:
         return schema.field(path).type
     first, *rest = path.split(".")
@@ -86,12 +84,7 @@ def type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.ChunkedArray:
-    """A column, or a field of one, which is null where what holds it is.
-
-    Args:
-        rows: They have it: `type_at` knows its type.
-        path: Names joined by dots.
-    """
+    """Returns an existing column, or a field of one; the field of a null struct is null."""
     if path in rows.schema.names:
         return rows.column(path)
     first, *rest = path.split(".")
@@ -100,8 +93,8 @@ def column_at(rows: pa.RecordBatch | pa.Table, path: str) -> pa.Array | pa.Chunk
 
 PartitionValue: TypeAlias = str | int | bool | datetime.date | None
 ValuesIn: TypeAlias = Literal["path", "log", "file"]
-"""Where readers find the partition values of a file: in its path, in the table's log (both without
-a column in the file), or in the file itself, whose bounds tell them."""
+"""Where readers find the partition values of a file: in its path, in the table's log (in both cases
+the file has no such column), or in the file itself, whose bounds show them."""
 
 CHECKED: Final = "checked"
 AS_IS: Final = "as-is"
@@ -121,23 +114,23 @@ _DATE: Final = re.compile(
 _TIME: Final = re.compile(r"\d{1,2}:\d{1,2}(:\d{1,2}(\.\d+)?)?|\d{8}T\d.*")
 _DAYS: Final = range(32)
 _MONTHS: Final = range(13)
-_NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 LOG_ALONE: Final = "kts-values=in-log-alone/"
 _MAX_NAME_BYTES: Final = 255
-"""Of one folder, on every common file system."""
+"""Limit of all common file systems for a folder name."""
 _MAX_FOLDERS_BYTES: Final = 600
-"""Of all folders of a file: with the target's prefix and the file's name, S3 takes 1,024."""
+"""For all folders of a file: S3 keys have at most 1,024 bytes with prefix and file name."""
 _MAX_BOUND_BYTES: Final = 4096
 """Arrow writes no bounds of longer texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionField:
-    """One partition column.
+    """A partition column.
 
     Attributes:
-        source: The column it is computed from.
-        is_date: Whether it is the UTC day of that column.
+        source: Path of the column or field that it is computed from.
+        is_date: True if it is the UTC day of `source`.
     """
 
     source: str
@@ -151,15 +144,15 @@ class PartitionField:
 
     @property
     def is_inner(self) -> bool:
-        """Whether it is computed from a field of the column `key` or `value`."""
+        """True if it is computed from a field of the column `key` or `value`."""
         return self.source.startswith(("key.", "value."))
 
     @property
     def column(self) -> str:
-        """The column that tells the value in tables whose files hold it.
+        """Name of the column that has the value, if files contain it.
 
-        Fields become columns of their own there, too: where an Iceberg table is partitioned by the
-        first field of a struct, its Java readers find a struct of nulls instead of null.
+        Fields become columns of their own there, too: if an Iceberg table is partitioned by the
+        first field of a struct, its Java readers return a struct of nulls instead of null.
         """
         return self.name if self.is_inner else self.source
 
@@ -167,42 +160,46 @@ class PartitionField:
         return f"date({self.source})" if self.is_date else self.source
 
     def values(self, batch: pa.RecordBatch) -> pa.Array:
-        """The partition column's values.
+        """Computes the values of the partition column.
 
         Raises:
-            InvalidOptionError: The column is missing or of a type that cannot be partitioned by, or
-                the rows have a column of the partition's name already.
+            InvalidOptionError: The source is missing or has a type that cannot be partitioned by,
+                or the rows already have a column with the name of the partition column.
         """
         if (self.is_date or self.is_inner) and self.name in batch.schema.names:
             raise InvalidOptionError(
-                f"partition_by {self} makes a column {self.name!r}, and the rows written have one"
+                f"partition_by {self} makes a column {self.name!r}, and the rows already have one."
+                " Rename it in the transform"
             )
         if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
-                f"partition_by names {self.source!r}, which is no column of the rows written"
-                f" ({', '.join(batch.schema.names)})"
+                f"partition_by names {self.source!r}, which is no column of the rows. They have"
+                f" {', '.join(batch.schema.names)}"
             )
         if self.is_inner and self.source in batch.schema.names:
             raise InvalidOptionError(
-                f"partition_by {self} names a field, and the rows written have a column of that"
-                " name: give it another one in the transform"
+                f"partition_by {self} names a field, and the rows have a column of that name:"
+                " rename it in the transform"
             )
         column = column_at(batch, self.source)
         kind = column.type
         if self.is_date:
             if not pa.types.is_timestamp(kind):
                 raise InvalidOptionError(f"date({self.source}) needs a timestamp, not {kind}")
-            # Without its zone a UTC timestamp is cast by its UTC day.
+            # Dropping the zone of a UTC timestamp keeps its UTC day.
             return column.cast(pa.timestamp(kind.unit)).cast(pa.date32())
         if pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind):
             return column
-        raise InvalidOptionError(f"partition_by {self.source!r}: {kind} cannot be a partition")
+        raise InvalidOptionError(
+            f"partition_by {self.source!r}: {kind} cannot be a partition. Name a column of texts,"
+            " integers or dates"
+        )
 
 
 def with_made_columns(
     schema: pa.Schema, fields: Sequence[PartitionField], kept: ValuesIn
 ) -> pa.Schema:
-    """The columns of rows and those that a table has besides, made of them by partitioning."""
+    """Returns the columns of a table: the columns of the rows and computed partition columns."""
     made = [
         pa.field(field.name, pa.date32() if field.is_date else type_at(schema, field.source))
         for field in fields
@@ -212,10 +209,10 @@ def with_made_columns(
 
 
 def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
-    """Partition columns as users write them.
+    """Parses partition columns as users write them.
 
     Raises:
-        InvalidOptionError: Neither a column nor `date(column)`, or one twice.
+        InvalidOptionError: A text is neither a column nor `date(column)`, or occurs twice.
     """
     fields: list[PartitionField] = []
     for text in texts:
@@ -223,22 +220,22 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
         if match is None:
             raise InvalidOptionError(f"partition_by {text!r} is neither a column nor date(column)")
         field = PartitionField(match["of"] or match["name"], match["date"] is not None)
-        if field.name in {known.name for known in fields}:
+        if field.name in {other.name for other in fields}:
             raise InvalidOptionError(f"partition_by names {field.name!r} twice")
         fields.append(field)
     return tuple(fields)
 
 
 def partition_rule(fields: Sequence[PartitionField]) -> str:
-    """The partition columns as a table keeps them of its exports."""
+    """Returns the partition columns as tables store them in the rules of an export."""
     return ",".join(str(field) for field in fields)
 
 
 def split(
     batch: pa.RecordBatch, columns: Sequence[pa.Array]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each combination of the partition columns' values, in the order of first
-    occurrence, behind the number of the first such row within the batch.
+    """Yields the rows of each combination of partition values, in the order of first occurrence,
+    after the number of the first such row within the batch.
     """
     if not columns or batch.num_rows == 0:
         yield 0, batch
@@ -247,16 +244,16 @@ def split(
     for column in columns:
         encoded = pc.dictionary_encode(column, null_encoding="encode")
         size = len(encoded.dictionary)
-        if combinations * size >= 1 << 63:  # too many for a code: number those that occur
+        if combinations * size >= 1 << 63:  # overflow: renumber those that occur
             codes = pc.dictionary_encode(codes).indices.cast(pa.int64())
             combinations = batch.num_rows
         codes = pc.add(pc.multiply(codes, size), encoded.indices.cast(pa.int64()))
         combinations *= size
-    found = pc.unique(codes)
-    if len(found) == 1:
+    distinct = pc.unique(codes)
+    if len(distinct) == 1:
         yield 0, batch
         return
-    for code in found:
+    for code in distinct:
         mask = pc.equal(codes, code)
         yield mask.index(pa.scalar(True)).as_py(), batch.filter(mask)
 
@@ -269,14 +266,9 @@ def partition_values(
     *,
     any_text: bool = False,
 ) -> tuple[PartitionValue, ...]:
-    """The partition values of one row.
+    """Returns the partition values of a row.
 
-    Args:
-        fields: The partition columns.
-        columns: Their values in all rows.
-        row: Number of the row.
-        kept: Where readers find the values.
-        any_text: Whether folders may have texts that readers take for numbers, dates and the like.
+    `any_text` accepts texts in folder names that readers take for numbers, dates and the like.
 
     Raises:
         ValueError: Readers would find another value, or none.
@@ -287,7 +279,7 @@ def partition_values(
             value: PartitionValue = column[row].as_py()
         except (OverflowError, ValueError):
             raise ValueError(f"{field} is a day outside the years 1 to 9999") from None
-        if reason := _unreadable(field, value_text(value), kept):
+        if reason := _why_unreadable(field, value_text(value), kept):
             raise ValueError(f"{field.name} is {reason}")
         kind = inferred_type(value) if kept == "path" and isinstance(value, str) else None
         if kind is not None and not any_text:
@@ -300,35 +292,35 @@ def partition_values(
     size = len(folder(fields, values).encode())
     if kept == "path" and size > _MAX_FOLDERS_BYTES:
         raise ValueError(
-            f"the folders' names have {size} bytes together, and {_MAX_FOLDERS_BYTES} are the most"
+            f"the folder names have {size} bytes together; the limit is {_MAX_FOLDERS_BYTES}"
         )
     return tuple(values)
 
 
-def _unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
-    """Why readers would not find the value; `None` = they do."""
+def _why_unreadable(field: PartitionField, text: str | None, kept: ValuesIn) -> str | None:
+    """Returns why readers would not find the value; `None` if they do."""
     if text is None:
         return None
     if kept == "file":
         size = len(text.encode())
-        too_long = size > _MAX_BOUND_BYTES
-        return f"a text of {size} bytes, and {_MAX_BOUND_BYTES} are the most" if too_long else None
+        is_too_long = size > _MAX_BOUND_BYTES
+        return f"a text of {size} bytes; the limit is {_MAX_BOUND_BYTES}" if is_too_long else None
     if not text:
         return "the empty text, which readers take for null"
     if kept == "path":
-        if text == _NULL_FOLDER:
+        if text == NULL_FOLDER:
             return f"the text {text!r}, which readers take for null"
         size = len(folder((field,), (text,)).encode()) - 1
         if size > _MAX_NAME_BYTES:
-            return f"a text whose folder has a name of {size} bytes; {_MAX_NAME_BYTES} are the most"
+            return f"a text whose folder name has {size} bytes; the limit is {_MAX_NAME_BYTES}"
     return None
 
 
 def inferred_type(text: str) -> str | None:
-    """Returns what a reader of folders may take a text for; `None` if all read it as text.
+    """Returns the type that a reader of folders may infer; `None` if all read the text as text.
 
-    Folders do not say types, so readers guess them: pyarrow guesses numbers; Spark, DuckDB and
-    Polars guess dates and times, too, and Polars booleans. The rules here are those of all of them.
+    Folder names have no types, so readers infer them: pyarrow infers numbers; Spark, DuckDB and
+    Polars infer dates and times, too, and Polars booleans. This combines all their rules.
     """
     trimmed = text.strip()
     if _NUMBER.fullmatch(trimmed):
@@ -345,34 +337,35 @@ def inferred_type(text: str) -> str | None:
 
 
 def value_text(value: PartitionValue) -> str | None:
-    """A partition value as Hive, Delta and folder names spell it; `None` for null."""
+    """Returns a partition value as Hive, Delta and folder names spell it; `None` for null."""
     return None if value is None else str(value)  # dates as in ISO 8601
 
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """`name=value/…/`, escaped; empty without partition columns."""
+    """Returns `name=value/…/`, escaped; empty without partition columns."""
     parts = []
     for field, value in zip(fields, values, strict=True):
         text = value_text(value)
-        escaped = _NULL_FOLDER if text is None else _escaped(text)
+        escaped = NULL_FOLDER if text is None else _escaped(text)
         parts.append(f"{_escaped(field.name)}={escaped}/")
     return "".join(parts)
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
-    """Returns the folder of a file whose partition values are in the table's log.
+    """Returns the folder of a file for partition values in the table's log.
 
-    Polars takes the values from the path, not from the log. If no folder can name them, it returns
-    a folder of a column that the table lacks: Polars then raises an error instead of reading nulls.
+    Polars takes the values from the path, not from the log. If no folder can name them, this
+    returns a folder of a column that the table lacks, so that Polars raises an error instead of
+    reading nulls.
     """
     folders = [folder((field,), (value,)) for field, value in zip(fields, values, strict=True)]
     sizes = [len(name.encode()) for name in folders]
     is_too_long = sum(sizes) > _MAX_FOLDERS_BYTES or max(sizes, default=0) > _MAX_NAME_BYTES + 1
-    if is_too_long or _NULL_FOLDER in values:
+    if is_too_long or NULL_FOLDER in values:
         return LOG_ALONE
     return "".join(folders)
 
 
 def _escaped(text: str) -> str:
-    """As Spark escapes it, which reads `%C3%A9` as two letters: beyond ASCII texts stay."""
+    """Escapes ASCII only, as Spark does: it reads `%C3%A9` as two letters."""
     return "".join(letter if ord(letter) > 127 else quote(letter, safe=" ") for letter in text)

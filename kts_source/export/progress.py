@@ -1,4 +1,4 @@
-"""Progress of an export: rich's bar on a terminal and in notebooks, plain lines elsewhere."""
+"""Shows the progress of an export: a bar on terminals and in notebooks, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
-    from kts_source.export.files import TaskReport
+    from kts_source.export.task import TaskReport
 
 _LINE_SECONDS: Final = 10.0
 
 
 class Progress:
-    """Told how an export goes, by one thread at a time. This one shows nothing."""
+    """Receives the progress of an export, from one thread at a time; this class ignores it."""
 
     def begin(self, tasks: int, segment_bytes: int) -> None:
-        """The plan is made."""
+        """Called once the plan is complete."""
 
     def ahead(self, tasks: int) -> None:
-        """So many tasks are done whose reports have not come through `task_done` yet."""
+        """Called with the number of tasks that are done and have not reported yet."""
 
     def task_done(self, report: TaskReport) -> None:
-        """One task has reported."""
+        """Called with the report of a task."""
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Called at the end of the export."""
 
 
 NO_PROGRESS: Final = Progress()
 
 
 class _Counts(Progress):
-    """Counts what is done, and shows it after every change."""
+    """Counts completed work, and shows it after every change."""
 
     def __init__(self) -> None:
         self._tasks = self._done = self._ahead = 0
@@ -61,7 +61,7 @@ class _Counts(Progress):
 
     @property
     def _seen_bytes(self) -> int:
-        """Bytes done, with a guess at those of tasks that have not reported."""
+        """Completed bytes, estimated for tasks that have not reported."""
         guess = self._ahead * self._total_bytes // self._tasks if self._tasks else 0
         return min(self._total_bytes, self._bytes + guess)
 
@@ -76,7 +76,7 @@ class LineProgress(_Counts):
     """A line every ten seconds, and one at the end.
 
     Args:
-        stream: Where to; default: stderr.
+        stream: Output; by default stderr.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -105,10 +105,10 @@ class LineProgress(_Counts):
         share = self._seen_bytes / self._total_bytes if self._total_bytes else 1.0
         text = (
             f"{share:4.0%}  {self}, {self._seen_bytes / (1 << 20):,.0f} of"
-            f" {self._total_bytes / (1 << 20):,.0f} MiB, {_clock(seconds)}"
+            f" {self._total_bytes / (1 << 20):,.0f} MiB, {_duration(seconds)}"
         )
         if 0 < share < 1:
-            text += f", about {_clock(seconds / share - seconds)} left"
+            text += f", about {_duration(seconds / share - seconds)} left"
         if text != self._last:
             self._last = text
             self._stream.write(f"{text}\n")
@@ -116,10 +116,10 @@ class LineProgress(_Counts):
 
 
 class RichProgress(_Counts):
-    """rich's progress bar: bytes, rate and time left, rows and requests.
+    """A progress bar of rich: bytes, rate, remaining time, rows and requests.
 
     Args:
-        console: A `rich.console.Console`; default: stderr.
+        console: A `rich.console.Console`; by default stderr.
     """
 
     def __init__(self, console: Any = None) -> None:  # noqa: ANN401  # rich is optional
@@ -154,7 +154,7 @@ class RichProgress(_Counts):
 
 
 def default_progress() -> Progress:
-    """Rich's bar where it can be drawn: a terminal, or a notebook with widgets; else lines."""
+    """Returns rich's bar for a terminal or a notebook with widgets; otherwise plain lines."""
     if importlib.util.find_spec("rich") is not None:
         from rich.console import Console
 
@@ -165,7 +165,7 @@ def default_progress() -> Progress:
     return LineProgress()
 
 
-def _clock(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,8 +1,8 @@
-"""Which offsets a table holds, and what a commit adds to them.
+"""Offsets that a table holds, and how a commit advances them.
 
-A table holds one run of offsets per topic incarnation and partition, [start, stop) without a gap.
-A commit moves `stop` and says which `stop` it was planned against, so two exports that run at once
-cannot both move it.
+A table holds one range of offsets, [start, stop) without a gap, per partition of a topic id. A
+commit moves `stop` and names the `stop` that it was planned against, so of two concurrent exports
+only one can move it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from kts_source.errors import CommitConflictError, ExportError, RangeOverlapError
+from kts_source.errors import CommitConflictError, RangeOverlapError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 _NO_IDS: Final = frozenset({"", "A" * 22})
-"""Topic ids that identify no topic: `Uuid.ZERO_UUID` stands for brokers older than topic ids."""
+"""Topic ids that identify no topic: brokers older than topic ids report `Uuid.ZERO_UUID`."""
 
 
 class PartitionKey(NamedTuple):
-    """One partition of one incarnation of a topic, as tables store it.
+    """A partition of a topic id, as tables store it.
 
     Attributes:
         topic_id: See `topic_identity`.
@@ -32,15 +32,12 @@ class PartitionKey(NamedTuple):
 
 
 def topic_identity(topic: str, topic_id: str) -> str:
-    """Returns the text by which tables know a topic: its id, and its name where it has no id.
-
-    Tables of earlier versions have the id alone, so that stays the text of topics with an id.
-    """
+    """Returns the text that identifies a topic in tables: its id, and its name if it has none."""
     return f"{topic_id}.{topic}" if topic_id in _NO_IDS else topic_id
 
 
 def partition_key(topic: str, topic_id: str, partition: int) -> PartitionKey:
-    """Returns the key of a partition in a table."""
+    """Returns the key of a partition in tables."""
     return PartitionKey(topic_identity(topic, topic_id), partition)
 
 
@@ -58,44 +55,28 @@ class OffsetRange:
 
 
 class CommittedRanges(Protocol):
-    """What a table holds, by partition; a mapping, or a look-up in the table."""
+    """Offsets that a table holds, by partition: a mapping, or a look-up in the table."""
 
     def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        """The offsets of one partition; `None` = nothing."""
+        """Returns the offsets of a partition; `None` if there are none."""
         ...
 
 
 def held_range(
     committed: CommittedRanges, topic: str, topic_id: str, partition: int
 ) -> OffsetRange | None:
-    """Returns the offsets that a table holds of a partition; `None` for nothing.
-
-    Raises:
-        ExportError: An earlier version stored offsets of a topic without an id, and not its name.
-    """
-    key = partition_key(topic, topic_id, partition)
-    held = committed.get(key)
-    if held is None and key.topic_id != topic_id:
-        before = committed.get(PartitionKey(topic_id, partition))
-        if before is not None:
-            raise ExportError(
-                f"the table holds offsets [{before.start}, {before.stop}) of partition {partition}"
-                " of a topic without a topic id, and an earlier version did not store its name, so"
-                " they may be of another topic. Export into another table",
-                topic=topic,
-                partition=partition,
-            )
-    return held
+    """Returns the offsets that a table holds of a partition; `None` for nothing."""
+    return committed.get(partition_key(topic, topic_id, partition))
 
 
 @dataclass(frozen=True, slots=True)
 class RangeAdvance:
-    """What one commit adds to one partition.
+    """Offsets that a commit adds to a partition.
 
     Attributes:
-        topic: For people.
-        expected: The committed stop this was planned against; `None` = nothing committed.
-        start: First offset added. Above `expected` only where a hole was allowed.
+        topic: Its name, for messages.
+        expected: The committed `stop` that it was planned against; `None` if nothing was committed.
+        start: First offset added; above `expected` only if a hole was accepted.
         stop: One past the last offset added.
         epoch: Leader epoch that owns offset `stop - 1`; `None` if unknown.
     """
@@ -111,8 +92,10 @@ class RangeAdvance:
         return f"{self.topic}-{self.key.partition} [{self.start}, {self.stop})"
 
 
-def joined(first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]) -> list[RangeAdvance]:
-    """Two steps of one run as one."""
+def merge_advances(
+    first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]
+) -> list[RangeAdvance]:
+    """Merges two successive steps of a run."""
     moved: dict[PartitionKey, RangeAdvance] = {}
     for advance in (*first, *second):
         before = moved.get(advance.key, advance)
@@ -120,13 +103,13 @@ def joined(first: Iterable[RangeAdvance], second: Iterable[RangeAdvance]) -> lis
     return list(moved.values())
 
 
-def advanced(
+def advance_ranges(
     committed: CommittedRanges, advances: Iterable[RangeAdvance]
 ) -> dict[PartitionKey, OffsetRange]:
-    """The ranges that a commit moves, as they are after it.
+    """Returns the ranges that a commit moves, with their new ends.
 
     Raises:
-        CommitConflictError: A partition is not where the commit was planned against.
+        CommitConflictError: A partition moved since the commit was planned.
         RangeOverlapError: The commit would add offsets that are committed already.
     """
     result: dict[PartitionKey, OffsetRange] = {}
@@ -134,18 +117,19 @@ def advanced(
         now = committed.get(advance.key)
         if (None if now is None else now.stop) != advance.expected:
             planned = "nothing" if advance.expected is None else f"offset {advance.expected}"
-            found = "nothing" if now is None else f"[{now.start}, {now.stop})"
+            actual = "nothing" if now is None else f"[{now.start}, {now.stop})"
             raise CommitConflictError(
-                f"{advance} was planned behind {planned}, and the table holds {found} of topic id"
+                f"{advance} was planned after {planned}, and the table holds {actual} of topic id"
                 f" {advance.key.topic_id}: another export committed in the meantime. Run again to"
-                " continue behind it",
+                " continue after it",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,
             )
         if now is not None and advance.start < now.stop:
             raise RangeOverlapError(
-                f"{advance} would be committed, and the table holds [{now.start}, {now.stop})",
+                f"{advance} cannot be committed: the table holds [{now.start}, {now.stop}) already."
+                " Run again",
                 topic=advance.topic,
                 partition=advance.key.partition,
                 offset=advance.start,

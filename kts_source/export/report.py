@@ -1,4 +1,4 @@
-"""What an export did, for people and for machines."""
+"""Reports of exports: figures, text, a table for notebooks and a picture."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from kts_source.export.files import TaskReport
     from kts_source.export.ranges import RangeAdvance
+    from kts_source.export.task import TaskReport
 
-_SKIPPED_SHOWN: Final = 8
+_MAX_SKIPPED: Final = 8
+"""Skipped ranges in the picture."""
 _WIDTH: Final = 96
-"""Of the picture: skipped ranges, and letters of a line."""
+"""Characters of a line in the picture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Offsets [start, stop) that are not written, and why."""
+    """Requested offsets [start, stop) that were not written, and why."""
 
     topic: str
     partition: int
@@ -50,25 +51,25 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReport:
-    """What one run did.
+    """Figures of one run.
 
     Attributes:
-        ranges: Written by this run: what it committed without what it skipped.
-        rows: Written.
-        rows_read: Decoded; more or less than `rows` where a transform ran.
+        ranges: Offsets that this run committed, without the skipped ones.
+        rows: Rows written.
+        rows_read: Rows decoded; differs from `rows` if a transform ran.
         rejected: Rows that went to the dead letters.
-        files: Number of files committed.
+        files: Number of committed files.
         file_bytes: Their bytes.
-        segment_bytes: Original bytes of the segments read.
-        left_bytes: Original bytes that a bounded round has left to the next one.
+        segment_bytes: Original bytes of the segments that were read.
+        left_bytes: Original bytes that a bounded round left to the next one.
         commits: Number of commits.
-        requests: Reads sent to the tier by the tasks.
-        bytes_read: Object bytes the tasks received.
-        retries: Requests made again.
+        requests: Reads that the tasks sent to the tier.
+        bytes_read: Object bytes that the tasks received.
+        retries: Requests that were repeated.
         cost: Estimated US dollars for the requests, at list prices.
-        skipped: Offsets asked for that were not written, with reasons.
-        seconds: Stage to seconds; `tasks` and `writing` add up over all tasks.
-        verified: With `verify=True`: what was compared of the table, and what could not be.
+        skipped: Requested offsets that were not written, with reasons.
+        seconds: Seconds by stage; `tasks` and `writing` are sums over all tasks.
+        verified: Results of `verify=True`, in sentences.
     """
 
     target: str
@@ -96,11 +97,11 @@ class BackfillReport:
         return self.segment_bytes / self.file_bytes if self.file_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Returns plain values for JSON."""
         return {**asdict(self), "ratio": self.ratio}
 
     def _repr_html_(self) -> str:
-        """A table for notebooks: the sums, and a row a range."""
+        """Returns a table for notebooks: the sums, and a row per range."""
         first, *facts = (line.strip() for line in _summary(self))
         rows = [(f"{r.topic}-{r.partition}", r.start, r.stop, "written") for r in self.ranges]
         rows += [(f"{g.topic}-{g.partition}", g.start, g.stop, g.reason) for g in self.skipped]
@@ -108,11 +109,11 @@ class BackfillReport:
         return rows_table(first, (), [(fact,) for fact in facts]) + (table if rows else "")
 
     def save_png(self, path: str | Path) -> None:
-        """The same as a picture.
+        """Saves the report as a picture.
 
         Raises:
             ImportError: matplotlib is not installed (extra `plot`).
-            InvalidOptionError: The path is the URL of a store, or nearly one.
+            InvalidOptionError: The path is the URL of a store, or looks like one.
         """
         draw_report(self).savefig(local_file(path), format="png", dpi=120)
 
@@ -127,10 +128,10 @@ class BackfillReport:
 
 
 def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
-    """Seconds by stage as bars, and what was written and skipped beside them.
+    """Draws seconds by stage as bars, next to the text.
 
     Returns:
-        A `matplotlib.figure.Figure`; it belongs to no window, and `savefig` writes it.
+        A `matplotlib.figure.Figure` without a window; `savefig` writes it.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -147,9 +148,9 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
     bars.set_title("Where the time went")
     facts.axis("off")
     lines = _summary(report)
-    lines += [f"  skipped {gap}" for gap in report.skipped[:_SKIPPED_SHOWN]]
-    if len(report.skipped) > _SKIPPED_SHOWN:
-        lines.append(f"  and {len(report.skipped) - _SKIPPED_SHOWN:,} more")
+    lines += [f"  skipped {gap}" for gap in report.skipped[:_MAX_SKIPPED]]
+    if len(report.skipped) > _MAX_SKIPPED:
+        lines.append(f"  and {len(report.skipped) - _MAX_SKIPPED:,} more")
     wrapped = (textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines)
     text = "\n".join(wrapped).replace("$", r"\$")  # a dollar sign begins a formula
     facts.text(0, 1, text, va="top", family="monospace", fontsize=8)
@@ -157,7 +158,7 @@ def draw_report(report: BackfillReport) -> Any:  # noqa: ANN401  # matplotlib sh
 
 
 def _summary(report: BackfillReport) -> list[str]:
-    """Lines for people, without ranges of offsets."""
+    """Returns the lines of the text, without offsets."""
     seconds = ", ".join(f"{name} {value:.1f}" for name, value in report.seconds.items())
     lines = [
         f"Exported to {report.target} ({report.table_format}):"
@@ -175,7 +176,7 @@ def _summary(report: BackfillReport) -> list[str]:
 
 
 def empty_report(target: str, table_format: str) -> BackfillReport:
-    """Of a run that has done nothing yet."""
+    """Returns the report of a run that has done nothing."""
     numbers: dict[str, Any] = {
         field.name: 0 for field in fields(BackfillReport) if field.type in ("int", "float")
     }
@@ -183,11 +184,10 @@ def empty_report(target: str, table_format: str) -> BackfillReport:
     return BackfillReport(**texts, **numbers, ranges=(), skipped=(), seconds={})
 
 
-def together(first: BackfillReport, then: BackfillReport) -> BackfillReport:
-    """Two runs one after the other, told as one.
+def add_reports(first: BackfillReport, then: BackfillReport) -> BackfillReport:
+    """Adds the report of a later run to earlier ones.
 
-    What the second one wrote is no longer left out; so the report stays small however many runs
-    follow: a gap stays in it only where it stays in the table.
+    Gaps that the later run wrote are dropped, so the report stays small after any number of runs.
     """
     sums: dict[str, Any] = {
         field.name: getattr(first, field.name) + getattr(then, field.name)
@@ -228,9 +228,9 @@ def together(first: BackfillReport, then: BackfillReport) -> BackfillReport:
 
 
 def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
-    """What tasks did not find any more, each range once: slices of a segment share one."""
+    """Yields offsets of missing objects; slices of a segment share a range."""
     for lost in sorted({lost for report in reports for lost in report.lost}):
-        reason = "the object has gone since the plan was made"
+        reason = "the object was deleted after planning"
         if lost.in_part:
             reason += "; some of them may have been written"
         yield Skipped(lost.topic, lost.partition, lost.start, lost.stop, reason)
@@ -239,24 +239,24 @@ def lost_offsets(reports: Iterable[TaskReport]) -> Iterator[Skipped]:
 def written_ranges(
     advances: Iterable[RangeAdvance], skipped: Iterable[Skipped]
 ) -> tuple[WrittenRange, ...]:
-    """The ranges that commits moved, without what was skipped of them; neighbours become one."""
+    """Returns the ranges that commits moved without skipped offsets; merges adjacent ranges."""
     gaps = sorted(skipped, key=lambda gap: gap.start)
-    found: list[WrittenRange] = []
-    for advance in sorted(advances, key=lambda one: (one.topic, one.key, one.start)):
-        place = (advance.topic, advance.key.partition)
+    ranges: list[WrittenRange] = []
+    for advance in sorted(advances, key=lambda step: (step.topic, step.key, step.start)):
         start = advance.start
-        for gap in [gap for gap in gaps if (gap.topic, gap.partition) == place]:
-            if start < gap.stop and gap.start < advance.stop:
-                _extend(found, advance, start, gap.start)
+        for gap in gaps:
+            is_same = (gap.topic, gap.partition) == (advance.topic, advance.key.partition)
+            if is_same and start < gap.stop and gap.start < advance.stop:
+                _extend(ranges, advance, start, gap.start)
                 start = gap.stop
-        _extend(found, advance, start, advance.stop)
-    return tuple(sorted(found, key=lambda span: (span.topic, span.partition, span.start)))
+        _extend(ranges, advance, start, advance.stop)
+    return tuple(sorted(ranges, key=lambda span: (span.topic, span.partition, span.start)))
 
 
-def _extend(found: list[WrittenRange], advance: RangeAdvance, start: int, stop: int) -> None:
+def _extend(ranges: list[WrittenRange], advance: RangeAdvance, start: int, stop: int) -> None:
     if start >= stop:
         return
-    place = advance.topic, *advance.key
-    if found and found[-1] == WrittenRange(*place, found[-1].start, start):
-        start = found.pop().start
-    found.append(WrittenRange(*place, start, stop))
+    owner = advance.topic, *advance.key
+    if ranges and ranges[-1] == WrittenRange(*owner, ranges[-1].start, start):
+        start = ranges.pop().start
+    ranges.append(WrittenRange(*owner, start, stop))

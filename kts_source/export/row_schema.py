@@ -1,10 +1,8 @@
-"""The columns of the rows that an export writes, where they are known before a row is.
+"""Columns of the rows that an export writes, and how they fit the columns of its table.
 
-Typed columns of an export beside those that its table has: what is new, and what contradicts.
-
-A table goes on with the columns it was begun with. With schema evolution, fields that only the rows
-have are added to it, nullable and behind the others; those that only the table has are null in the
-new rows. Everything else is a contradiction: a type does not change.
+A table keeps the columns that it was created with. With schema evolution, fields that only the rows
+have are added to the table, nullable and after the others; fields that only the table has are null
+in the new rows. Every other difference is an error: types do not change.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kts_source.errors import ExportError, InvalidOptionError, SchemaChangedError, TieredKafkaError
-from kts_source.export.job import TOPIC_ID
 from kts_source.export.partitioning import type_at
 from kts_source.export.settings import DELTA, ICEBERG, NO_EVOLUTION
-from kts_source.export.transforms.row_transform import RowTransform
+from kts_source.export.task import TOPIC_ID
+from kts_source.export.transforms import RowTransform
 from kts_source.read.row_schema import read_schema
 
 if TYPE_CHECKING:
@@ -34,16 +32,16 @@ _NOT_IN_NAMES: Final = "space, tab, line break, . , ; = { } ( )"
 
 
 def compacted_schema(columns: Sequence[str]) -> pa.Schema:
-    """Of the rows as compactions merge and write them."""
+    """Returns the columns of the rows that compactions merge and write."""
     return read_schema(columns).append(pa.field(TOPIC_ID, pa.string()))
 
 
 def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
-    """Refuses what an export of decoded keys and values cannot do.
+    """Checks that decoded keys and values fit the settings of an export.
 
     Raises:
-        InvalidOptionError: It is of JSON without a schema, is compacted, goes through a transform
-            that decodes, or has fields that tables cannot hold.
+        InvalidOptionError: JSON has no schema, the export compacts or uses a `RowTransform`, or
+            tables cannot hold a field.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -51,26 +49,26 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
                 "schema_evolution needs typed columns: option value.format or key.format"
             )
         return
-    for one in options.formats:
-        if one.needs_type:
-            # A sample of each run would tell something else, and a table goes on with its fields.
+    for column_format in options.formats:
+        if column_format.needs_type:
+            # Types inferred from samples differ from run to run, and a table keeps its fields.
             raise InvalidOptionError(
-                f"an export needs option '{one.column}.schema': `kts schema` prints what a sample"
-                " shows"
+                f"an export needs option '{column_format.column}.schema': `kts schema` prints"
+                " that of a sample"
             )
     if settings.compaction is not None:
         raise InvalidOptionError(
-            "compact=True merges keys and values as bytes: leave options key.format and"
-            " value.format out"
+            "compact=True merges keys and values as bytes: remove the options key.format and"
+            " value.format"
         )
     if isinstance(settings.transform, RowTransform):
         raise InvalidOptionError(
-            f"{type(settings.transform).__name__} decodes bytes, and options key.format and"
-            " value.format have decoded them: leave one of them out"
+            f"{type(settings.transform).__name__} is a RowTransform, which gets keys and values as"
+            " bytes: remove it, or the options key.format and value.format"
         )
     if settings.transform is not None and settings.schema_evolution != NO_EVOLUTION:
         raise InvalidOptionError(
-            "schema_evolution goes with no transform: only columns as they are decoded are compared"
+            "schema_evolution works with no transform: it compares decoded columns only"
         )
     schema = read_schema(options.columns, options.formats)
     for name in typed_columns(options):
@@ -79,35 +77,31 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
 
 
 def typed_columns(options: ScanOptions) -> tuple[str, ...]:
-    """Those of the columns that are decoded."""
+    """Returns the names of the columns that are decoded."""
     return tuple(form.column for form in options.formats if form.column in options.columns)
 
 
 def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
     """Checks a decoded column before any record is read."""
-    leave_out = f"leave it out with option '{path.partition('.')[0]}.columns', or export bytes"
+    advice = f"leave it out with option '{path.partition('.')[0]}.columns', or export bytes"
     for inner, inner_kind in _nested_types(path, kind):
         reason = type_fault(inner_kind, table_format)
         if pa.types.is_null(inner_kind):
             reason = "is always null"
         if reason:
-            raise InvalidOptionError(f"{inner} {reason}, and tables cannot hold it: {leave_out}")
+            raise InvalidOptionError(f"{inner} {reason}, and tables cannot hold it: {advice}")
         for field in inner_kind if pa.types.is_struct(inner_kind) else ():
             if not _NAME.fullmatch(field.name):
                 raise InvalidOptionError(
                     f"a field of {inner} has the name {field.name!r}, and names in tables hold none"
-                    f" of {_NOT_IN_NAMES}: {leave_out}"
+                    f" of {_NOT_IN_NAMES}: {advice}"
                 )
 
 
 def _check_types(schema: pa.Schema, table_format: str) -> None:
-    """Refuses columns that readers of the table would not find as they are.
-
-    Raises:
-        ExportError: Names the column and its type.
-    """
+    """Raises `ExportError` if a table cannot hold a column unchanged."""
     if fault := _names_fault(schema.names, table_format):
-        raise ExportError(f"the rows have {fault}: give one of them another name in the transform")
+        raise ExportError(f"the rows have {fault}: rename one of them in the transform")
     for field in schema:
         for path, kind in _nested_types(field.name, field.type):
             if reason := type_fault(kind, table_format):
@@ -130,11 +124,11 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Says why a table of a format cannot hold a type; `None` if it can. Types in it do not count.
+    """Returns why a table cannot hold a type, without the types in it; `None` if it can.
 
-    Parquet files keep no Arrow schema, so a duration would come back as a number without a unit.
-    The libraries of Delta and Iceberg refuse some types after all rows were written, and take
-    unsigned numbers for signed ones.
+    Parquet files store no Arrow schema, so a duration would become a number without a unit. The
+    libraries of Delta and Iceberg reject some types only after all rows were written, and read
+    unsigned numbers as signed ones.
     """
     if fault := _parquet_fault(kind):
         return fault
@@ -150,16 +144,16 @@ def type_fault(kind: pa.DataType, table_format: str) -> str | None:
 
 
 def _names_fault(names: Sequence[str], table_format: str) -> str | None:
-    """Says which names next to each other a table takes for the same; `None` if there are none."""
+    """Returns which names of one level a table cannot distinguish; `None` if there are none."""
     before: dict[str, str] = {}
     for name in names:
         same = name.lower() if table_format == DELTA else name
         if same not in before:
             before[same] = name
         elif before[same] == name:
-            return f"several columns or fields of the name {name!r}"
+            return f"several columns or fields named {name!r}"
         else:
-            return f"the names {before[same]!r} and {name!r}, which Delta takes for the same"
+            return f"the names {before[same]!r} and {name!r}, which are equal for Delta"
     return None
 
 
@@ -176,7 +170,7 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
-    """Returns what Delta and Iceberg have in common."""
+    """Returns why neither Delta nor Iceberg can hold a type."""
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -216,11 +210,10 @@ def _iceberg_fault(kind: pa.DataType) -> str | None:
 
 
 def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Schema | None:
-    """Of the rows an export would write; `None` where only a row can tell.
+    """Returns the columns that an export would write; `None` if only rows can show them.
 
-    A function is not asked: what it makes of no rows may have other types than what it makes of
-    some. Where a `RowTransform` fails on no rows, or makes columns without a type of them, it does
-    not tell either.
+    The result of a function without rows may have other types than with rows, so no function is
+    called. A `RowTransform` is called, unless it fails or returns columns without a type.
     """
     if settings.compaction is not None:
         return compacted_schema(options.columns)
@@ -229,12 +222,12 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
     if transform is None:
         return schema
     if isinstance(transform, RowTransform):
-        none = pa.RecordBatch.from_pylist([], schema)
+        empty = pa.RecordBatch.from_pylist([], schema)
         try:
-            rows = transform.apply(none).rows
+            rows = transform.apply(empty).rows
         except TieredKafkaError:
             raise
-        except Exception:  # noqa: BLE001  # nothing is lost: a row will tell
+        except Exception:  # noqa: BLE001  # the first row shows the columns
             return None
         if rows is not None and all(_is_typed(field.type) for field in rows.schema):
             return rows.schema.remove_metadata()
@@ -242,91 +235,88 @@ def schema_without_rows(options: ScanOptions, settings: ExportSettings) -> pa.Sc
 
 
 def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: ValuesIn) -> None:
-    """Compares the columns of the rows with those that the settings name.
+    """Compares the columns of the rows with the settings.
 
     Raises:
-        InvalidOptionError: The rows cannot be sorted or partitioned so.
+        InvalidOptionError: The rows cannot be sorted or partitioned as the settings say.
         ExportError: The table cannot hold the type of a column.
     """
     _check_types(schema, settings.table_format)
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}
     if missing := [name for name, kind in kinds.items() if kind is None]:
         raise InvalidOptionError(
-            f"sort_within_files names {', '.join(sorted(missing))}, which the rows written do not"
-            " have"
+            f"sort_within_files names {', '.join(sorted(missing))}, which the rows do not have"
         )
     for name, kind in kinds.items():
         if pa.types.is_nested(kind):
             raise InvalidOptionError(
                 f"sort_within_files names {name}, which is {kind}: name a field of it"
             )
-    none = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
+    empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
     for field in settings.partition_by:
-        field.values(none)
+        field.values(empty)
     names = {field.name for field in settings.partition_by}
     if values_in != "file" and names >= set(schema.names):
         raise InvalidOptionError(
-            "partition_by names every column of the rows: their files would have none"
+            "partition_by names every column of the rows, so files would have no column. Name fewer"
         )
 
 
 def _is_typed(kind: pa.DataType) -> bool:
-    """Whether no part of it was made of nothing."""
-    parts = (kind.field(number).type for number in range(kind.num_fields))
-    return not pa.types.is_null(kind) and all(_is_typed(part) for part in parts)
+    """Returns whether neither the type nor a type in it is null."""
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return not pa.types.is_null(kind) and all(_is_typed(one) for one in inner)
 
 
-_SHOWN: Final = 4000
+_MAX_SHOWN: Final = 4000
 _TEXTS: Final = (pa.types.is_large_string, pa.types.is_string_view)
 _BYTES: Final = (pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
 
 
 class _ContradictionError(Exception):
-    """What cannot be one column."""
+    """Two types that cannot become one column."""
 
 
-def united(
+def unite_schemas(
     table: pa.Schema, rows: pa.Schema, typed: Iterable[str], uri: str, *, evolves: bool
 ) -> pa.Schema:
-    """The columns of the rows as the table shall have them.
+    """Merges the columns of a table and of new rows.
 
-    Args:
-        table: What it has.
-        rows: What is to be written.
-        typed: Names of columns that are decoded; the others are left as they are.
-        uri: The table, for errors.
-        evolves: Whether fields may be added to the table, and may be missing in the rows.
+    Only `typed` columns are compared. `evolves` accepts fields that the table or the rows lack.
+
+    Returns:
+        The columns of the rows, with the fields of both.
 
     Raises:
-        SchemaChangedError: They contradict each other, or differ and must not.
+        SchemaChangedError: A type differs, or the fields differ and `evolves` is false.
     """
     for name in typed:
         if name not in table.names or name not in rows.names:
-            continue  # whether there may be such columns is not decided here
+            continue
         there, here = table.field(name).type, rows.field(name).type
         try:
             kind = _united(there, here, name)
         except _ContradictionError as error:
             raise _changed(name, there, here, str(error), uri) from None
         if not evolves and not (_same(kind, there) and _same(kind, here)):
-            reason = "fields are new or gone; schema_evolution='add' adds new ones to the table"
+            reason = "fields are new or missing; schema_evolution='add' adds new ones to the table"
             raise _changed(name, there, here, reason, uri)
         rows = rows.set(rows.get_field_index(name), rows.field(name).with_type(kind))
     return rows
 
 
-def lacks(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:
-    """Whether the table lacks some field of the typed columns; `columns` are `united` with it."""
-    return any(
-        not _same(_united(table.field(name).type, columns.field(name).type, name),
-                  table.field(name).type)
+def lacks_fields(table: pa.Schema, columns: pa.Schema, typed: Iterable[str]) -> bool:
+    """Returns whether the table lacks a field of the merged `columns`, among the typed ones."""
+    types = [
+        (table.field(name).type, columns.field(name).type, name)
         for name in typed
         if name in table.names and name in columns.names
-    )  # fmt: skip
+    ]
+    return any(not _same(_united(there, here, name), there) for there, here, name in types)
 
 
-def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows with columns of these types; fields that they lack are null."""
+def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Casts the columns of rows; fields that they lack become null."""
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)
@@ -335,10 +325,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _same(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether both have the same fields, whatever their order and however lists call their items.
-
-    Both are parts of what is united, so types of the same fields are the same.
-    """
+    """Returns whether merged types have the same fields, in any order, at any depth."""
     if pa.types.is_struct(one):
         return {field.name for field in one} == {field.name for field in other} and all(
             _same(field.type, other.field(field.name).type) for field in one
@@ -395,12 +382,11 @@ def _field(there: pa.Field, here: pa.Field, path: str) -> pa.Field:
 
 
 def _canonical(kind: pa.DataType) -> pa.DataType:
-    """A type as decoders make it, whatever libraries of tables take for it."""
+    """Returns the type that decoders produce, for the variants that table libraries return."""
     return _united(kind, kind, "")
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The same of a type without fields."""
     if any(is_it(kind) for is_it in _TEXTS):
         return pa.string()
     if any(is_it(kind) for is_it in _BYTES):
@@ -415,10 +401,13 @@ def _is_list(kind: pa.DataType) -> bool:
 def _changed(
     name: str, there: pa.DataType, here: pa.DataType, reason: str, uri: str
 ) -> SchemaChangedError:
-    texts = [text if len(text := str(kind)) <= _SHOWN else f"{text[:_SHOWN]}…"
-             for kind in (_canonical(there), here)]  # fmt: skip
+    texts = [
+        text if len(text := str(kind)) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+        for kind in (_canonical(there), here)
+    ]
     return SchemaChangedError(
-        f"the rows' column {name} is not the table's: {reason}. The table has {texts[0]}, the rows"
-        f" have {texts[1]}. Export into another table, or read with the schema it was begun with",
+        f"column {name} of the rows differs from that of the table: {reason}. The table has"
+        f" {texts[0]}, the rows have {texts[1]}. Export into another table, or read with the schema"
+        " it was begun with",
         uri=uri,
     )

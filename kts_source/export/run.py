@@ -1,4 +1,4 @@
-"""One export from options to a report: plan, run wave by wave, commit each wave."""
+"""Runs one export: plans, runs the tasks of each wave, commits it, and reports."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from kts_source.export.compaction import (
     can_merge,
     check_lost,
     check_rebuild,
-    newest_of,
+    newest_timestamps,
     spill_folder,
+)
+from kts_source.export.dead_letters import (
+    drop_dead_letters,
+    is_unpublished,
+    list_dead_letters,
+    publish_dead_letters,
+    remove_dead_letters,
+    unpublished_dead_letters,
 )
 from kts_source.export.export_plan import plan_export, plan_rebuild
 from kts_source.export.fingerprint import fingerprint
-from kts_source.export.job import ExportJob
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.export.ranges import PartitionKey, joined, partition_key
+from kts_source.export.ranges import PartitionKey, merge_advances, partition_key
 from kts_source.export.report import BackfillReport, lost_offsets, written_ranges
 from kts_source.export.row_schema import (
     check_columns,
     check_typed,
     schema_without_rows,
     typed_columns,
-    united,
+    unite_schemas,
 )
 from kts_source.export.settings import ADD_FIELDS
+from kts_source.export.tables import open_table
 from kts_source.export.tables.export_table import Commit
-from kts_source.export.tables.open_table import open_table
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms.dead_letters import (
-    drop_dead_letters,
-    is_unnamed,
-    list_dead_letters,
-    publish_dead_letters,
-    remove_dead_letters,
-    unnamed_dead_letters,
-)
+from kts_source.export.task import ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
@@ -67,14 +67,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kts_source.export.export_plan import ExportPlan, Wave
-    from kts_source.export.files import TaskReport
     from kts_source.export.fingerprint import Fingerprint
-    from kts_source.export.job import RunnableTask
+    from kts_source.export.parquet_file import DataFile
     from kts_source.export.progress import Progress
     from kts_source.export.ranges import RangeAdvance
     from kts_source.export.report import Skipped
     from kts_source.export.settings import Compaction, ExportSettings
-    from kts_source.export.tables.export_table import BaseFile, ExportTable, TableState
+    from kts_source.export.tables.export_table import ExportTable, TableState
+    from kts_source.export.task import RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
     from kts_source.options import ScanOptions
     from kts_source.store.object_store import ObjectInfo
@@ -92,18 +92,18 @@ def export(
     progress: Progress = NO_PROGRESS,
     table: ExportTable | None = None,
 ) -> BackfillReport:
-    """Writes what the table lacks of the source.
+    """Writes the records of the source that the table lacks.
 
     Args:
         source: Options as for the data source.
         settings: Where and how to write.
         executor: Runs the tasks.
-        progress: Told how it goes.
-        table: The target; opened from the settings when not given.
+        progress: Called with the progress.
+        table: The target; by default it is opened from the settings.
 
     Raises:
-        ExportError: Gaps, overlaps, other rules than the table was begun with, a commit that
-            another export came before. What was committed stays; run again to go on.
+        ExportError: Gaps, overlaps, other rules than the table was begun with, or another export
+            committed first. Earlier commits are kept; run again to continue.
         TieredKafkaError: The source cannot be read.
     """
     options = parse_options(source)
@@ -114,7 +114,7 @@ def export(
             rules = fingerprint(options, settings)
             return _Run(options, settings, executor, opened, progress, rules).export()
         except KeyboardInterrupt:
-            log.warning("interrupted: what is committed stays; the same call goes on behind it")
+            log.warning("interrupted: commits are kept, and the same call continues after them")
             raise
 
 
@@ -125,35 +125,34 @@ def clean(
     remove: bool = False,
     table: ExportTable | None = None,
 ) -> tuple[ObjectInfo, ...]:
-    """Lists what attempts that died left in a target and among its dead letters, and removes it
-    where asked to.
+    """Lists files that dead attempts left in a target and among its dead letters.
 
-    A running export keeps all its files, whatever `older_than_hours` is: it is marked in the target
-    while it runs. What a dead run left is removed once its newest file is old enough.
+    A running export keeps all its files for any `older_than_hours`, because it is marked in
+    the target. Files of a dead run are listed once its newest file is old enough.
 
     Args:
         settings: The target.
-        older_than_hours: A run that wrote a file since then may be under way.
-        remove: Whether to delete them.
+        older_than_hours: A run without a mark is dead if it wrote no file for this time.
+        remove: Deletes the files.
         table: See `export`.
     """
     with _opened(table, settings) as opened:
         if settings.dead_letters is not None:
             publish_dead_letters(settings, opened.load().letters)
         before_ms = round((time.time() - older_than_hours * 3600) * 1000)
-        # Where both are one folder, the table does not know what of dead letters is committed.
-        files = [entry for entry in opened.orphans() if not is_unnamed(entry.key)]
-        letters = unnamed_dead_letters(settings)
+        # If both share a folder, the table does not know which dead letters are committed.
+        files = [entry for entry in opened.orphans() if not is_unpublished(entry.key)]
+        letters = unpublished_dead_letters(settings)
         active = {
             _run_of(entry.key)
             for entry in (*files, *letters)
             if (entry.last_modified_ms or 0) >= before_ms
         }
-        # After the listing: a run without a mark by now has committed its files, or left them.
+        # After the listing: a run without a mark has committed its files by now, or died.
         running = opened.running()
 
         def is_active(entry: ObjectInfo) -> bool:
-            # An export_id in front of the run's id may look like one.
+            # Not by `_run_of`: an export_id before the run's id may look like one.
             is_running = any(run_id in entry.key for run_id in running)
             return is_running or _run_of(entry.key) in active
 
@@ -172,22 +171,22 @@ def _opened(
 
 
 def _run_of(key: str) -> str:
-    """What is the same for all files of one run."""
+    """Returns the part of a key that all files of a run have in common."""
     run_id = re.search("[0-9a-f]{32}", key)
     return key if run_id is None else run_id[0]
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run and what it has done so far.
+    """One run and its progress.
 
     Attributes:
-        rules: What decides which rows the table gets.
+        rules: Decide which rows the table gets.
         base: Files of the table that a compaction replaces.
-        merges: Whether it merges them with new records; otherwise it builds the table anew.
-        waiting: Ranges and reports that wait for a table to commit to.
-        waves: How many have been run.
-        verified: What the check of the table says.
+        merges: True if a compaction merges `base` with new records instead of rebuilding the table.
+        waiting: Ranges and reports that wait until there are columns to create a table with.
+        waves: Number of waves that were run.
+        verified: Results of the check of the table.
     """
 
     options: ScanOptions
@@ -201,7 +200,7 @@ class _Run:
     commits: list[Commit] = field(default_factory=list)
     waiting: tuple[list[RangeAdvance], list[TaskReport]] = field(default_factory=lambda: ([], []))
     waves: int = 0
-    base: Sequence[BaseFile] = ()
+    base: Sequence[DataFile] = ()
     merges: bool = False
     verified: tuple[str, ...] = ()
     seconds: dict[str, float] = field(
@@ -234,30 +233,30 @@ class _Run:
             self.progress.end()
         if self.waiting[0]:
             log.warning(
-                "no row was written, and there is no table yet: nothing tells its columns, so the"
-                " offsets are not recorded, and the next run reads them again"
+                "no row was written, and there is no table yet whose columns are known, so the"
+                " offsets are not recorded and the next run reads them again"
             )
         return self._report(plan)
 
     def _write(self, plan: ExportPlan, columns: pa.Schema | None, state: TableState) -> None:
-        settings = self.settings
-        place = self.table.place(self.run_id)
-        job = ExportJob.of(self.options, settings, place, self.run_id, columns)
+        settings, target = self.settings, self.table.write_target(self.run_id)
+        job = ExportJob(self.options, target, self.run_id, settings, columns)
         if settings.compaction is not None:
             self._compact(plan, job, settings.compaction, state)
             return
         for wave in plan.waves:
             self._commit(wave, self._run_tasks(wave.tasks, job), job)
-            # Without a table to commit to, the next round would read the same again.
+            # If nothing was committed, the next round would read the same again.
             if settings.following is not None and not self.waiting[0]:
                 break
 
     def _typed_columns(self, state: TableState) -> pa.Schema | None:
-        """The columns of the rows, as the table has them or will; `None` where none is decoded, or
-        a transform makes others of them.
+        """Returns the columns of the rows, with the fields of the table.
+
+        `None` if no column is decoded, or a transform changes them.
 
         Raises:
-            SchemaChangedError: The table has other ones.
+            SchemaChangedError: The table has other columns.
         """
         typed = typed_columns(self.options)
         if not typed or self.settings.transform is not None:
@@ -267,7 +266,7 @@ class _Run:
         if there is None:
             return columns
         evolves = self.settings.schema_evolution == ADD_FIELDS
-        return united(there, columns, typed, self.settings.target, evolves=evolves)
+        return unite_schemas(there, columns, typed, self.settings.target, evolves=evolves)
 
     def _plan(self, state: TableState) -> ExportPlan:
         options, settings, committed = self.options, self.settings, state.committed
@@ -275,7 +274,7 @@ class _Run:
         if settings.compaction is None:
             commit_bytes = settings.commit_bytes if following is None else following.round_bytes
             return plan_export(options, state, resume=settings.resume, commit_bytes=commit_bytes)
-        # One wave counts: a merge behind what the table holds, or all of it anew.
+        # A compaction is one wave: a merge of new records, or a rebuild.
         if not state.fingerprint or can_merge(options, settings):
             self.merges = bool(state.fingerprint)
             self.base = self.table.base_files() if self.merges else ()
@@ -284,25 +283,25 @@ class _Run:
         plan = plan_rebuild(options, committed)
         if plan.waves:
             self.base = self.table.base_files()
-            place = self.table.place(self.run_id)
             planned = {
                 partition_key(part.topic, part.topic_id, part.partition)
                 for part in plan.scan.partitions
             }
-            check_rebuild(options, place, self.base, committed, planned)
+            target = self.table.write_target(self.run_id)
+            check_rebuild(options, target, self.base, committed, planned)
             self._check_lost(plan.skipped, plan, state)
         return plan
 
     def _check_lost(self, skipped: Iterable[Skipped], plan: ExportPlan, state: TableState) -> None:
-        """A rebuild may lack what is new to the table, and nothing that it has."""
+        """Checks that a rebuild skips no rows that the table has."""
         topic_ids = {(part.topic, part.partition): part.topic_id for part in plan.scan.partitions}
         lost: dict[PartitionKey, list[tuple[int, int]]] = {}
         for gap in skipped:
             topic_id = topic_ids[gap.topic, gap.partition]
             key = partition_key(gap.topic, topic_id, gap.partition)
             lost.setdefault(key, []).append((gap.start, gap.stop))
-        place = self.table.place(self.run_id)
-        check_lost(self.options, place, self.base, state.committed, lost)
+        target = self.table.write_target(self.run_id)
+        check_lost(self.options, target, self.base, state.committed, lost)
 
     def _compact(
         self, plan: ExportPlan, job: ExportJob, compaction: Compaction, state: TableState
@@ -318,17 +317,17 @@ class _Run:
         reports = self._run_tasks(spread, job)
         if not self.merges:
             self._check_lost(lost_offsets(reports), plan, state)
-        newest = newest_of(reports, state.newest_ms)
+        newest = newest_timestamps(reports, state.newest_ms)
         merging = bucket_tasks(reports, len(spread), buckets, compaction, newest)
         reports += self._run_tasks(merging, job)
-        held = frozenset(file.key for file in self.base)
-        self._commit(wave, reports, job, base=held, newest_ms=newest)
-        with closing(open_target(job.place.path, job.place.storage)) as target:
-            for found in list(target.list_objects(spill_folder(job))):
-                target.delete(found.key)
+        replaced = frozenset(file.key for file in self.base)
+        self._commit(wave, reports, job, base=replaced, newest_ms=newest)
+        with closing(open_target(job.target.path, job.target.storage)) as target:
+            for spilled in list(target.list_objects(spill_folder(job))):
+                target.delete(spilled.key)
 
     def _run_tasks(self, tasks: Sequence[RunnableTask], job: ExportJob) -> list[TaskReport]:
-        """The reports of all tasks, in their order."""
+        """Returns the reports of all tasks, in their order."""
         started = time.monotonic()
         reports: dict[int, TaskReport] = {}
         if tasks:
@@ -352,7 +351,7 @@ class _Run:
         newest_ms: Mapping[PartitionKey, int] = MappingProxyType({}),
     ) -> None:
         started = time.monotonic()
-        advances = joined(self.waiting[0], wave.advances)
+        advances = merge_advances(self.waiting[0], wave.advances)
         reports = [*self.waiting[1], *ordered]
         commit = Commit(
             tuple(advances),
@@ -368,7 +367,7 @@ class _Run:
         try:
             committed = self.table.commit(commit)
         except (CommitConflictError, FingerprintError, RangeOverlapError):
-            # Refused, unless the answer that it counts was lost: then the table has the number.
+            # The table has the number if an earlier attempt succeeded and its response was lost.
             publish_dead_letters(self.settings, self.table.load().letters)
             drop_dead_letters(self.settings, commit.letters)
             raise
@@ -383,15 +382,18 @@ class _Run:
         self.seconds["committing"] += time.monotonic() - started
 
     def _schema(self, reports: Sequence[TaskReport], job: ExportJob) -> pa.Schema | None:
-        """Of the rows that tasks wrote, or else would have written."""
+        """Returns the columns of the rows that tasks wrote, or would have written."""
         schemas = [report.schema for report in reports if report.schema is not None]
         if schemas:
             if not all(schema.equals(schemas[0], check_metadata=True) for schema in schemas):
-                raise TransformError("the transform gave different columns in different tasks")
+                raise TransformError(
+                    "the transform returned different columns in different tasks: it must always"
+                    " return the same columns"
+                )
             return schemas[0]
         schema = job.columns or schema_without_rows(self.options, self.settings)
-        if schema is not None:  # a table must not begin with what no row will fit
-            check_columns(schema, self.settings, job.place.values_in)
+        if schema is not None:  # a table must not be created with columns that no row fits
+            check_columns(schema, self.settings, job.target.values_in)
         return schema
 
     def _report(self, plan: ExportPlan) -> BackfillReport:
@@ -399,7 +401,7 @@ class _Run:
         files = [file for report in reports for file in report.files]
         waves, later = plan.waves[: self.waves], plan.waves[self.waves :]
         planned = plan.skipped
-        if later:  # what lies behind this round is for the rounds that get there to tell
+        if later:  # later rounds report the gaps after this one
             ends = {(a.topic, a.key.partition): a.stop for wave in waves for a in wave.advances}
             planned = tuple(g for g in planned if g.start < ends.get((g.topic, g.partition), 0))
         skipped = (*planned, *lost_offsets(reports))

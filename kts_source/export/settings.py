@@ -1,4 +1,4 @@
-"""What an export writes, where and how: the arguments of `backfill`, checked."""
+"""Settings of an export: the arguments of `backfill`, checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.export.transforms.row_transform import RowTransform
+    from kts_source.export.transforms import RowTransform
 
 PARQUET: Final = "parquet"
 DELTA: Final = "delta"
@@ -34,7 +34,7 @@ TABLE_FORMATS: Final = (PARQUET, DELTA, ICEBERG)
 COMPRESSIONS: Final = ("zstd", "snappy", "lz4", "gzip", "none")
 
 Transform: TypeAlias = "Callable[[pa.RecordBatch], pa.RecordBatch | None] | RowTransform"
-"""Rows in, rows out, within a task; `None` drops them all. Must be picklable and deterministic."""
+"""Called with rows in a task; returns rows or `None`. Must be picklable and deterministic."""
 
 
 KEEP: Final = "keep"
@@ -46,16 +46,16 @@ NO_EVOLUTION: Final = "none"
 ADD_FIELDS: Final = "add"
 SCHEMA_EVOLUTIONS: Final = (NO_EVOLUTION, ADD_FIELDS)
 
-_LEAST_INTERVAL_SECONDS: Final = 1
+_MIN_INTERVAL_SECONDS: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """How to compact.
+    """Rules of a compaction.
 
     Attributes:
-        tombstones: `keep`, `remove`, or `remove-old`: those older than `delete_retention_ms`
-            before the newest record of their partition.
+        tombstones: `keep`, `remove`, or `remove-old` to remove those older than
+            `delete_retention_ms` before the newest record of their partition.
         delete_retention_ms: Kafka's `delete.retention.ms`.
     """
 
@@ -65,12 +65,12 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """How to go on with what is new, in rounds.
+    """Pace of an export in rounds.
 
     Attributes:
-        interval_seconds: From the begin of one round to that of the next, once nothing is left.
-        round_bytes: Original bytes of a round, in whole segments: it ends with the one that
-            reaches them. A round is one commit.
+        interval_seconds: Time between the starts of two rounds, if nothing is left to read.
+        round_bytes: Original bytes of a round, which is one commit. It ends with the segment that
+            reaches them.
     """
 
     interval_seconds: float = 60.0
@@ -78,7 +78,7 @@ class Following:
 
 
 class ExportArguments(TypedDict, total=False):
-    """How a target is written, as `backfill` takes it by keyword; it says what each one means."""
+    """Keyword arguments of `backfill`, which documents them."""
 
     table_format: str
     partition_by: Sequence[str]
@@ -106,17 +106,16 @@ class ExportArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings:
-    """One target and how it is written: the arguments of `backfill`, checked.
+    """A target and how it is written: the checked arguments of `backfill`.
 
     Attributes:
-        target: A folder, `s3://bucket/prefix`, or an Iceberg table's name.
-        compaction: How to keep the latest record of every key only; `None` keeps all records.
-        following: How to go on round by round; `None` = one run, and it ends.
-        schema_evolution: Whether a table gets the fields that typed columns have gained: `none` or
-            `add`.
-        text_partitions: Whether folders of a Parquet target may have texts that readers take for
-            numbers, dates and the like: `checked` (no) or `as-is`.
-        verify: Whether to compare the rows of the table with its records before a run.
+        target: A folder, `s3://bucket/prefix`, or the name of an Iceberg table.
+        compaction: Keeps the latest record of every key only; `None` keeps all records.
+        following: Continues round by round; `None` for a single run.
+        schema_evolution: `add` adds new fields of typed columns to the table; `none` refuses them.
+        text_partitions: `as-is` accepts texts in folder names of a Parquet target that readers take
+            for numbers, dates and the like; `checked` refuses them.
+        verify: Compares the rows of the table with its records before a run.
         storage: Credentials and settings of the target.
         catalog: PyIceberg's properties of the catalog.
     """
@@ -152,42 +151,42 @@ def export_settings(
 
     Args:
         target: Folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        source: The source's options; its credentials open the target where no others are given.
+        source: Options of the source; its credentials are the default for the target.
         arguments: See `backfill`.
 
     Raises:
-        InvalidOptionError: Anything that does not fit.
-        TypeError: No such argument.
+        InvalidOptionError: An argument is invalid, or two contradict each other.
+        TypeError: There is no such argument.
     """
     if unknown := arguments.keys() - ExportArguments.__annotations__.keys():
         raise TypeError(f"an export takes no argument {', '.join(sorted(unknown))}")
-    given: dict[str, Any] = dict(arguments)
+    values: dict[str, Any] = dict(arguments)
     for name in ("partition_by", "sort_within_files"):
-        columns = given.get(name, ())
+        columns = values.get(name, ())
         if isinstance(columns, str):
             raise InvalidOptionError(f"{name} is a list of columns, not {columns!r}")
-        given[name] = tuple(columns)
-    given["partition_by"] = parse_partition_by(given["partition_by"])
+        values[name] = tuple(columns)
+    values["partition_by"] = parse_partition_by(values["partition_by"])
     rules = ("tombstones", "delete_retention_ms")
-    compaction = Compaction(**{name: given.pop(name) for name in rules if name in given})
-    pace = {name: given.pop(name) for name in ("round_bytes",) if name in given}
-    if "interval" in given:
-        pace["interval_seconds"] = parse_duration_ms("interval", given.pop("interval")) / 1000
-    following = Following(**pace) if given.pop("follow", False) else None
-    catalog = given.pop("catalog", None)
+    compaction = Compaction(**{name: values.pop(name) for name in rules if name in values})
+    rounds = {name: values.pop(name) for name in ("round_bytes",) if name in values}
+    if "interval" in values:
+        rounds["interval_seconds"] = parse_duration_ms("interval", values.pop("interval")) / 1000
+    following = Following(**rounds) if values.pop("follow", False) else None
+    catalog = values.pop("catalog", None)
     properties = {name: str(value) for name, value in (catalog or {}).items()}
-    options = given.pop("target_options", None)
+    options = values.pop("target_options", None)
     if options is None:
-        of_catalog = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
-        options = of_catalog or source or {}
-    is_path = given.get("table_format") != ICEBERG
-    if given.get("dead_letters") is not None:
-        given["dead_letters"] = _path("dead_letters", given["dead_letters"])
+        catalog_options = {name: properties[name] for name, _ in S3_OPTIONS if name in properties}
+        options = catalog_options or source or {}
+    is_path = values.get("table_format") != ICEBERG
+    if values.get("dead_letters") is not None:
+        values["dead_letters"] = _path("dead_letters", values["dead_letters"])
     settings = ExportSettings(
         _path("the target", target) if is_path else target,
-        compaction=compaction if given.pop("compact", False) else None,
+        compaction=compaction if values.pop("compact", False) else None,
         following=following,
-        **given,
+        **values,
         storage=storage_options_from(options),
         catalog=Secret(properties),
     )
@@ -205,8 +204,8 @@ def export_settings(
 
 
 def _path(name: str, path: str) -> str:
-    """An output path, parsed as the paths of sources are: without blanks around it, and no near
-    miss of a URL, which would become a local folder.
+    """Returns an output path without blanks around it; refuses a misspelled URL, which would become
+    a local folder.
     """
     path = path.strip()
     if not path:
@@ -224,7 +223,7 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         _check_following(settings, settings.following)
     if has_catalog != (settings.table_format == ICEBERG):
         raise InvalidOptionError("Iceberg needs catalog=…, and only Iceberg takes it")
-    # The names of files have it and 84 letters more; 255 are the most.
+    # File names have at most 255 characters: the export_id and 84 more.
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,159}", settings.export_id):
         raise InvalidOptionError(
             f"export_id must be at most 160 letters, digits, - and _, beginning with a letter or"
@@ -232,11 +231,13 @@ def _check(settings: ExportSettings, *, has_catalog: bool) -> None:
         )
     _check_folders(settings)
     if settings.compaction and (settings.transform is not None or settings.sort_within_files):
-        raise InvalidOptionError("compact=True goes with neither transform nor sort_within_files")
+        raise InvalidOptionError(
+            "compact=True works with neither transform nor sort_within_files: remove them"
+        )
 
 
 def _check_folders(settings: ExportSettings) -> None:
-    """Refuses what is for the folders of a Parquet target, or what readers of such would skip."""
+    """Checks options for Parquet folders, and names that their readers would skip."""
     if settings.table_format != PARQUET:
         if settings.text_partitions == AS_IS:
             raise InvalidOptionError(
@@ -254,15 +255,17 @@ def _check_folders(settings: ExportSettings) -> None:
 
 
 def _check_following(settings: ExportSettings, following: Following) -> None:
-    if following.interval_seconds < _LEAST_INTERVAL_SECONDS:
+    if following.interval_seconds < _MIN_INTERVAL_SECONDS:
         raise InvalidOptionError(
-            f"interval must be at least {_LEAST_INTERVAL_SECONDS} s, not"
+            f"interval must be at least {_MIN_INTERVAL_SECONDS} s, not"
             f" {following.interval_seconds} s: every round lists the tier"
         )
     if following.round_bytes < 1:
         raise InvalidOptionError(f"round_bytes must be positive, not {following.round_bytes}")
     if not settings.resume:
-        raise InvalidOptionError("follow=True goes on behind the table: resume=False forbids it")
+        raise InvalidOptionError(
+            "follow=True continues after the table, which resume=False forbids: remove one of them"
+        )
     if settings.compaction is not None and settings.table_format == PARQUET:
         raise InvalidOptionError(
             "compact=True with follow=True replaces files round by round, which a folder of Parquet"

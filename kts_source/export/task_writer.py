@@ -1,11 +1,7 @@
-"""Spreads the rows of one task over Parquet files, in bounded memory.
+"""Runs export tasks: reads the slices of a task and writes their rows to Parquet files.
 
-Reads the slices of one task, and writes their rows.
-
-Every attempt writes under names of its own, so retries and speculative copies never touch each
-other; only what the driver hears of and commits counts.
-
-Runs the tasks of a wave on one machine: in this process, or in several.
+Every attempt writes under names of its own, so retries and speculative copies never conflict; only
+files that the driver commits become part of the table. Memory is bounded.
 """
 
 from __future__ import annotations
@@ -24,8 +20,7 @@ import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import ExportError, TieredKafkaError, TransformError
-from kts_source.export.files import TaskReport, WrittenFile
-from kts_source.export.job import OFFSET, TOPIC_ID
+from kts_source.export.dead_letters import DeadLetters
 from kts_source.export.parquet_file import ParquetFile
 from kts_source.export.partitioning import (
     AS_IS,
@@ -35,32 +30,32 @@ from kts_source.export.partitioning import (
     split,
     value_text,
 )
-from kts_source.export.row_schema import check_columns, conformed
+from kts_source.export.row_schema import check_columns, conform_rows
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms.dead_letters import DeadLetters
-from kts_source.export.transforms.row_transform import Rejected, RowTransform
+from kts_source.export.task import OFFSET, TOPIC_ID, TaskReport, WrittenFile
+from kts_source.export.transforms import Rejected, RowTransform
 from kts_source.processes import in_processes
 from kts_source.read.read_settings import FOR_SPARK, BatchLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.partitioning import PartitionValue
+    from kts_source.export.task import ExportJob, RunnableTask
     from kts_source.read.task import ScanTask
     from kts_source.read.task_metrics import TaskMetrics
     from kts_source.read.typed_rows import SetAside
 
 
 MAX_OPEN_FILES: Final = 8
-"""Files of different partition values that a task writes at a time; the longest unused is closed
-for another."""
+"""Files of different partition values that a task writes at a time; the least recently used one is
+closed for another."""
 MAX_HELD_BYTES: Final = 128 << 20
-"""Rows that wait in memory, over all open files."""
+"""Rows in memory, over all open files."""
 
 
 class _Owner(NamedTuple):
-    """Whose rows a file holds."""
+    """The partition of the rows in a file."""
 
     topic: str
     partition: int
@@ -69,7 +64,7 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file under way and the offsets that went into it."""
+    """An open file and the offsets that were written to it."""
 
     key: str
     file: ParquetFile
@@ -79,15 +74,13 @@ class _OpenFile:
 
 
 class TaskWriter:
-    """Spreads batches over files. Batches come in offset order within a partition.
+    """Spreads batches over files. Batches of a partition must come in offset order.
 
-    At the end of the `with` block the store is closed; after an error, files of the attempt are
-    removed first, where that is possible.
+    The end of the `with` block closes the store; after an error it first deletes the files of the
+    attempt if possible.
 
     Args:
-        number: Of the task.
-        topic_ids: Topic and partition to topic id, of rows without a column for it.
-        job: Where and how to write.
+        topic_ids: Topic id by topic and partition, for rows without a column for it.
     """
 
     def __init__(
@@ -99,7 +92,7 @@ class TaskWriter:
         self._settings = job.settings
         # A compacted table may hold several ids of a topic.
         self._columns = [*job.options.columns, *((TOPIC_ID,) if job.settings.compaction else ())]
-        self.target = open_target(job.place.path, job.place.storage)
+        self.target = open_target(job.target.path, job.target.storage)
         self._letters = DeadLetters(job)
         self._attempt = f"{number:06d}-{uuid.uuid4().hex}"
         self._open: dict[tuple[PartitionValue, ...], _OpenFile] = {}
@@ -136,27 +129,27 @@ class TaskWriter:
         rows = self._transformed(batch, owner, start, stop)
         if rows is not None and rows.num_rows:
             self._check_schema(rows)
-            fields, values_in = self._settings.partition_by, self._job.place.values_in
+            fields, values_in = self._settings.partition_by, self._job.target.values_in
             any_text = self._settings.text_partitions == AS_IS
             columns = [field.values(rows) for field in fields]
             if values_in == "file":
                 for field, column in zip(fields, columns, strict=True):
                     if field.is_inner:
                         rows = rows.append_column(field.name, column)
-            for row, part in split(rows, columns):
+            for row, part_rows in split(rows, columns):
                 try:
                     values = partition_values(fields, columns, row, values_in, any_text=any_text)
                 except ValueError as error:
-                    raise self._unreadable(error, batch, row, owner) from None
-                self._add(owner, values, part, start, stop)
+                    raise self._partitioning_error(error, batch, row, owner) from None
+                self._add(owner, values, part_rows, start, stop)
         self._seconds += time.monotonic() - started
 
     def set_aside(self, batch: pa.RecordBatch, reasons: Mapping[int, str]) -> None:
-        """Writes rows that cannot be decoded to the dead letters, as they are stored."""
+        """Writes rows that cannot be decoded to the dead letters, with their stored bytes."""
         self._letters.add(batch, [Rejected(row, reason) for row, reason in reasons.items()])
 
     def completed(self, report: TaskReport) -> TaskReport:
-        """Completes all files, and adds what was written to a report."""
+        """Completes all files, and adds them to a report."""
         started = time.monotonic()
         self._close_all()
         self._seconds += time.monotonic() - started
@@ -178,10 +171,10 @@ class TaskWriter:
         self._letters.abandon()
 
     def _owner_of(self, batch: pa.RecordBatch) -> _Owner:
-        place = (batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py())
+        topic, partition = batch.column(TOPIC)[0].as_py(), batch.column(PARTITION)[0].as_py()
         if TOPIC_ID in batch.schema.names:
-            return _Owner(*place, batch.column(TOPIC_ID)[0].as_py())
-        return _Owner(*place, self._topic_ids[place])
+            return _Owner(topic, partition, batch.column(TOPIC_ID)[0].as_py())
+        return _Owner(topic, partition, self._topic_ids[topic, partition])
 
     def _transformed(
         self, batch: pa.RecordBatch, owner: _Owner, start: int, stop: int
@@ -190,7 +183,7 @@ class TaskWriter:
         selected = batch.select(self._columns)
         if transform is None:
             columns = self._job.columns
-            return selected if columns is None else conformed(selected, columns)
+            return selected if columns is None else conform_rows(selected, columns)
         try:
             if isinstance(transform, RowTransform):
                 result = transform.apply(selected)
@@ -215,26 +208,26 @@ class TaskWriter:
 
     def _check_schema(self, rows: pa.RecordBatch) -> None:
         if self._schema is None:
-            check_columns(rows.schema, self._settings, self._job.place.values_in)
+            check_columns(rows.schema, self._settings, self._job.target.values_in)
             self._schema = rows.schema.remove_metadata()
         elif self._settings.transform is not None and not rows.schema.equals(self._schema):
             raise TransformError(
-                f"the transform must always return the same columns: first {self._schema}, then"
-                f" {rows.schema}"
+                f"the transform must always return the same columns. First it returned"
+                f" {self._schema}, then {rows.schema}"
             )
 
-    def _unreadable(
+    def _partitioning_error(
         self, error: ValueError, batch: pa.RecordBatch, row: int, owner: _Owner
     ) -> ExportError:
         offsets = batch.column(OFFSET)
         text = f"the row cannot be partitioned: {error}. "
         if self._settings.transform is not None:
-            # Only the transform knows which of its rows came of which record.
-            text += f"It came of offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
+            # Which record it comes from, only the transform knows.
+            text += f"It was produced from offsets {offsets[0]} to {offsets[len(offsets) - 1]}. "
             row = 0
         return ExportError(
-            f"{text}Partition by another column, change the value in a transform, or leave such"
-            " rows out with option where",
+            f"{text}Partition by another column, change the value in a transform, or drop such rows"
+            " with option where",
             topic=owner.topic,
             partition=owner.partition,
             offset=offsets[row].as_py(),
@@ -248,7 +241,7 @@ class TaskWriter:
         start: int,
         stop: int,
     ) -> None:
-        if self._job.place.values_in != "file":
+        if self._job.target.values_in != "file":
             dropped = {field.name for field in self._settings.partition_by}
             rows = rows.select([name for name in rows.schema.names if name not in dropped])
         opened = self._open.pop(values, None)
@@ -267,11 +260,11 @@ class TaskWriter:
     def _begin(
         self, owner: _Owner, values: tuple[PartitionValue, ...], schema: pa.Schema, start: int
     ) -> _OpenFile:
-        settings, place = self._settings, self._job.place
-        folders = log_folder(settings.partition_by, values) if place.values_in == "log" else ""
-        key = f"{place.prefix}{folders}{self._attempt}-{self._count:04d}{place.suffix}"
+        settings, target = self._settings, self._job.target
+        folders = log_folder(settings.partition_by, values) if target.values_in == "log" else ""
+        key = f"{target.prefix}{folders}{self._attempt}-{self._count:04d}{target.suffix}"
         self._count += 1
-        # A transform may put anything there.
+        # A transform may change the column.
         is_constant = settings.transform is None and TOPIC in schema.names
         file = ParquetFile(
             self.target.open_output(key),
@@ -303,7 +296,7 @@ class TaskWriter:
         size, statistics = opened.file.close()
         del self._open[values]
         owner = opened.owner
-        # The one name that these offsets have in a folder, whoever wrote them.
+        # Equal for all attempts that write these offsets.
         name = (
             f"{self._settings.export_id}-{owner.topic_id}-{owner.partition}"
             f"-{opened.start:020d}-{opened.stop:020d}.parquet"
@@ -326,16 +319,15 @@ class TaskWriter:
 
 _NEEDED: Final = (TOPIC, PARTITION, OFFSET)
 _BATCHES: Final = BatchLimits(16384, 8 << 20)
-"""More than Spark is handed at a time: each batch costs the writer as much, however small."""
+"""More rows than for Spark: the writer has a cost per batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """What one task writes.
+    """Writes the rows of a scan task.
 
     Attributes:
-        number: Within the run.
-        topic_ids: Topic and partition to topic id, of all slices.
+        topic_ids: Topic id by topic and partition, for all slices.
     """
 
     number: int
@@ -346,8 +338,8 @@ class ExportTask:
         """Writes the files.
 
         Raises:
-            TieredKafkaError: Bytes that are not what was planned, a transform that fails, a store
-                that does not take the files.
+            TieredKafkaError: The bytes differ from the plan, the transform fails, or the store
+                does not accept the files.
         """
         with TaskWriter(self.number, self.topic_ids, job) as writer:
             set_aside = None if job.settings.dead_letters is None else writer.set_aside
@@ -366,20 +358,21 @@ def read_rows(
     batches: BatchLimits = FOR_SPARK,
     set_aside: SetAside | None = None,
 ) -> TaskReport:
-    """Reads the slices of a task; `take` gets every batch, with the columns that it needs,
-    and `set_aside` the rows that cannot be decoded.
+    """Reads the slices of a task; returns a report without times and files.
 
-    Returns:
-        A report of the reading alone, without its time.
+    `take` is called with every batch, which has the columns `needed`, and `set_aside` with rows
+    that cannot be decoded.
     """
     from kts_source.read.run_task import run_task
     from kts_source.read.task_metrics import TaskPlace
 
     columns = tuple(dict.fromkeys((*job.options.columns, *needed)))
     options = replace(job.options, columns=columns)
-    place = TaskPlace(job.settings.export_id, partition=number)
+    identity = TaskPlace(job.settings.export_id, partition=number)
     ended: list[TaskMetrics] = []
-    rows = run_task(scan, options, place, batches=batches, on_end=ended.append, set_aside=set_aside)
+    rows = run_task(
+        scan, options, identity, batches=batches, on_end=ended.append, set_aside=set_aside
+    )
     with closing(rows):
         for batch in rows:
             take(batch)
@@ -396,24 +389,24 @@ def read_rows(
 
 
 class ExportExecutor(Protocol):
-    """Runs the tasks of a wave somewhere."""
+    """Runs the tasks of a wave."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
-        """One report per task, in any order, as they become known.
+        """Yields the report of each task as it ends, in any order.
 
-        Close the iterator to stop what is under way.
+        Closing the iterator stops running tasks.
 
         Raises:
-            Exception: What a task raised, once its retries are used up.
+            Exception: A task failed in all its attempts.
         """
         ...
 
 
 class LocalExecutor:
-    """Tasks in processes of this machine; with one worker, in this process.
+    """Runs tasks in processes of this machine; with one worker, in this process.
 
     Args:
-        workers: Processes; `None` takes one per core.
+        workers: Number of processes; `None` for one per core.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -429,7 +422,7 @@ class LocalExecutor:
             yield from in_processes(partial(_run, job), tasks, workers)
         except BrokenProcessPool as error:
             raise ExportError(
-                "a worker process died; nothing of this wave was committed, run again to resume"
+                "a worker process died, and nothing of this wave was committed. Run again to resume"
             ) from error
 
 

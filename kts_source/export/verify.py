@@ -1,9 +1,9 @@
 """Compares the rows of a table with the offsets and row counts that its commits recorded.
 
 Another writer can delete, overwrite or copy rows of an export, and the table still records their
-offsets. Offsets without rows prove nothing: control batches, aborted transactions, `where` and
-compaction leave some out. So every commit counts its rows, and this compares the counts, looks for
-offsets outside the recorded ranges, and for offsets that are stored twice.
+offsets. Missing offsets alone prove nothing: control batches, aborted transactions, `where` and
+compaction drop some. So every commit counts its rows, and this compares the counts, and looks for
+offsets outside the recorded ranges and for offsets that are stored twice.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import pyarrow.compute as pc
 
 from kts_source.columns import PARTITION, TOPIC
 from kts_source.errors import DataLossError, ExportError, ObjectNotFoundError
-from kts_source.export.job import OFFSET
+from kts_source.export.parquet_file import count_rows, open_parquet
 from kts_source.export.ranges import OffsetRange, held_range
-from kts_source.export.tables.row_counts import ALWAYS, UNKNOWN
-from kts_source.export.tables.table_files import columns_of_file, rows_of_file
+from kts_source.export.task import OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
+    from kts_source.export.parquet_file import DataFile
     from kts_source.export.ranges import CommittedRanges
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.export_table import BaseFile
-    from kts_source.export.tables.row_counts import Owner, RowCount, TableContents
+    from kts_source.export.tables.export_table import Owner, RowCount, TableContents
     from kts_source.options import ScanOptions
     from kts_source.planning.partition_plan import PartitionPlan
 
@@ -39,11 +38,11 @@ _ROWS: Final = 1 << 16
 _CHUNK_BITS: Final = 16
 _CHUNK: Final = 1 << _CHUNK_BITS
 MAX_CHUNKS: Final = 1 << 14
-"""Bitmaps of 8 KiB that are kept at once: 128 MiB."""
+"""Bitmaps of 8 KiB in memory: 128 MiB."""
 _FULL: Final = np.full(_CHUNK // 8, 255, np.uint8)
 _ADVICE: Final = (
-    "Restore the version of the table from before, or export into another table. Without"
-    " verify=True the run continues after the recorded offsets and never writes these rows again"
+    "Restore the previous version of the table, or export into another table. Without verify=True"
+    " the run continues after the recorded offsets and never writes these rows again"
 )
 
 
@@ -54,7 +53,7 @@ class _ChunkKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the table records of one partition: its offsets and its number of rows, if known."""
+    """Offsets and number of rows that the table records of a partition."""
 
     held: OffsetRange | None
     count: RowCount | None
@@ -69,7 +68,7 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Tally:
-    """Rows of one partition that the table has."""
+    """Rows of a partition that the table has."""
 
     rows: int = 0
     low: int = 1 << 63
@@ -85,21 +84,14 @@ def verify(
 ) -> tuple[str, ...]:
     """Checks that a table has the rows that its commits wrote.
 
-    Args:
-        contents: Of the table; `None` if it does not exist.
-        committed: Offsets that the table records.
-        partitions: Of the topics that are checked.
-        options: Of the source.
-        settings: Of the export.
-
     Returns:
-        What was checked and what could not be, in sentences.
+        Results of the check, in sentences.
 
     Raises:
         DataLossError: Rows are missing, or a file is.
         ExportError: Rows are stored twice, or have offsets that the table does not record.
     """
-    recorded = _recorded(contents, committed, partitions)
+    recorded = {} if contents is None else _recorded(contents, committed, partitions)
     if contents is None or not recorded:
         return ("verified nothing: the table has no rows of these topics",)
     if settings.transform is not None or not set(_SCHEMA.names) <= set(options.columns):
@@ -111,9 +103,7 @@ def verify(
 
 
 def _recorded(
-    contents: TableContents | None,
-    committed: CommittedRanges,
-    partitions: Iterable[PartitionPlan],
+    contents: TableContents, committed: CommittedRanges, partitions: Iterable[PartitionPlan]
 ) -> dict[Owner, _Recorded]:
     numbers: dict[tuple[str, str], int] = {}
     for part in partitions:
@@ -123,18 +113,9 @@ def _recorded(
     for (name, topic_id), count in numbers.items():
         for number in range(count):
             held = held_range(committed, name, topic_id, number)
-            if contents is not None and held is not None:
-                rows = _count_of(contents, (name, number), held)
-                recorded[name, number] = _Recorded(held, rows)
+            if held is not None:
+                recorded[name, number] = _Recorded(held, contents.counts(name, number))
     return recorded
-
-
-def _count_of(contents: TableContents, owner: Owner, held: OffsetRange | None) -> RowCount | None:
-    """Returns the recorded count of rows; `None` if an earlier version did not keep it."""
-    count = contents.counts(*owner)
-    if count is None or count.stop == UNKNOWN:
-        return None
-    return count if held is None or count.stop in (held.stop, ALWAYS) else None
 
 
 def _verify_totals(
@@ -142,32 +123,27 @@ def _verify_totals(
 ) -> tuple[str, ...]:
     """Compares only the number of all rows: the columns of the table do not identify a record."""
     why = "its transform decides" if settings.transform is not None else "its columns do not show"
-    note = f"not verified: {why} which record a row is, so its offsets were not compared"
     expected = sum(entry.count.rows for entry in recorded.values() if entry.count is not None)
-    found = sum(_rows_of(contents, file) for file in contents.files)
-    if found < expected:
+    actual = 0
+    for file in contents.files:
+        try:
+            actual += count_rows(contents.store, file)
+        except ObjectNotFoundError:
+            raise _missing_file(contents, file) from None
+    if actual < expected:
         owner = next(iter(recorded))
         raise DataLossError(
-            f"the table has {found:,} rows, and its commits wrote {expected:,} of the partitions"
-            f" {', '.join(f'{topic}-{number}' for topic, number in list(recorded)[:5])}:"
-            f" {_cause(contents)} {_ADVICE}",
-            topic=owner[0],
-            partition=owner[1],
-            uri=settings.target,
+            f"the table has {actual:,} rows, and its commits wrote {expected:,} of the partitions"
+            f" {_names(list(recorded))}: {_cause(contents)} {_ADVICE}",
+            **_location(owner, None, settings.target),
         )
-    notes = _unknown(contents, recorded, settings.target)
-    line = f"verified that the table has at least the {expected:,} rows that its commits counted"
-    return (line, note, *notes)
+    return (
+        f"verified that the table has at least the {expected:,} rows that its commits counted",
+        f"not verified: {why} which record a row is, so its offsets were not compared",
+    )
 
 
-def _rows_of(contents: TableContents, file: BaseFile) -> int:
-    try:
-        return rows_of_file(contents.store, file)
-    except ObjectNotFoundError:
-        raise _file_missing(contents, file) from None
-
-
-def _file_missing(contents: TableContents, file: BaseFile) -> DataLossError:
+def _missing_file(contents: TableContents, file: DataFile) -> DataLossError:
     return DataLossError(
         "a data file of the table does not exist: another process deleted it, and its rows are"
         f" lost. {_ADVICE}",
@@ -180,31 +156,12 @@ def _cause(contents: TableContents) -> str:
     return f"{removal}." if removal else "another writer deleted or replaced rows."
 
 
-def _unknown(
-    contents: TableContents, recorded: Mapping[Owner, _Recorded], target: str
-) -> tuple[str, ...]:
-    """Returns a note about partitions whose rows an earlier version did not count.
+def _names(owners: list[Owner]) -> str:
+    return ", ".join(f"{topic}-{number}" for topic, number in owners[:5])
 
-    Raises:
-        DataLossError: Another writer removed files, and nothing shows whether rows were lost.
-    """
-    owners = [owner for owner, entry in recorded.items() if entry.count is None]
-    if not owners:
-        return ()
-    names = ", ".join(f"{topic}-{number}" for topic, number in owners[:5])
-    topic, number = owners[0]
-    if (removal := contents.removal()) is not None:
-        raise DataLossError(
-            f"rows of {names} may be lost: {removal}, and an earlier version of this package"
-            f" exported them without counting rows. {_ADVICE}",
-            topic=topic,
-            partition=number,
-            uri=target,
-        )
-    return (
-        f"not verified: an earlier version exported {len(owners)} partitions ({names}) without"
-        " counting rows, so deleted rows would not be noticed",
-    )
+
+def _location(owner: Owner, offset: int | None, uri: str) -> dict[str, Any]:
+    return {"topic": owner[0], "partition": owner[1], "offset": offset, "uri": uri}
 
 
 @dataclass(slots=True)
@@ -252,7 +209,8 @@ class _Check:
                         continue
                     if np.any(twice := before & bits):
                         position = int(np.unpackbits(twice).argmax())
-                        raise self._twice(owner, (key.number << _CHUNK_BITS) + position, file)
+                        offset = (key.number << _CHUNK_BITS) + position
+                        raise self._duplicate(owner, offset, file)
                     merged = before | bits
                     is_full = bool((merged == _FULL).all())
                     chunks[key] = _FULL if is_full else merged
@@ -270,15 +228,13 @@ class _Check:
             if entry.count is None:
                 continue
             if tally.rows < entry.count.rows:
-                raise self._missing(owner, entry, entry.count.rows, tally)
+                raise self._missing_rows(owner, entry, entry.count.rows, tally)
             if tally.rows > entry.count.rows and not self.contents.is_shared:
                 raise ExportError(
                     f"the table has {tally.rows:,} rows, and its commits wrote"
                     f" {entry.count.rows:,}: another writer added rows of this partition. Delete"
                     " them, or export into another table",
-                    topic=owner[0],
-                    partition=owner[1],
-                    uri=self.target,
+                    **_location(owner, None, self.target),
                 )
         return self._lines(rows)
 
@@ -287,32 +243,26 @@ class _Check:
             f"verified {rows:,} rows of {len(self.recorded)} partitions in"
             f" {len(self.contents.files)} files: no row is missing or stored twice"
         ]
-        known = {owner: e for owner, e in self.recorded.items() if e.held is not None}
-        if notes := _unknown(self.contents, known, self.target):
-            lines[0] = lines[0].replace("no row is missing or stored twice", "no offset is wrong")
-            lines.extend(notes)
         if self.contents.is_shared:
             lines.append(
                 "not verified: other exports write to this table, and another writer has rewritten"
                 " its files, so rows that are stored twice would not be noticed"
             )
-        restarted = [owner for owner, entry in self.recorded.items() if entry.has_restarts]
-        if restarted:
-            names = ", ".join(f"{topic}-{number}" for topic, number in sorted(restarted)[:5])
+        if restarted := [owner for owner, entry in self.recorded.items() if entry.has_restarts]:
             lines.append(
-                f"not verified: the table has rows of several topics of one name ({names}), so only"
-                " the number of their rows was compared"
+                "not verified: the table has rows of several topics of one name"
+                f" ({_names(sorted(restarted))}), so only the number of their rows was compared"
             )
         if self.others:
             lines.append(f"not verified: {self.others:,} rows of other topics and writers")
         return tuple(lines)
 
     def _offsets(
-        self, file: BaseFile, topics: pa.Array
+        self, file: DataFile, topics: pa.Array
     ) -> Iterator[tuple[Owner, npt.NDArray[np.int64]]]:
         """Yields the offsets of a file by partition, batch by batch."""
         try:
-            for batch in columns_of_file(self.contents.store, file, _SCHEMA, _ROWS):
+            for batch in _columns_of_file(self.contents, file):
                 rows = pa.Table.from_batches([batch])
                 rows = rows.filter(pc.is_in(rows[TOPIC], topics)).drop_null()
                 if self.passes == 0:
@@ -326,10 +276,10 @@ class _Check:
                         own = rows.filter(pc.and_(is_topic, is_partition))
                     yield (owner[TOPIC], owner[PARTITION]), own[OFFSET].to_numpy()
         except ObjectNotFoundError:
-            raise _file_missing(self.contents, file) from None
+            raise _missing_file(self.contents, file) from None
 
     def _chunks(
-        self, owner: Owner, offsets: npt.NDArray[np.int64], file: BaseFile
+        self, owner: Owner, offsets: npt.NDArray[np.int64], file: DataFile
     ) -> Iterator[tuple[_ChunkKey, npt.NDArray[np.uint8]]]:
         """Yields bitmaps of the offsets of a batch, by chunk.
 
@@ -338,7 +288,7 @@ class _Check:
         """
         ordered = np.sort(offsets)
         if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
-            raise self._twice(owner, int(twice[0]), file)
+            raise self._duplicate(owner, int(twice[0]), file)
         numbers, starts = np.unique(ordered >> _CHUNK_BITS, return_index=True)
         for number, positions in zip(numbers, np.split(ordered, starts[1:]), strict=True):
             bits = np.zeros(_CHUNK, np.bool_)
@@ -346,14 +296,12 @@ class _Check:
             yield _ChunkKey(owner, int(number)), np.packbits(bits)
 
     def _entry(self, owner: Owner) -> _Recorded:
-        """What is recorded of a partition that has rows."""
-        # An earlier topic of this name had more partitions.
-        if owner not in self.recorded:
-            self.recorded[owner] = _Recorded(None, _count_of(self.contents, owner, None))
+        if owner not in self.recorded:  # an earlier topic of this name had more partitions
+            self.recorded[owner] = _Recorded(None, self.contents.counts(*owner))
         return self.recorded[owner]
 
     def _tally(
-        self, owner: Owner, entry: _Recorded, offsets: npt.NDArray[np.int64], file: BaseFile
+        self, owner: Owner, entry: _Recorded, offsets: npt.NDArray[np.int64], file: DataFile
     ) -> None:
         tally = self.tallies.setdefault(owner, _Tally())
         low, high = int(offsets.min()), int(offsets.max())
@@ -368,10 +316,10 @@ class _Check:
                 f"the table has a row of this offset, and it records only offsets [{held.start},"
                 f" {held.stop}): another writer added it, and the export would write it again."
                 " Delete it, or export into another table",
-                **_where(owner, offset, self.contents.store.uri(file.key)),
+                **_location(owner, offset, self.contents.store.uri(file.key)),
             )
 
-    def _missing(
+    def _missing_rows(
         self, owner: Owner, entry: _Recorded, expected: int, tally: _Tally
     ) -> DataLossError:
         spans = "none of them"
@@ -382,16 +330,38 @@ class _Check:
         return DataLossError(
             f"the commits of the table wrote {expected:,} rows{of_range}, and it has {spans}:"
             f" {_cause(self.contents)} {_ADVICE}",
-            **_where(owner, None if held is None else held.start, self.target),
+            **_location(owner, None if held is None else held.start, self.target),
         )
 
-    def _twice(self, owner: Owner, offset: int, file: BaseFile) -> ExportError:
+    def _duplicate(self, owner: Owner, offset: int, file: DataFile) -> ExportError:
         return ExportError(
             "the table has more than one row of this offset: another writer copied a file or rows."
             " Delete the copy, or export into another table",
-            **_where(owner, offset, self.contents.store.uri(file.key)),
+            **_location(owner, offset, self.contents.store.uri(file.key)),
         )
 
 
-def _where(owner: Owner, offset: int | None, uri: str) -> dict[str, Any]:
-    return {"topic": owner[0], "partition": owner[1], "offset": offset, "uri": uri}
+def _columns_of_file(contents: TableContents, file: DataFile) -> Iterator[pa.RecordBatch]:
+    """Yields topics, partitions and offsets of a data file.
+
+    Columns that the file lacks come from its partition values; values of another type are null.
+    """
+    with open_parquet(contents.store, file) as parquet:
+        stored = [name for name in _SCHEMA.names if name in parquet.schema_arrow.names]
+        for batch in parquet.iter_batches(_ROWS, columns=stored, use_threads=False):
+            arrays = []
+            for column in _SCHEMA:
+                if column.name in stored:
+                    values = batch.column(column.name)
+                else:
+                    value = pa.scalar(file.values.get(column.name), pa.string())
+                    values = pa.repeat(value, batch.num_rows)
+                arrays.append(_cast_or_null(values, column.type))
+            yield pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def _cast_or_null(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return pa.nulls(len(values), kind)

@@ -6,11 +6,11 @@ import importlib
 import uuid
 from typing import TYPE_CHECKING, Unpack
 
-from kts_source.export.files import TaskReport
 from kts_source.export.follow import follow
 from kts_source.export.progress import NO_PROGRESS, default_progress
 from kts_source.export.run import export
 from kts_source.export.settings import ExportArguments, export_settings
+from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.spark.running import run_tasks
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.progress import Progress
     from kts_source.export.report import BackfillReport
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 def backfill(
@@ -46,8 +46,8 @@ def backfill(
         partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
             "value.country", "date(timestamp)"]`.
         transform: A picklable function from record batch to record batch (or `None`), applied in
-            the tasks to at most a few thousand rows at a time. It must be deterministic. Ready ones
-            are in `kts_source.export.transforms.row_transform` and `.wire_format`.
+            the tasks to at most a few thousand rows at a time. It must be deterministic. A
+            `kts_source.export.transforms.RowTransform` can reject single rows.
         sort_within_files: Columns, or fields of decoded ones, every file is sorted by.
         target_file_bytes: A file is closed once it has as many bytes; default 256 MiB.
         row_group_rows: Rows of a row group, at most; default 1,048,576.

@@ -25,7 +25,7 @@ from kts_source.spark import worker as worker_tuning
 from tests.golden_data import tier_options
 
 if TYPE_CHECKING:
-    from kts_source.export.files import TaskReport
+    from kts_source.export.task import TaskReport
 
 ROOT = Path(__file__).parents[2]
 ARCHIVES = sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))

@@ -23,6 +23,7 @@ from tests.stored.samples import (
     TABLE_SAMPLES,
     TABLES,
     V1,
+    V3,
 )
 from tests.stored.stable_store import path_of, register_stable_store, scanned
 from tests.stored.topics import write_tier
@@ -63,8 +64,7 @@ def main() -> None:
 
 
 def make_v1(made: Path, folder: Path) -> None:
-    """Tables, caches and metrics."""
-    make_tables(made / "tables", folder)
+    """Caches and metrics."""
     make_scans(made, folder)
 
 
@@ -72,10 +72,17 @@ def make_v2(made: Path, folder: Path) -> None:
     """The same of typed columns."""
     tier = folder / "tier"
     write_typed_tier(tier, first=True)
-    make_each(TYPED_TABLE_SAMPLES, made / "tables", tier)
     with answers():
         scanned({**KEPT, "path": tier.as_uri(), "cacheDir": str(made / "schemas")})
     shutil.rmtree(made / "schemas" / "v1" / "index")  # of a tier that nobody else has
+
+
+def make_v3(made: Path, folder: Path) -> None:
+    """Tables."""
+    make_tables(made / "tables", folder)
+    tier = folder / "typed-tier"
+    write_typed_tier(tier, first=True)
+    make_each(TYPED_TABLE_SAMPLES, made / "tables", tier)
 
 
 def make_each(samples: Sequence[tuple[str, TableSample]], made: Path, tier: Path) -> None:
@@ -134,7 +141,7 @@ def make_scans(made: Path, folder: Path) -> None:
     scanned({**options, "cache": "false", "metricsPath": str(made / "metrics")})
 
 
-SETS = ((V1, make_v1), (V2, make_v2))
+SETS = ((V1, make_v1), (V2, make_v2), (V3, make_v3))
 
 
 if __name__ == "__main__":

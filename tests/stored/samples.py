@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from kts_source.export.transforms import JsonColumns, WireFormatColumns
 from tests.golden_data import KEY_PREFIX, LOCAL_TIER, encryption_options
 from tests.stored.topics import KEY_PREFIX as TABLE_KEY_PREFIX
 from tests.stored.topics import NOT_JSON, expected_rows
-from tests.stored.transforms import AtLeast, from_offset, from_three, with_length
+from tests.stored.transforms import AtLeast, RejectNotJson, from_offset, from_three, with_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,11 +19,11 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 V1 = HERE / "v1"
+V3 = HERE / "v3"
 SCHEMAS = HERE / "schemas"
 NAMESPACE = "lake"
 
 Values = dict[str, Any]
-COLUMNS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 WHERE = (
     "key IN ('k1', 'k2', 'k4') AND NOT value IS NULL AND value LIKE '{%'"
     " AND timestamp >= TIMESTAMP '2023-11-16 00:00:00+00:00' OR header('h') = 'v' AND offset < 12"
@@ -45,20 +41,6 @@ def _record(row: ExpectedRow) -> Values:
         "timestamp": row.timestamp,
         "timestampType": 0,
         "headers": list(row.headers),
-    }
-
-
-def _parsed(row: ExpectedRow) -> Values:
-    text = row.value
-    if text is not None and text.startswith(b"\0\0\0\0\1"):
-        members = {"id": text[5] // 2, "name": text[7:].decode()}
-    else:
-        members = json.loads(text[text.index(b"{") :]) if text else {}
-    return {
-        "key": row.key,
-        "timestamp": row.timestamp,
-        "id": members.get("id"),
-        "name": members.get("name"),
     }
 
 
@@ -93,11 +75,7 @@ def _matching(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
 
 
 def _json_rows(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _parsed(row) for place, row in rows.items() if row.value != NOT_JSON}
-
-
-def _wire_rows(rows: Mapping[Place, ExpectedRow]) -> dict[Place, Values]:
-    return {place: _parsed(row) for place, row in rows.items()}
+    return {place: _record(row) for place, row in rows.items() if row.value != NOT_JSON}
 
 
 @dataclass(frozen=True)
@@ -165,13 +143,7 @@ TABLES = (
     TableSample("compacted", _latest, arguments={"compact": True}),
     TableSample("filtered", _matching, options={"where": WHERE}),
     TableSample(
-        "json", _json_rows, arguments={"transform": JsonColumns(COLUMNS)}, dead_letters=True
-    ),
-    TableSample(
-        "wire",
-        _wire_rows,
-        ("payments",),
-        {"transform": WireFormatColumns(COLUMNS, str(SCHEMAS))},
+        "rejecting", _json_rows, arguments={"transform": RejectNotJson()}, dead_letters=True
     ),
     TableSample("function", _with_length, arguments={"transform": with_length}),
     # Parquet and Iceberg keep the same text of a transform, Delta a digest of it.

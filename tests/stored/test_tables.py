@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import TieredKafkaError
-from tests.stored.samples import TABLE_FORMATS, TABLE_SAMPLES, TABLES, V1
+from tests.stored.samples import TABLE_FORMATS, TABLE_SAMPLES, TABLES, V3
 from tests.stored.topics import NOT_JSON, expected_rows, write_tier
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(V1 / "tables" / name, tmp_path / name)
+    shutil.copytree(V3 / "tables" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
 
 
@@ -100,7 +100,7 @@ def assert_holds(table: pa.Table, expected: dict[Place, Values]) -> None:
     TABLE_SAMPLES,
     ids=[f"{table_format}-{sample.name}" for table_format, sample in TABLE_SAMPLES],
 )
-def test_an_export_goes_on(
+def test_stored_table_is_continued(
     table_format: str,
     sample: TableSample,
     tier: Path,
@@ -152,14 +152,14 @@ def test_other_rules_are_refused(
 
 
 @pytest.mark.parametrize("table_format", TABLE_FORMATS)
-def test_dead_letters_go_on(
+def test_stored_dead_letters_are_continued(
     table_format: str, tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy(table_format, tmp_path, monkeypatch)
-    sample = SAMPLES["json"]
+    sample = SAMPLES["rejecting"]
 
     def letters() -> list[Place]:
-        return sorted(held(ds.dataset("json/dead_letters", format="parquet").to_table()))
+        return sorted(held(ds.dataset("rejecting/dead_letters", format="parquet").to_table()))
 
     def rejected(*, first: bool) -> list[Place]:
         rows = expected_rows(sample.topics, first=first)
@@ -171,7 +171,7 @@ def test_dead_letters_go_on(
     assert len(rejected(first=True)) < len(rejected(first=False))
 
 
-def test_a_commit_that_was_not_published_is(
+def test_half_published_commit_is_completed(
     tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy("half-published", tmp_path, monkeypatch)
@@ -180,7 +180,7 @@ def test_a_commit_that_was_not_published_is(
     assert_holds(stored(sample, "parquet"), sample.expected())
 
 
-def test_days_are_those_of_the_records(
+def test_date_partitions_match_records(
     tier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter_copy("parquet", tmp_path, monkeypatch)

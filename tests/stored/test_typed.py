@@ -15,6 +15,7 @@ import kts_source
 from kts_source import backfill
 from kts_source.errors import RegistryUnavailableError, TieredKafkaError
 from tests.golden_data import expected_table
+from tests.stored.samples import V3
 from tests.stored.stable_store import path_of, register_stable_store, scanned
 from tests.stored.test_tables import held, stored
 from tests.stored.typed_samples import (
@@ -50,7 +51,7 @@ def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enter_copy(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(V2 / "tables" / name, tmp_path / name)
+    shutil.copytree(V3 / "tables" / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)
 
 

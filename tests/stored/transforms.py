@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.compute as pc
+
+from kts_source.export.transforms import Rejected, Transformed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pyarrow as pa
 
 
 def with_length(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -47,3 +48,15 @@ def from_offset(offset: int) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
 
 
 from_three = lambda batch: batch.filter(pc.greater_equal(batch["offset"], 3))  # noqa: E731
+
+
+class RejectNotJson:
+    """Rejects rows whose value does not begin as a JSON object."""
+
+    fingerprint = "reject not JSON"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        """Keeps null values."""
+        is_good = [text is None or text.startswith(b"{") for text in batch["value"].to_pylist()]
+        rejected = [Rejected(row, "no JSON") for row, good in enumerate(is_good) if not good]
+        return Transformed(batch.filter(pa.array(is_good)), tuple(rejected))

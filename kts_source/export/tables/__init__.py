@@ -1,1 +1,34 @@
-"""The tables that an export commits to, and the stores they stand in."""
+"""Tables that an export commits to, and the stores that they are in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kts_source.export.settings import DELTA, ICEBERG
+from kts_source.extras import require
+
+if TYPE_CHECKING:
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.export_table import ExportTable
+
+
+def open_table(settings: ExportSettings) -> ExportTable:
+    """Opens the target of an export; only the library of its format is imported.
+
+    Raises:
+        UnsupportedTargetError: The target cannot store each row exactly once.
+        InvalidOptionError: The library of the format is not installed.
+    """
+    if settings.table_format == DELTA:
+        require("deltalake", "delta", "a Delta table")
+        from kts_source.export.tables.delta import DeltaExportTable
+
+        return DeltaExportTable(settings)
+    if settings.table_format == ICEBERG:
+        require("pyiceberg", "iceberg", "an Iceberg table")
+        from kts_source.export.tables.iceberg import IcebergExportTable
+
+        return IcebergExportTable(settings)
+    from kts_source.export.tables.parquet_folder import ParquetFolder
+
+    return ParquetFolder(settings)

@@ -1,23 +1,23 @@
-"""Delta tables: files and ranges in one entry of the table's log.
+"""Delta tables: files and offsets in one entry of the table's log.
 
-Every partition has a `txn` action of its own, `kts/<export>/<topic id>/<partition>`, whose version
-is the exclusive end offset; `…/start` holds the first offset, `…/newest` the newest timestamp of a
-compacted table, `…/epoch` the leader epoch of the last offset below the end `…/epoch-stop`.
-`kts/<export>/rules/<name>` is a digest of each rule, `kts/<export>/topics/<name>` a digest of the
-id that a topic had last, and `kts/<export>/letters` the list of dead letters of the last commit
-with such. `kts/<export>/rows/<topic>/<partition>` counts the rows of all commits up to the end
-`…/stop`, `…/restarts` how often the topic was created again; `kts/<export>/counted` says that all
-commits did. The log keeps the newest of each through checkpoints and log clean-up.
+An export records its state in `txn` actions, which the log keeps through checkpoints and clean-up.
+The version of `kts/<export>/<topic id>/<partition>` is the exclusive end offset. Below it are:
 
-A commit is written as the one version behind the snapshot whose ranges were compared, so nothing
-can come between.
+    …/start, …/epoch, …/newest         first offset; leader epoch of the last offset, -1 if unknown;
+                                       newest timestamp of a compacted table
+    kts/<export>/version               version of this state
+    kts/<export>/rules/<name>          digest of each rule
+    kts/<export>/topics/<name>         digest of the id that a topic had last
+    kts/<export>/rows/<topic>/<partition>, …/restarts
+                                       rows of all commits; how often the topic was created again
+    kts/<export>/letters               list of dead letters of the last commit that had some
 
-What an existing Delta table must be, so that an export's files are whole in it.
+A commit is written as the version right after the compared snapshot, so no other
+commit can come in between. Its `commitInfo` has an entry `kts`, by which the history is read.
 
-delta-rs adds files as it is told: it compares neither partition columns nor constraints with them.
-So whatever a table may ask of its writers beyond plain files and bounds is refused here, by name.
-
-Source: Delta's PROTOCOL.md, "Requirements for Writers" and "Table Features".
+delta-rs checks neither partition columns nor constraints of added files, so tables that demand more
+of their writers than plain files and bounds are refused by name. Source: PROTOCOL.md of Delta,
+"Requirements for Writers" and "Table Features".
 """
 
 from __future__ import annotations
@@ -25,51 +25,403 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from kts_source.errors import ExportError, InvalidOptionError, UnsupportedTargetError
-from kts_source.export.fingerprint import number
+from kts_source.errors import (
+    ExportError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    UnsupportedTargetError,
+)
+from kts_source.export.fingerprint import digest_number
+from kts_source.export.parquet_file import DataFile
 from kts_source.export.partitioning import value_text, with_made_columns
 from kts_source.export.ranges import OffsetRange, PartitionKey
-from kts_source.export.row_schema import lacks
-from kts_source.export.tables.delta_history import (
-    commit_id_of,
-    exported_partitions,
-    exporting,
-    history,
-    removal_of,
-    rollback_of,
-)
+from kts_source.export.row_schema import lacks_fields
 from kts_source.export.tables.export_table import (
-    BaseFile,
+    STATE_VERSION,
     Commit,
     ExportTable,
+    RowCount,
+    TableContents,
     TableState,
-    WritePlace,
-    partitioned_otherwise,
+    check_state_version,
+    partitioning_error,
+    without_other_exports,
 )
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.row_counts import RowCount, TableContents, without_other_exports
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from deltalake import CommitProperties, DeltaTable, Schema
     from deltalake.transaction import AddAction
 
-    from kts_source.export.files import WrittenFile
     from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.export.task import WrittenFile
 
+log = logging.getLogger(__name__)
+
+RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
+_MAX_HISTORY: Final = 256
+"""Newest versions whose commits are read to find other exports."""
+_UNKNOWN_EPOCH: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Transactions:
+    """The `txn` actions of an export in one snapshot."""
+
+    table: DeltaTable
+    export_id: str
+
+    def version(self, name: str) -> int | None:
+        return self.table.transaction_version(f"kts/{self.export_id}/{name}")
+
+    def get(self, key: PartitionKey, /) -> OffsetRange | None:
+        stop, start = self.version(_name(key)), self.version(f"{_name(key)}/start")
+        if stop is None:
+            return None
+        epoch = self.version(f"{_name(key)}/epoch")
+        if epoch == _UNKNOWN_EPOCH:
+            epoch = None
+        return OffsetRange(stop if start is None else start, stop, epoch)
+
+    def counts(self, topic: str, partition: int) -> RowCount | None:
+        name = f"rows/{topic}/{partition}"
+        rows = self.version(name)
+        return None if rows is None else RowCount(rows, self.version(f"{name}/restarts") or 0)
+
+    def newest_ms(self, key: PartitionKey) -> int | None:
+        return self.version(f"{_name(key)}/newest")
+
+    def topic_id(self, topic: str) -> str | None:
+        digest = self.version(f"topics/{topic}")
+        return None if digest is None else str(digest)
+
+
+def _name(key: PartitionKey) -> str:
+    return f"{key.topic_id}/{key.partition}"
+
+
+class DeltaExportTable(ExportTable):
+    """A Delta table; see the text of the module."""
+
+    _values_in = "log"
+
+    def __init__(self, settings: ExportSettings) -> None:
+        super().__init__(settings)
+        self._target = open_target(self._root(), settings.storage)
+        if scheme_of(settings.target) == "file":
+            self._uri = str(local_root(settings.target))
+        self._prefix = f"kts/{settings.export_id}/"
+        self._folders = (self._prefix, "_kts/")
+        self._columns = [field.name for field in settings.partition_by]
+
+    def _key_prefix(self, run_id: str) -> str:
+        # The run's id comes before the Hive folders: `clean` takes the first such number of a key
+        # for the run, and partition values may look like one.
+        return f"{self._prefix}{run_id}/" if self._columns else super()._key_prefix(run_id)
+
+    def _open(self) -> DeltaTable | None:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self._uri, storage_options=self._storage_options())
+        except TableNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._library_error("the Delta table cannot be opened", error) from None
+
+    def _state(self, snapshot: DeltaTable) -> TableState:
+        # First: txn actions that expire prove nothing.
+        check_demands(snapshot, self._settings, self._uri)
+        export_id = self._settings.export_id
+        transactions = _Transactions(snapshot, export_id)
+        fingerprint = {
+            name: str(version)
+            for name in RULES
+            if (version := transactions.version(f"rules/{name}")) is not None
+        }
+        if fingerprint:
+            check_state_version(transactions.version("version") or 1, self._uri)
+        elif any(key.startswith(self._prefix) for key in self._committed_keys(snapshot)):
+            raise ExportError(
+                f"the table holds files of the export {export_id!r} and no longer records which"
+                " offsets are in them: its txn actions have expired, or it is a copy without them."
+                " Export into another table",
+                uri=self._uri,
+            )
+        return TableState(
+            transactions,
+            fingerprint,
+            transactions.newest_ms,
+            transactions.version("letters"),
+            lambda: arrow_schema(snapshot),
+            transactions.topic_id,
+            lambda: _rollback_of(_history(self._target, snapshot.version()), export_id),
+            transactions.counts,
+        )
+
+    def _check(self, snapshot: DeltaTable) -> None:
+        there = snapshot.metadata().partition_columns
+        if sorted(there) != sorted(self._columns):
+            raise partitioning_error(", ".join(there), ", ".join(self._columns), self._uri)
+
+    def _files(self, snapshot: DeltaTable) -> tuple[DataFile, ...]:
+        try:
+            snapshot.to_pyarrow_dataset()  # refuses deletion vectors, which plain files do not show
+        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
+            raise self._library_error(
+                "the data files of the Delta table cannot be read alone", error
+            ) from None
+        files = []
+        for row in _actions(snapshot).to_pylist():
+            if "://" in row["path"] or row["path"].startswith("/"):
+                raise ExportError(
+                    f"file {row['path']} of the table is outside of its folder. Export into another"
+                    " table",
+                    uri=self._uri,
+                )
+            values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
+            files.append(DataFile(unquote(row["path"]), row["size_bytes"], values))
+        return tuple(files)
+
+    def _contents(self, snapshot: DeltaTable) -> TableContents:
+        export_id, version = self._settings.export_id, snapshot.version()
+        listed = self._files(snapshot)
+        files, is_shared, is_rewritten = without_other_exports(listed, "kts/", export_id)
+        if is_rewritten and not is_shared:
+            entries = islice(_history(self._target, version), _MAX_HISTORY)
+            exports = {_details(entry).get("exportId") for entry in entries}
+            is_shared = bool(exports - {None, export_id})
+        return TableContents(
+            self._target,
+            tuple(files),
+            is_shared and is_rewritten,
+            _Transactions(snapshot, export_id).counts,
+            lambda: _removal_of(self._target, version, export_id, self._prefix),
+        )
+
+    def _committed_keys(self, snapshot: DeltaTable) -> set[str]:
+        # Paths in the log are escaped as in URLs.
+        return {unquote(path) for path in _actions(snapshot)["path"].to_pylist()}
+
+    def _try_commit(
+        self,
+        snapshot: DeltaTable | None,
+        commit: Commit,
+        moved: Mapping[PartitionKey, OffsetRange],
+    ) -> bool:
+        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.transaction import create_table_with_add_actions
+
+        schema = None if commit.schema is None else self._table_schema(commit.schema)
+        names = frozenset(() if commit.schema is None else commit.schema.names)
+        actions = [self._add_action(file, names) for file in commit.files]
+        properties = self._properties(commit, moved)
+        try:
+            if snapshot is None:
+                assert schema is not None
+                create_table_with_add_actions(
+                    self._uri,
+                    delta_schema(schema, self._uri),
+                    actions,
+                    mode="error",
+                    partition_by=self._columns,
+                    storage_options=self._storage_options(),
+                    commit_properties=properties,
+                )
+            else:
+                if commit.schema is not None and schema is not None:
+                    if lacks_fields(arrow_schema(snapshot), commit.schema, commit.typed):
+                        self._add_fields(snapshot, commit)
+                        return False  # the next attempt compares the new columns
+                    check_schema(snapshot, schema, self._uri)
+                snapshot.create_write_transaction(
+                    [*actions],
+                    "append" if commit.base is None else "overwrite",
+                    snapshot.schema(),
+                    snapshot.metadata().partition_columns,
+                    commit_properties=properties,
+                )
+        except CommitFailedError:
+            return False
+        except (DeltaError, OSError) as error:  # OSError if the store is unavailable
+            if snapshot is None and self._open() is not None:
+                return False
+            raise self._library_error("the commit to the Delta table failed", error) from None
+        return True
+
+    def _has_commit(self, before: DeltaTable | None, after: DeltaTable, commit: Commit) -> bool:
+        version = 0 if before is None else before.version() + 1
+        if after.version() < version:
+            return False
+        entry = next(_history(self._target, version), {})
+        return _details(entry).get("commitId") == commit.commit_id
+
+    def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
+        """Adds the fields that the table lacks, in a commit before the data.
+
+        delta-rs writes no metadata with files that have more columns. If the run dies in between,
+        the new columns are null until the next run.
+
+        Raises:
+            deltalake.exceptions.CommitFailedError: Another writer committed first.
+        """
+        from deltalake import CommitProperties
+
+        assert commit.schema is not None
+        rows = {field.name: field for field in delta_schema(commit.schema, self._uri).fields}
+        fields = [rows[name] for name in commit.typed if name in rows]
+        log.info("adding new fields of %s to the table", ", ".join(commit.typed))
+        snapshot.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
+
+    def _properties(
+        self, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
+    ) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction
+
+        export_id = self._settings.export_id
+        versions = {"version": STATE_VERSION}
+        for name, text in commit.fingerprint.items():
+            versions[f"rules/{name}"] = digest_number(text)
+        for key, span in moved.items():
+            versions[_name(key)] = span.stop
+            versions[f"{_name(key)}/start"] = span.start
+            versions[f"{_name(key)}/epoch"] = _UNKNOWN_EPOCH if span.epoch is None else span.epoch
+        for advance in commit.advances:
+            versions[f"topics/{advance.topic}"] = digest_number(advance.key.topic_id)
+        for key, newest_ms in commit.newest_ms.items():
+            versions[f"{_name(key)}/newest"] = newest_ms
+        if commit.letters is not None:
+            versions["letters"] = commit.letters
+        for (topic, partition), count in commit.counts.items():
+            versions[f"rows/{topic}/{partition}"] = count.rows
+            versions[f"rows/{topic}/{partition}/restarts"] = count.restarts
+        # If txn actions expire, Delta in Spark immediately drops those without a time.
+        now_ms = time.time_ns() // 1_000_000
+        return CommitProperties(
+            custom_metadata={
+                "kts": {
+                    "exportId": export_id,
+                    "runId": commit.run_id,
+                    "commitId": commit.commit_id,
+                    "ranges": [str(advance) for advance in commit.advances],
+                    "rules": dict(commit.fingerprint),
+                }
+            },
+            # A retry would commit on top of a snapshot that was not compared.
+            max_commit_retries=0,
+            app_transactions=[
+                Transaction(f"kts/{export_id}/{name}", version, now_ms)
+                for name, version in versions.items()
+            ],
+        )
+
+    def _add_action(self, file: WrittenFile, names: Collection[str]) -> AddAction:
+        from deltalake.transaction import AddAction
+
+        values = dict(zip(self._columns, file.values, strict=True))
+        columns = file.statistics.items()
+        bounded = {
+            path: bounds
+            for path, bounds in columns
+            if bounds.low is not None and bounds.high is not None
+        }
+        nulls = {path: bounds.nulls for path, bounds in columns if bounds.nulls is not None}
+        lows = {path: bounds.low for path, bounds in bounded.items()}
+        highs = {path: bounds.high for path, bounds in bounded.items()}
+        statistics = {
+            "numRecords": file.rows,
+            "minValues": _nested(lows, names),
+            "maxValues": _nested(highs, names),
+            "nullCount": _nested(nulls, names),
+        }
+        return AddAction(
+            file.key, file.size, values, file.modified_ms, True, json.dumps(statistics)
+        )
+
+    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
+        return with_made_columns(schema, self._settings.partition_by, self._values_in)
+
+    def _storage_options(self) -> dict[str, str] | None:
+        if scheme_of(self._settings.target) != "s3":
+            return None
+        return delta_storage_options(self._settings.storage.reveal())
+
+
+def _nested(figures: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
+    """Nests figures of fields, which are given by path, as Delta does."""
+    nested: dict[str, Any] = {}
+    for path, value in figures.items():
+        *outer, last = [path] if path in columns else path.split(".")
+        struct = nested
+        for name in outer:
+            struct = struct.setdefault(name, {})
+        struct[last] = value
+    return nested
+
+
+def arrow_schema(table: DeltaTable) -> pa.Schema:
+    """Returns the columns of a table."""
+    return pa.schema(table.schema().to_arrow())
+
+
+def _actions(table: DeltaTable) -> pa.Table:
+    """Returns the files of a snapshot."""
+    actions: Any = table.get_add_actions(flatten=True)
+    return pa.table(actions)
+
+
+def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
+    """Returns the `s3.*` options under the names of delta-rs.
+
+    Raises:
+        InvalidOptionError: delta-rs has no such option.
+    """
+    names = {
+        "s3.endpoint": "AWS_ENDPOINT_URL",
+        "s3.access-key-id": "AWS_ACCESS_KEY_ID",
+        "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
+        "s3.session-token": "AWS_SESSION_TOKEN",
+        "s3.region": "AWS_REGION",
+        "s3.anonymous": "AWS_SKIP_SIGNATURE",
+        "s3.proxy-uri": "PROXY_URL",
+        "s3.profile-name": "AWS_PROFILE",
+    }
+    options: dict[str, str] = {}
+    for name, value in storage.items():
+        if name in names:
+            options[names[name]] = value
+        elif name == "s3.path-style-access":
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = (
+                "false" if value.strip().lower() == "true" else "true"
+            )
+        elif name == "s3.force-virtual-addressing":
+            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
+        elif name not in ("s3.connect-timeout", "s3.request-timeout"):
+            raise InvalidOptionError(f"{name} cannot be used with a Delta table on S3")
+    if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return options
+
+
+# -- demands of existing tables
 
 _WRITABLE: Final = frozenset(
     {
-        # These ask nothing of files that are added.
+        # These require nothing of files that are added.
         "appendOnly",
         "changeDataFeed",
         "deletionVectors",
@@ -77,7 +429,7 @@ _WRITABLE: Final = frozenset(
         "timestampNtz",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        # These do where a column or a property uses them, which is looked for.
+        # These do if a column or a property uses them, which `_unwritable` looks for.
         "checkConstraints",
         "columnMapping",
         "generatedColumns",
@@ -85,49 +437,45 @@ _WRITABLE: Final = frozenset(
     }
 )
 _LAST_LEGACY_VERSION: Final = 5
-"""Writer version 6 asks for identity columns; from 7 on tables list their features."""
+"""Writer version 6 requires identity columns; from version 7 on, tables list their features."""
 _TXN_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _ELSEWHERE: Final = "Export into another table"
 
 
 def check_demands(table: DeltaTable, settings: ExportSettings, uri: str) -> None:
-    """Looks for what a table asks of its writers.
-
-    Raises:
-        UnsupportedTargetError: More than an export does.
-    """
+    """Raises `UnsupportedTargetError` if a table asks more of its writers than an export does."""
     metadata = table.metadata()
-    if wanting := ", ".join(_unwritable(table, metadata.configuration)):
+    if demands := ", ".join(_unwritable(table, metadata.configuration)):
         raise UnsupportedTargetError(
-            f"the table asks its writers for {wanting}, and an export writes plain files only."
+            f"the table asks its writers for {demands}, and an export writes plain files only."
             f" {_ELSEWHERE}",
             uri=uri,
         )
     if duration := metadata.configuration.get(_TXN_RETENTION):
         raise UnsupportedTargetError(
-            f"the table forgets txn actions after a while ({_TXN_RETENTION} = {duration}), and with"
+            f"the table drops txn actions after a while ({_TXN_RETENTION} = {duration}), and with"
             " them the offsets that were exported: they would be written again. Unset the property",
             uri=uri,
         )
     append_only = metadata.configuration.get("delta.appendOnly", "").lower() == "true"
     if settings.compaction is not None and append_only:
         raise UnsupportedTargetError(
-            "the table is only appended to (delta.appendOnly), and compact=True replaces its files."
+            "the table accepts only appends (delta.appendOnly), and compact=True replaces files."
             " Unset the property, or export without compact",
             uri=uri,
         )
 
 
 def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
-    """Compares the columns of the rows, partition columns included, with the table's.
+    """Compares the columns of the rows, partition columns included, with the table.
 
     Raises:
-        ExportError: The table lacks a column, or has it otherwise, or needs one that they lack.
+        ExportError: A column is missing in either, or differs.
     """
     rows = {field.name: field for field in delta_schema(schema, uri).fields}
-    known = {field.name: field for field in table.schema().fields}
-    different = [f"it has no column {name}" for name in rows if name not in known]
-    for name, field in known.items():
+    columns = {field.name: field for field in table.schema().fields}
+    different = [f"it has no column {name}" for name in rows if name not in columns]
+    for name, field in columns.items():
         if name not in rows:
             if not field.nullable:
                 different.append(f"its column {name} must not be null, and the rows have none")
@@ -144,10 +492,10 @@ def check_schema(table: DeltaTable, schema: pa.Schema, uri: str) -> None:
 
 
 def delta_schema(schema: pa.Schema, uri: str) -> Schema:
-    """Returns the columns as Delta has them.
+    """Converts columns to Delta's types.
 
     Raises:
-        ExportError: Delta lacks the type of a column.
+        ExportError: Delta has no type for a column.
     """
     from deltalake import Schema
 
@@ -177,379 +525,120 @@ def _unwritable(table: DeltaTable, properties: dict[str, str]) -> Iterator[str]:
 
 
 def _column_rules(value: object) -> Iterator[str]:
-    """Invariants, generated and identity columns and the like, of columns at any depth."""
+    """Yields invariants, generated and identity columns and the like, at any depth."""
     if isinstance(value, list):
-        for one in value:
-            yield from _column_rules(one)
+        for item in value:
+            yield from _column_rules(item)
     elif isinstance(value, dict):
         for rule in value.get("metadata", {}):
             if rule.startswith("delta."):
                 yield f"a rule of column {value['name']} ({rule})"
-        for name, one in value.items():
+        for name, item in value.items():
             if name != "metadata":
-                yield from _column_rules(one)
+                yield from _column_rules(item)
 
 
-def _type(field: Any) -> str:  # noqa: ANN401  # delta-rs has no name for a field's type
+def _type(field: Any) -> str:  # noqa: ANN401  # a field of delta-rs
     return str(json.loads(field.to_json())["type"])
 
 
-log = logging.getLogger(__name__)
-
-RULES: Final = ("isolationLevel", "columns", "transform", "partitionBy", "where", "compact")
+# -- history
 
 
-@dataclass(frozen=True, slots=True)
-class _Transactions:
-    """The `txn` actions of an export in one snapshot."""
+def _history(target: TargetStore, version: int) -> Iterator[dict[str, Any]]:
+    """Yields the `commitInfo` of a version and of older ones, as far as the log is kept; each has
+    its version as `version`.
 
-    table: DeltaTable
-    export_id: str
-
-    def version(self, name: str) -> int | None:
-        return self.table.transaction_version(f"kts/{self.export_id}/{name}")
-
-    def get(self, key: PartitionKey, /) -> OffsetRange | None:
-        stop = self.version(_name(key))
-        if stop is None:
-            return None
-        start = self.version(f"{_name(key)}/start")
-        # Earlier versions move the end and leave the epoch.
-        is_known = self.version(f"{_name(key)}/epoch-stop") == stop
-        epoch = self.version(f"{_name(key)}/epoch") if is_known else None
-        return OffsetRange(stop if start is None else start, stop, epoch)
-
-    def counts(self, topic: str, partition: int) -> RowCount | None:
-        name = f"rows/{topic}/{partition}"
-        rows, stop = self.version(name), self.version(f"{name}/stop")
-        if rows is None or stop is None:
-            return None
-        return RowCount(rows, stop, self.version(f"{name}/restarts") or 0)
-
-    def newest_ms(self, key: PartitionKey) -> int | None:
-        return self.version(f"{_name(key)}/newest")
-
-
-def _name(key: PartitionKey) -> str:
-    return f"{key.topic_id}/{key.partition}"
-
-
-class DeltaExportTable(ExportTable):
-    """See the module's text."""
-
-    _values_in = "log"
-
-    def __init__(self, settings: ExportSettings) -> None:
-        super().__init__(settings)
-        self._target = open_target(self._root(), settings.storage)
-        if scheme_of(settings.target) == "file":
-            self._uri = str(local_root(settings.target))
-        self._prefix = f"kts/{settings.export_id}/"
-        self._folders = (self._prefix, "_kts/")
-        self._columns = [field.name for field in settings.partition_by]
-
-    def place(self, run_id: str) -> WritePlace:
-        """See `ExportTable.place`: a partitioned table has its files in Hive folders.
-
-        The run's id is in front of the folders, since `clean` knows the run of a file by the first
-        such number in its key, and partition values may look like one.
-        """
-        place = super().place(run_id)
-        return replace(place, prefix=f"{self._folders[0]}{run_id}/") if self._columns else place
-
-    def _open(self) -> DeltaTable | None:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import TableNotFoundError
-
-        try:
-            return DeltaTable(self._uri, storage_options=self._storage_options())
-        except TableNotFoundError:
-            return None
-        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed("the Delta table cannot be opened", error) from None
-
-    def _state(self, snapshot: DeltaTable) -> TableState:
-        # First, since transactions that expire say nothing.
-        check_demands(snapshot, self._settings, self._uri)
-        transactions = _Transactions(snapshot, self._settings.export_id)
-        fingerprint = {
-            name: str(version)
-            for name in RULES
-            if (version := transactions.version(f"rules/{name}")) is not None
-        }
-        if not fingerprint and any(key.startswith(self._prefix) for key in self._known(snapshot)):
-            raise ExportError(
-                f"the table holds files of the export {self._settings.export_id!r} and no longer"
-                " says which offsets are in them: its txn actions have expired, or it is a copy"
-                " without them. Export into another table",
-                uri=self._uri,
-            )
-        letters = transactions.version("letters")
-        return TableState(
-            transactions,
-            fingerprint,
-            transactions.newest_ms,
-            letters,
-            lambda: arrow_schema(snapshot),
-            lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
-            lambda topic: transactions.version(f"topics/{topic}") is not None,
-            lambda: rollback_of(
-                history(self._target, snapshot.version()), self._settings.export_id
-            ),
-            transactions.counts,
-            transactions.version("counted") is not None,
-        )
-
-    def _previous_id(self, snapshot: DeltaTable, topic: str, topic_id: str) -> str | None:
-        """See `TableState.previous_id`."""
-        transactions = _Transactions(snapshot, self._settings.export_id)
-        recorded = transactions.version(f"topics/{topic}")
-        if recorded is None:  # commits of earlier versions have names of topics without their ids
-            entries = history(self._target, snapshot.version())
-            numbers = exported_partitions(entries, self._settings.export_id, topic)
-            held = (transactions.get(PartitionKey(topic_id, number)) for number in numbers)
-            is_other = bool(numbers) and all(span is None for span in held)
-        else:
-            is_other = recorded != number(topic_id)
-        return "another topic id" if is_other else None
-
-    def _check(self, snapshot: DeltaTable) -> None:
-        there = snapshot.metadata().partition_columns
-        if sorted(there) != sorted(self._columns):
-            raise partitioned_otherwise(", ".join(there), ", ".join(self._columns), self._uri)
-
-    def _files(self, snapshot: DeltaTable) -> tuple[BaseFile, ...]:
-        try:
-            snapshot.to_pyarrow_dataset()  # refuses what plain files do not show: deletion vectors
-        except Exception as error:  # noqa: BLE001  # every library error becomes one of ours
-            raise self._failed(
-                "the data files of the Delta table cannot be read alone", error
-            ) from None
-        files = []
-        for row in _actions(snapshot).to_pylist():
-            if "://" in row["path"] or row["path"].startswith("/"):
-                raise ExportError(f"the table has a file elsewhere: {row['path']}", uri=self._uri)
-            values = {name: value_text(row[f"partition.{name}"]) for name in self._columns}
-            files.append(BaseFile(unquote(row["path"]), row["size_bytes"], values))
-        return tuple(files)
-
-    def _contents(self, snapshot: DeltaTable) -> TableContents:
-        export_id, version = self._settings.export_id, snapshot.version()
-        listed = self._files(snapshot)
-        files, is_shared, is_rewritten = without_other_exports(listed, "kts/", export_id)
-        if is_rewritten and not is_shared:
-            entries = history(self._target, version)
-            is_shared = bool(exporting(entries) - {export_id})
-        return TableContents(
-            self._target,
-            tuple(files),
-            is_shared and is_rewritten,
-            _Transactions(snapshot, export_id).counts,
-            lambda: removal_of(self._target, version, export_id, self._prefix),
-        )
-
-    def _known(self, snapshot: DeltaTable) -> set[str]:
-        # The log has paths as URLs have them.
-        return {unquote(path) for path in _actions(snapshot)["path"].to_pylist()}
-
-    def _try_commit(
-        self,
-        snapshot: DeltaTable | None,
-        commit: Commit,
-        moved: Mapping[PartitionKey, OffsetRange],
-    ) -> bool:
-        from deltalake.exceptions import CommitFailedError, DeltaError
-        from deltalake.transaction import create_table_with_add_actions
-
-        schema = None if commit.schema is None else self._table_schema(commit.schema)
-        names = frozenset(() if commit.schema is None else commit.schema.names)
-        actions = [self._add(file, names) for file in commit.files]
-        properties = self._properties(commit, moved)
-        try:
-            if snapshot is None:
-                assert schema is not None
-                create_table_with_add_actions(
-                    self._uri,
-                    delta_schema(schema, self._uri),
-                    actions,
-                    mode="error",
-                    partition_by=self._columns,
-                    storage_options=self._storage_options(),
-                    commit_properties=properties,
-                )
-            else:
-                if commit.schema is not None and schema is not None:
-                    there = arrow_schema(snapshot)
-                    if lacks(there, commit.schema, commit.typed):
-                        self._add_fields(snapshot, commit)
-                        return False  # what stands there now is compared, whoever added them
-                    check_schema(snapshot, schema, self._uri)
-                snapshot.create_write_transaction(
-                    [*actions],
-                    "append" if commit.base is None else "overwrite",
-                    snapshot.schema(),
-                    snapshot.metadata().partition_columns,
-                    commit_properties=properties,
-                )
-        except CommitFailedError:
-            return False
-        except (DeltaError, OSError) as error:  # the latter where its store does not answer
-            if snapshot is None and self._open() is not None:
-                return False
-            raise self._failed("the Delta table did not take the commit", error) from None
-        return True
-
-    def _has_commit(self, before: DeltaTable | None, after: DeltaTable, commit: Commit) -> bool:
-        version = 0 if before is None else before.version() + 1
-        if after.version() < version:
-            return False
-        entry = next(history(self._target, version), {})
-        return commit_id_of(entry) == commit.commit_id
-
-    def _add_fields(self, snapshot: DeltaTable, commit: Commit) -> None:
-        """Adds the fields that the table lacks, in a commit of their own.
-
-        It comes before the data: who dies between leaves columns without values, and the next run
-        finds them there. delta-rs writes no metadata with files that have more columns.
-
-        Raises:
-            deltalake.exceptions.CommitFailedError: Another writer came before.
-        """
-        from deltalake import CommitProperties
-
-        assert commit.schema is not None
-        rows = {field.name: field for field in delta_schema(commit.schema, self._uri).fields}
-        fields = [rows[name] for name in commit.typed if name in rows]
-        log.info("the table gets the new fields of %s", ", ".join(commit.typed))
-        snapshot.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
-
-    def _properties(
-        self, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
-    ) -> CommitProperties:
-        from deltalake import CommitProperties, Transaction
-
-        export_id = self._settings.export_id
-        versions = {f"rules/{name}": number(text) for name, text in commit.fingerprint.items()}
-        for key, span in moved.items():
-            versions[_name(key)] = span.stop
-            versions[f"{_name(key)}/start"] = span.start
-            if span.epoch is not None:
-                versions[f"{_name(key)}/epoch"] = span.epoch
-                versions[f"{_name(key)}/epoch-stop"] = span.stop
-        for advance in commit.advances:
-            versions[f"topics/{advance.topic}"] = number(advance.key.topic_id)
-        for key, newest_ms in commit.newest_ms.items():
-            versions[f"{_name(key)}/newest"] = newest_ms
-        if commit.letters is not None:
-            versions["letters"] = commit.letters
-        if commit.is_counted:
-            versions["counted"] = 1
-        for (topic, partition), count in commit.counts.items():
-            name = f"rows/{topic}/{partition}"
-            versions |= {name: count.rows, f"{name}/stop": count.stop}
-            if count.restarts:
-                versions[f"{name}/restarts"] = count.restarts
-        # Where txn actions expire, Delta in Spark forgets at once those that do not say their age.
-        now_ms = time.time_ns() // 1_000_000
-        return CommitProperties(
-            # The transactions hold the state. This identifies the commit in the table's history.
-            custom_metadata={
-                "kts": {
-                    "exportId": export_id,
-                    "runId": commit.run_id,
-                    "commitId": commit.commit_id,
-                    "ranges": [str(advance) for advance in commit.advances],
-                    "rules": dict(commit.fingerprint),
-                }
-            },
-            # A retry would commit behind a snapshot whose ranges nobody compared.
-            max_commit_retries=0,
-            app_transactions=[
-                Transaction(f"kts/{export_id}/{name}", version, now_ms)
-                for name, version in versions.items()
-            ],
-        )
-
-    def _add(self, file: WrittenFile, names: Collection[str]) -> AddAction:
-        from deltalake.transaction import AddAction
-
-        values = dict(zip(self._columns, file.values, strict=True))
-        found = file.statistics.items()
-        bounded = [
-            (name, one) for name, one in found if one.low is not None and one.high is not None
-        ]
-        statistics = {
-            "numRecords": file.rows,
-            "minValues": _nested({name: one.low for name, one in bounded}, names),
-            "maxValues": _nested({name: one.high for name, one in bounded}, names),
-            "nullCount": _nested(
-                {name: one.nulls for name, one in found if one.nulls is not None}, names
-            ),
-        }
-        return AddAction(
-            file.key, file.size, values, file.modified_ms, True, json.dumps(statistics)
-        )
-
-    def _table_schema(self, schema: pa.Schema) -> pa.Schema:
-        return with_made_columns(schema, self._settings.partition_by, self._values_in)
-
-    def _storage_options(self) -> dict[str, str] | None:
-        if scheme_of(self._settings.target) != "s3":
-            return None
-        return delta_storage_options(self._settings.storage.reveal())
-
-
-def _nested(found: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]:
-    """Figures of columns, and of fields by their paths, as Delta nests them."""
-    nested: dict[str, Any] = {}
-    for path, value in found.items():
-        *outer, last = [path] if path in columns else path.split(".")
-        place = nested
-        for name in outer:
-            place = place.setdefault(name, {})
-        place[last] = value
-    return nested
-
-
-def arrow_schema(table: DeltaTable) -> pa.Schema:
-    """The columns of a table."""
-    return pa.schema(table.schema().to_arrow())
-
-
-def _actions(table: DeltaTable) -> pa.Table:
-    """The files of a snapshot."""
-    actions: Any = table.get_add_actions(flatten=True)
-    return pa.table(actions)
-
-
-def delta_storage_options(storage: Mapping[str, str]) -> dict[str, str]:
-    """The `s3.*` options by the names of delta-rs.
-
-    Raises:
-        InvalidOptionError: An option it has no name for.
+    `DeltaTable.history` would block other threads while it waits for a store.
     """
-    names = {
-        "s3.endpoint": "AWS_ENDPOINT_URL",
-        "s3.access-key-id": "AWS_ACCESS_KEY_ID",
-        "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY",
-        "s3.session-token": "AWS_SESSION_TOKEN",
-        "s3.region": "AWS_REGION",
-        "s3.anonymous": "AWS_SKIP_SIGNATURE",
-        "s3.proxy-uri": "PROXY_URL",
-        "s3.profile-name": "AWS_PROFILE",
-    }
-    options: dict[str, str] = {}
-    for name, value in storage.items():
-        if name in names:
-            options[names[name]] = value
-        elif name == "s3.path-style-access":
-            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = (
-                "false" if value.strip().lower() == "true" else "true"
+    for number, lines in _log_entries(target, version):
+        actions = (json.loads(line) for line in lines if b'"commitInfo"' in line)
+        yield {**_commit_info(actions), "version": number}
+
+
+def _log_entries(target: TargetStore, version: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields the actions of a version and of older ones, as lines of JSON."""
+    for number in range(version, -1, -1):
+        try:
+            yield number, target.read(f"_delta_log/{number:020d}.json").splitlines()
+        except ObjectNotFoundError:
+            return
+
+
+def _commit_info(actions: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+
+
+def _details(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what an export recorded in a `commitInfo`; empty for other writers."""
+    details = entry.get("kts")
+    return details if isinstance(details, dict) else {}
+
+
+def _removal_of(target: TargetStore, version: int, export_id: str, prefix: str) -> str | None:
+    """Returns the newest version in which another writer removed files of an export together with
+    their rows, in words; `None` if none did, as far as the log is kept.
+
+    Compaction by other tools removes files without a change of data.
+    """
+    for number, lines in _log_entries(target, version):
+        actions = [json.loads(line) for line in lines]
+        entry = _commit_info(actions)
+        if _details(entry).get("exportId") == export_id:
+            continue
+        removed = [
+            unquote(action["remove"]["path"])
+            for action in actions
+            if "remove" in action and action["remove"].get("dataChange", True)
+        ]
+        own = [path for path in removed if path.startswith(prefix)] or removed
+        if own:
+            operation = entry.get("operation", "an operation")
+            return (
+                f"version {number} of the table ({operation}, by another writer) removed"
+                f" {len(removed)} files, among them {own[0]}"
             )
-        elif name == "s3.force-virtual-addressing":
-            options["AWS_VIRTUAL_HOSTED_STYLE_REQUEST"] = value.strip().lower()
-        elif name not in ("s3.connect-timeout", "s3.request-timeout"):
-            raise InvalidOptionError(f"{name} cannot be used with a Delta table on S3")
-    if options.get("AWS_ENDPOINT_URL", "").startswith("http://"):
-        options["AWS_ALLOW_HTTP"] = "true"
-    return options
+    return None
+
+
+def _rollback_of(entries: Iterable[Mapping[str, Any]], export_id: str) -> str | None:
+    """Returns the `RESTORE` that removed rows of an export, in words; `None` if there is none.
+
+    `RESTORE` brings back the files of an earlier version and keeps the `txn` actions of later ones,
+    which then count offsets without rows.
+    """
+    restored: Mapping[str, Any] | None = None
+    for entry in entries:
+        is_own = _details(entry).get("exportId") == export_id
+        if restored is not None and _is_after_target(entry, restored):
+            if is_own:
+                return (
+                    f"RESTORE in version {restored.get('version')} of the table removed what"
+                    f" version {entry.get('version')} and later ones added"
+                )
+        elif is_own:
+            return None
+        elif str(entry.get("operation", "")).upper() == "RESTORE":
+            restored = entry
+    return None
+
+
+def _is_after_target(entry: Mapping[str, Any], restored: Mapping[str, Any]) -> bool:
+    """Returns whether a version is newer than the one that a `RESTORE` brought back."""
+    parameters = restored.get("operationParameters", {})
+    version = parameters.get("version")
+    if version not in (None, "", "null"):
+        return int(entry.get("version", 0)) > int(version)
+    return int(entry.get("timestamp", 0)) > _milliseconds(
+        parameters.get("datetime") or parameters.get("timestamp")
+    )
+
+
+def _milliseconds(value: Any) -> int:  # noqa: ANN401  # JSON of any writer
+    """Returns a time in ms since the epoch; 0 if the text cannot be parsed."""
+    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+        return int(value)
+    try:
+        return round(datetime.fromisoformat(str(value)).timestamp() * 1000)
+    except ValueError:
+        return 0

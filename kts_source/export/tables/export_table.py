@@ -1,4 +1,8 @@
-"""A table that an export commits to: what it holds, and one atomic step forward."""
+"""The life of a target that all table formats share: open, read the state, commit, clean.
+
+A commit adds files and moves the recorded offsets in one step. It is attempted on top of a snapshot
+whose state was compared, and repeated on a newer one if another writer came first.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import logging
 import re
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -17,60 +22,73 @@ from kts_source.errors import (
     TieredKafkaError,
     UnsupportedTargetError,
 )
+from kts_source.export.dead_letters import publish_dead_letters
 from kts_source.export.fingerprint import check_fingerprint
-from kts_source.export.outages import is_outage
-from kts_source.export.ranges import OffsetRange, PartitionKey, advanced
-from kts_source.export.row_schema import united
+from kts_source.export.ranges import OffsetRange, PartitionKey, advance_ranges
+from kts_source.export.row_schema import unite_schemas
 from kts_source.export.settings import ADD_FIELDS
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.tables.row_counts import Owner, RowCount, TableContents, counted
 from kts_source.export.tables.run_marks import marked, running
-from kts_source.export.transforms.dead_letters import publish_dead_letters
+from kts_source.export.task import WriteTarget
 from kts_source.secret import scrub
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import pyarrow as pa
 
-    from kts_source.export.files import WrittenFile
     from kts_source.export.fingerprint import Fingerprint
+    from kts_source.export.parquet_file import DataFile
     from kts_source.export.partitioning import ValuesIn
     from kts_source.export.ranges import CommittedRanges, RangeAdvance
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.row_counts import RowCounts
     from kts_source.export.tables.target_store import TargetStore
-    from kts_source.secret import Secret
+    from kts_source.export.task import WrittenFile
     from kts_source.store.object_store import ObjectInfo
 
 Snapshot: TypeAlias = Any
-"""A table as it stood when it was looked at, by the type that its format has for this."""
+"""The state of a table at one time, in the type of its format."""
+Owner: TypeAlias = "tuple[str, int]"
+"""Name of a topic and number of a partition."""
+RowCounts: TypeAlias = "Callable[[str, int], RowCount | None]"
+"""Returns the rows that commits wrote of a topic and a partition; `None` for no commit."""
 
 log = logging.getLogger(__name__)
 
+STATE_VERSION: Final = 2
+"""Version of what an export records in its table. Version 1 was never released."""
 _CREDENTIAL: Final = re.compile("key|secret|token|password|credential")
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
-    """What a table says of itself.
+class RowCount:
+    """Rows that all commits of an export wrote of a topic and a partition.
 
     Attributes:
-        committed: Offsets it holds.
-        fingerprint: The rules it was begun with; empty for a table that holds nothing.
-        newest_ms: Of a compacted table: the timestamp of a partition's newest record, in ms since
-            the epoch; `None` where it is not known.
-        letters: The list of dead letters that the last commit with such left; see `dead_letters`.
-        schema: Its columns, as Arrow has them; `None` where they are not known.
-        previous_id: Called with a topic and its id; returns the id under which the table has the
-            topic, or words for it, where that is another one. `None` otherwise.
-        has_recorded: Called with a topic; returns whether a commit recorded the id of the topic,
-            and so where all its partitions began.
-        rollback: Returns what undid commits of this export, in words; `None` where nothing did.
-        counts: Rows that commits wrote of a topic's name and partition; `None` if unknown.
-        is_counted: True if every commit of the table has counted its rows.
+        rows: Of all topics that had the name.
+        restarts: How often the topic was created again and continued in the table.
+    """
+
+    rows: int
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """State of an export that its table records.
+
+    Attributes:
+        committed: Offsets that it holds.
+        fingerprint: Rules that it was begun with; empty if the export committed nothing.
+        newest_ms: Returns the newest timestamp of a partition of a compacted table, in ms since the
+            epoch.
+        letters: Number of the list of dead letters of the last commit that had some.
+        schema: Returns the columns of the table; `None` if they are unknown.
+        topic_id: Returns the identity that a topic had in its last commit, or its digest number.
+        rollback: Returns what removed commits of this export, in words; `None` for nothing.
+        counts: Rows that commits wrote.
     """
 
     committed: CommittedRanges = field(default_factory=dict[PartitionKey, OffsetRange])
@@ -78,63 +96,47 @@ class TableState:
     newest_ms: Callable[[PartitionKey], int | None] = lambda _key: None
     letters: int | None = None
     schema: Callable[[], pa.Schema | None] = lambda: None
-    previous_id: Callable[[str, str], str | None] = lambda _topic, _topic_id: None
-    has_recorded: Callable[[str], bool] = lambda _topic: False
+    topic_id: Callable[[str], str | None] = lambda _topic: None
     rollback: Callable[[], str | None] = lambda: None
     counts: RowCounts = lambda _topic, _partition: None
-    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class BaseFile:
-    """A data file of a table as it stands.
+class TableContents:
+    """Input for a check of a table.
 
     Attributes:
-        key: Below the target's root.
-        values: Texts of the partition columns that are not in the file, by name.
+        store: The store of the files.
+        files: All data files except those of other exports.
+        is_shared: True if files may contain rows of other exports: another writer has rewritten a
+            table that several exports write to.
+        counts: Rows that commits wrote.
+        removal: Returns what removed files of the export from the table, in words; `None` if only
+            commits of the export did.
     """
 
-    key: str
-    size: int
-    values: Mapping[str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class WritePlace:
-    """Where tasks write.
-
-    Attributes:
-        path: Root of the target.
-        storage: Its credentials and settings.
-        prefix: Folder below the root, empty or ending in a slash.
-        suffix: End of file names.
-        values_in: Where readers will find the partition values of a file.
-    """
-
-    path: str
-    storage: Secret[Mapping[str, str]]
-    prefix: str
-    suffix: str
-    values_in: ValuesIn
+    store: TargetStore
+    files: tuple[DataFile, ...]
+    is_shared: bool
+    counts: RowCounts
+    removal: Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One step forward.
+    """Files to add and ranges to move.
 
     Attributes:
-        schema: Of the rows written, partition columns included; `None` where no row told it.
-        run_id: Of the run that wrote the files.
-        base: Keys of all files that the table must hold until then, and that the new ones replace;
-            `None` where they are added.
-        newest_ms: Of a compaction: timestamps of the newest records, in ms.
-        letters: The list of dead letters whose offsets it accepts. The table publishes the list of
-            an earlier commit before it forgets it.
-        typed: Names of columns that are decoded: of these the table may lack fields.
-        counts: Rows of the partitions that it moves, with all commits before; see `row_counts`.
-        is_counted: True if that is known of all partitions.
-        commit_id: Identifies this commit in the table, so a commit whose answer was lost is
-            recognized.
+        schema: Columns of the rows, partition columns included; `None` if no row shows them.
+        run_id: Run that wrote the files.
+        base: Keys of all files that the table must hold and that the new ones replace; `None` to
+            add files.
+        newest_ms: Newest timestamps of a compaction, in ms.
+        letters: The list of dead letters that it accepts. The table publishes the list of
+            an earlier commit before it forgets its number.
+        typed: Names of decoded columns, which may have fields that the table lacks.
+        counts: Rows of the moved partitions with all commits before; the table fills it in.
+        commit_id: Identifies the commit in the table if its response was lost.
     """
 
     advances: tuple[RangeAdvance, ...]
@@ -147,21 +149,20 @@ class Commit:
     letters: int | None = None
     typed: tuple[str, ...] = ()
     counts: Mapping[Owner, RowCount] = field(default_factory=dict[Owner, RowCount])
-    is_counted: bool = False
     commit_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
 class ExportTable(ABC):
-    """A target of any format: the order of steps that all formats share.
+    """A target of any format.
 
     Args:
-        settings: What to write and where.
+        settings: Settings of the export.
     """
 
     _folders: tuple[str, ...]
-    """Prefixes that are searched for orphans; tasks write below the first."""
+    """Folders of the export's files, which are searched for orphans; tasks write to the first."""
     _values_in: ValuesIn
-    """See `WritePlace`."""
+    _suffix = ".parquet"
     _commit_attempts = 20
 
     def __init__(self, settings: ExportSettings) -> None:
@@ -169,25 +170,25 @@ class ExportTable(ABC):
         self._uri = settings.target
 
     def load(self, rules: Fingerprint | None = None) -> TableState:
-        """What the table holds now. Finishes first what a dead export left half-done.
+        """Completes commits of dead exports, and returns the state of the table.
 
         Args:
-            rules: Of an export that shall go on; the table is compared with them and its settings.
+            rules: Rules of an export that continues, to compare with the table.
 
         Raises:
             FingerprintError: The table was begun with other rules.
-            UnsupportedTargetError: The export's files would not be whole in the table.
+            UnsupportedTargetError: Readers would not find the export's files complete.
+            ExportError: The state of the table has another version, or is lost.
         """
         snapshot = self._open()
         if snapshot is None:
             return TableState()
-        return self._state(snapshot) if rules is None else self._checked(snapshot, rules)
+        return self._state(snapshot) if rules is None else self._checked_state(snapshot, rules)
 
-    def place(self, run_id: str) -> WritePlace:
-        """Where the tasks of a run write."""
-        prefix = f"{self._folders[0]}{run_id}-"
-        storage = self._settings.storage
-        return WritePlace(self._root(), storage, prefix, ".parquet", self._values_in)
+    def write_target(self, run_id: str) -> WriteTarget:
+        """Returns where the tasks of a run write."""
+        prefix, storage = self._key_prefix(run_id), self._settings.storage
+        return WriteTarget(self._root(), storage, prefix, self._suffix, self._values_in)
 
     def marked(self, run_id: str) -> AbstractContextManager[None]:
         """Marks a run as running, so that no `clean` deletes its files."""
@@ -197,23 +198,22 @@ class ExportTable(ABC):
         """Returns the ids of the runs that write to the table now."""
         return running(self._root(), self._settings.storage)
 
-    def base_files(self) -> tuple[BaseFile, ...]:
-        """The data files of the table as it is now.
+    def base_files(self) -> tuple[DataFile, ...]:
+        """Returns the current data files.
 
         Raises:
-            ExportError: They do not hold exactly the table's rows, lie elsewhere, or cannot be
-                replaced in one step.
+            ExportError: They do not hold exactly the rows of the table, are stored elsewhere, or
+                cannot be replaced in one step.
         """
         snapshot = self._open()
         return () if snapshot is None else self._files(snapshot)
 
     def contents(self) -> TableContents | None:
-        """Returns the files of the table and what its commits recorded of them; `None` if there is
-        no table.
+        """Returns the files of the table and their recorded counts; `None` if there is no table.
 
         Raises:
             DataLossError: A file that a commit added is missing or was replaced.
-            ExportError: The files do not hold exactly the table's rows.
+            ExportError: The files do not hold exactly the rows of the table.
         """
         snapshot = self._open()
         return None if snapshot is None else self._contents(snapshot)
@@ -222,34 +222,35 @@ class ExportTable(ABC):
         """Adds files and moves the ranges, both or neither.
 
         Returns:
-            Whether it did. False where there is no table yet, and no columns to make one with: then
-            the ranges are to be committed with the next rows.
+            False if there is no table yet and no columns to create it with. The ranges are then to
+            be committed with the next rows.
 
         Raises:
             CommitConflictError: Another export moved the same ranges, or changed the files that
                 were merged.
             ExportError: A file of the commit no longer exists.
         """
-        attempted = False
+        is_attempted = False
         before: Snapshot | None = None
         for _ in range(self._commit_attempts):
             snapshot = self._open()
             if snapshot is None and commit.schema is None:
                 return False
-            if attempted and snapshot is not None and self._has_commit(before, snapshot, commit):
-                log.info("commit %s succeeded although its answer was lost", commit.commit_id)
+            if is_attempted and snapshot is not None and self._has_commit(before, snapshot, commit):
+                log.info("commit %s succeeded although its response was lost", commit.commit_id)
                 return True
             state = TableState()
             if snapshot is not None:
-                state = self._checked(snapshot, commit.fingerprint)
+                state = self._checked_state(snapshot, commit.fingerprint)
             if commit.base is not None:
                 self._check_base(commit.base, snapshot, state)
-            moved = advanced(state.committed, commit.advances)
+            moved = advance_ranges(state.committed, commit.advances)
             if commit.letters is not None:
                 publish_dead_letters(self._settings, state.letters)
             self._require_files(commit)
-            attempted, before = True, snapshot
-            commit = self._with_table_columns(_with_counts(commit, state), state)
+            is_attempted, before = True, snapshot
+            commit = self._with_table_columns(commit, state)
+            commit = replace(commit, counts=add_counts(commit, state.counts))
             try:
                 if self._try_commit(snapshot, commit, moved):
                     return True
@@ -258,22 +259,24 @@ class ExportTable(ABC):
                     raise
                 return True
         raise CommitConflictError(
-            f"other writers came before {self._commit_attempts} times; nothing was committed",
+            f"other writers committed first {self._commit_attempts} times, and nothing was"
+            " committed. Run again",
             uri=self._uri,
         )
 
     def orphans(self) -> list[ObjectInfo]:
-        """Files that no commit knows: of attempts that died, or of runs under way.
+        """Lists files that no commit contains: of attempts that died, or of active runs.
 
-        Of a Delta table, a file that was compacted away counts too: once it is removed, time travel
-        behind that ends as it does after Delta's own vacuum.
+        Files of a Delta table that were compacted away are among them. Once they are removed, time
+        travel before the compaction ends as it does after Delta's own vacuum.
         """
-        folders = self._folders
-        return self._unknown([one for name in folders for one in self._target.list_objects(name)])
+        return self._unknown_files(
+            [entry for folder in self._folders for entry in self._target.list_objects(folder)]
+        )
 
     def remove(self, orphans: Sequence[ObjectInfo]) -> None:
-        """Deletes them, but for those that a commit knows by now."""
-        for orphan in self._unknown(orphans):
+        """Deletes orphans, except those that were committed in the meantime."""
+        for orphan in self._unknown_files(orphans):
             self._target.delete(orphan.key)
 
     def close(self) -> None:
@@ -285,26 +288,29 @@ class ExportTable(ABC):
     def _target(self) -> TargetStore:
         return open_target(self._root(), self._settings.storage)
 
-    # -- the steps of a format
+    # -- steps of a format
 
     def _root(self) -> str:
-        """Path of the folder that the table's files are in."""
+        """Path of the folder that contains the files of the table."""
         return self._settings.target
+
+    def _key_prefix(self, run_id: str) -> str:
+        return f"{self._folders[0]}{run_id}-"
 
     @abstractmethod
     def _open(self) -> Snapshot | None:
-        """The table as it is now; `None` where there is none."""
+        """Returns the current snapshot; `None` if there is no table."""
 
     @abstractmethod
     def _state(self, snapshot: Snapshot) -> TableState:
-        """What it says of this export."""
+        """Reads the state of this export."""
 
     @abstractmethod
     def _check(self, snapshot: Snapshot) -> None:
-        """Raises unless the export's files would be whole in it."""
+        """Raises `UnsupportedTargetError` if readers would not find the export's files complete."""
 
     @abstractmethod
-    def _files(self, snapshot: Snapshot) -> tuple[BaseFile, ...]:
+    def _files(self, snapshot: Snapshot) -> tuple[DataFile, ...]:
         """See `base_files`."""
 
     @abstractmethod
@@ -312,8 +318,8 @@ class ExportTable(ABC):
         """See `contents`."""
 
     @abstractmethod
-    def _known(self, snapshot: Snapshot) -> Collection[str]:
-        """Keys of files that are no orphans."""
+    def _committed_keys(self, snapshot: Snapshot) -> Collection[str]:
+        """Returns the keys of files that are no orphans."""
 
     @abstractmethod
     def _try_commit(
@@ -322,18 +328,19 @@ class ExportTable(ABC):
         commit: Commit,
         moved: Mapping[PartitionKey, OffsetRange],
     ) -> bool:
-        """Commits right behind the snapshot, or begins the table where that is `None`; False where
-        the table is another by now.
+        """Commits on top of the snapshot, or creates the table if that is `None`.
+
+        Returns:
+            False if the table has changed in the meantime.
         """
 
     @abstractmethod
     def _has_commit(self, before: Snapshot | None, after: Snapshot, commit: Commit) -> bool:
         """Returns whether `after` contains this commit, which was attempted on top of `before`."""
 
-    # -- what formats share
+    # -- steps that formats share
 
     def _is_committed(self, before: Snapshot | None, commit: Commit) -> bool:
-        """Returns whether a failed commit attempt changed the table anyway."""
         try:
             after = self._open()
         except TieredKafkaError:
@@ -341,19 +348,14 @@ class ExportTable(ABC):
         return after is not None and self._has_commit(before, after, commit)
 
     def _require_files(self, commit: Commit) -> None:
-        """Checks that all files of a commit still exist with the size they were written with.
-
-        Raises:
-            ExportError: A file was deleted or replaced.
-        """
         if not commit.files:
             return
-        prefix = self.place(commit.run_id).prefix
+        prefix = self._key_prefix(commit.run_id)
         sizes = {entry.key: entry.size for entry in self._target.list_objects(prefix)}
         for file in commit.files:
-            if sizes.get(file.key) == file.size:
-                continue
             size = sizes.get(file.key)
+            if size == file.size:
+                continue
             state = "no longer exists" if size is None else f"has {size} bytes"
             raise ExportError(
                 f"a file of this run {state} and was written with {file.size} bytes; nothing was"
@@ -362,49 +364,47 @@ class ExportTable(ABC):
                 uri=self._target.uri(file.key),
             )
 
-    def _checked(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
+    def _checked_state(self, snapshot: Snapshot, rules: Fingerprint) -> TableState:
         state = self._state(snapshot)
-        # Before the table's own partitioning: of an export that has begun, this says more.
+        # First, because its message is clearer than an error about partitions.
         check_fingerprint(state.fingerprint, rules)
         self._check(snapshot)
         return state
 
     def _with_table_columns(self, commit: Commit, state: TableState) -> Commit:
-        """The commit with typed columns that have all fields of the table's, too.
-
-        Raises:
-            SchemaChangedError: They are not the table's, and may not be.
-        """
+        """Adds the fields of the table to the typed columns of a commit."""
         there = state.schema() if commit.typed else None
         if there is None or commit.schema is None:
             return commit
         evolves = self._settings.schema_evolution == ADD_FIELDS
-        schema = united(there, commit.schema, commit.typed, self._uri, evolves=evolves)
+        schema = unite_schemas(there, commit.schema, commit.typed, self._uri, evolves=evolves)
         return replace(commit, schema=schema)
 
     def _check_base(
         self, base: frozenset[str], snapshot: Snapshot | None, state: TableState
     ) -> None:
-        there = set() if snapshot is None else {file.key for file in self._files(snapshot)}
-        if there and not state.fingerprint:
-            raise ExportError("the table holds rows that a rebuild would remove", uri=self._uri)
-        if there != base:
+        keys = set() if snapshot is None else {file.key for file in self._files(snapshot)}
+        if keys and not state.fingerprint:
+            raise ExportError(
+                "the table holds rows of another writer, and a compaction would remove them. Export"
+                " into another table",
+                uri=self._uri,
+            )
+        if keys != base:
             raise CommitConflictError(
                 "the table's files are not those that were merged: another writer changed the table"
                 " in the meantime. Run again to merge what it holds now",
                 uri=self._uri,
             )
 
-    def _unknown(self, listed: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-        """Those that the table does not know, looked at after they were listed: what is committed
-        in between is known.
-        """
+    def _unknown_files(self, listed: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+        # The table is opened after the listing, so it knows files that were committed in between.
         snapshot = self._open()
-        known = () if snapshot is None else self._known(snapshot)
-        return [found for found in listed if found.key not in known]
+        committed = () if snapshot is None else self._committed_keys(snapshot)
+        return [entry for entry in listed if entry.key not in committed]
 
-    def _failed(self, text: str, error: Exception) -> TieredKafkaError:
-        """The error for what a library raised, without credentials."""
+    def _library_error(self, text: str, error: Exception) -> TieredKafkaError:
+        """Returns the error for an exception of a library, without credentials."""
         catalog = self._settings.catalog.reveal().items()
         hidden = {value for name, value in catalog if _CREDENTIAL.search(name)}
         hidden |= secret_values(self._settings.storage.reveal())
@@ -412,22 +412,105 @@ class ExportTable(ABC):
         return kind(f"{text}: {scrub(f'{type(error).__name__}: {error}', hidden)}", uri=self._uri)
 
 
-def _with_counts(commit: Commit, state: TableState) -> Commit:
-    replaces = commit.base is not None
-    is_counted = replaces or state.is_counted or not state.fingerprint
-    counts = counted(
-        commit.advances, commit.files, state.counts, is_counted=is_counted, replaces=replaces
-    )
-    return replace(commit, counts=counts, is_counted=is_counted)
+def check_state_version(version: object, uri: str) -> None:
+    """Raises `ExportError` if the state of an export has another version than `STATE_VERSION`."""
+    if version != STATE_VERSION:
+        raise ExportError(
+            f"the table records its exports in version {version!r}, and this version of the package"
+            f" reads version {STATE_VERSION} only. Export into another table, or continue with the"
+            " version of the package that wrote it",
+            uri=uri,
+        )
 
 
-def partitioned_otherwise(
+def add_counts(commit: Commit, counts: RowCounts) -> dict[Owner, RowCount]:
+    """Returns the new counts of the partitions that a commit moves."""
+    rows = Counter[Owner]()
+    for file in commit.files:
+        rows[file.topic, file.partition] += file.rows
+    changed: dict[Owner, RowCount] = {}
+    for advance in commit.advances:
+        owner = (advance.topic, advance.key.partition)
+        before = counts(*owner)
+        if before is None:
+            changed[owner] = RowCount(rows[owner])
+            continue
+        kept = before.rows if commit.base is None else 0
+        is_new = advance.expected is None
+        changed[owner] = RowCount(kept + rows[owner], before.restarts + is_new)
+    return changed
+
+
+def without_other_exports(
+    files: Iterable[DataFile], folder: str, export_id: str
+) -> tuple[list[DataFile], bool, bool]:
+    """Returns the files that other exports did not write, whether other exports wrote any, and
+    whether a writer that is no export wrote any. `folder` contains a folder for each export.
+    """
+    kept: list[DataFile] = []
+    has_other_exports = is_rewritten = False
+    for file in files:
+        owner, slash, _ = file.key.removeprefix(folder).partition("/")
+        is_export = file.key.startswith(folder) and bool(slash)
+        if is_export and owner != export_id:
+            has_other_exports = True
+            continue
+        is_rewritten = is_rewritten or not is_export
+        kept.append(file)
+    return kept, has_other_exports, is_rewritten
+
+
+def partitioning_error(
     there: str, asked: str, uri: str, owner: str = "the table"
 ) -> UnsupportedTargetError:
-    """The error for partition columns that are not those of the export."""
+    """Returns the error for a target that is partitioned by other columns."""
     return UnsupportedTargetError(
         f"{owner} is partitioned by {there or 'no column'}, and partition_by makes"
-        f" {asked or 'no column'}: readers would mix them up. Give partition_by as it is"
-        " there, or export into another table or folder",
+        f" {asked or 'no column'}: readers would mix them up. Use the existing partition_by, or"
+        " export into another table or folder",
         uri=uri,
     )
+
+
+_OUTAGE_CLASSES: Final = frozenset(
+    {
+        "ConnectionError",  # of Python, and of requests
+        "TimeoutError",
+        "Timeout",  # requests
+        "EndpointConnectionError",  # botocore
+        "ConnectionClosedError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "ClientConnectionError",  # aiohttp
+        "ServerError",  # PyIceberg
+        "ServiceUnavailableError",
+        "CommitStateUnknownException",
+    }
+)
+_OUTAGE_TEXTS: Final = re.compile(
+    r"error sending request"  # object_store, of delta-rs
+    r"|\b50[0234] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Timeout)"
+    r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
+    r"|REQUEST_TIMEOUT)"  # Arrow
+)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Returns whether an exception of a library means that a store or catalog is unavailable.
+
+    Libraries have their own classes, which are compared by name because they may not be installed.
+    Libraries in Rust and C++ report outages in the text only.
+    """
+    return any(
+        _OUTAGE_CLASSES & {kind.__name__ for kind in type(cause).__mro__}
+        or (isinstance(cause, Exception) and _OUTAGE_TEXTS.search(str(cause)))
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,4 +1,4 @@
-"""Which store a target names."""
+"""Opens the store of a target."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def open_target(path: str, storage: Secret[Mapping[str, str]]) -> TargetStore:
-    """The store of a target path. Nothing is asked of it yet.
+    """Opens the store of a target path, without sending a request.
 
     Args:
         path: A local folder (plain or `file:///…`) or `s3://bucket/prefix`.
         storage: As for `kts_source.store.open_store.open_store`.
 
     Raises:
-        InvalidOptionError: The path is empty or holds credentials.
-        UnsupportedTargetError: A scheme whose stores cannot create-if-absent.
+        InvalidOptionError: The path is empty or contains credentials.
+        UnsupportedTargetError: The scheme is neither `file` nor `s3`.
     """
     path = path.strip()
     if not path:

@@ -1,13 +1,14 @@
 """A folder of Parquet files with a commit log of its own.
 
-    _kts/attempts/<run>/…part       what tasks write; no reader of the folder takes it for data
-    _kts/commits/<n>.json           created-if-absent: files of commit n, all ranges after it
+    _kts/attempts/<run>/…part       files that tasks write; readers of the folder skip them
+    _kts/commits/<n>.json           created if absent: files of commit n, and all ranges after it
     _kts/commits/<n>.published      every file of commit n has its final name
     [column=value/…]<export>-<topic id>-<partition>-<start>-<stop>.parquet
 
-A commit counts once its JSON exists. Its files are then moved to their final names, which anybody
-may do and repeat; whoever comes next does it first. Readers see a file under no data name or under
-one, so each row at most once at every instant, and all of them once the commit is published.
+A commit is complete once its JSON exists. Its files are then moved to their final names, which any
+process may do and repeat; the next process to open the folder does it first. At any time readers
+find a file under one data name or none: each row at most once, and all of them once the commit is
+published.
 """
 
 from __future__ import annotations
@@ -20,87 +21,81 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from kts_source.errors import DataLossError, ExportError, UnsupportedTargetError
-from kts_source.export.files import WrittenFile, schema_from_text, schema_text
-from kts_source.export.partitioning import partition_rule
+from kts_source.export.parquet_file import DataFile, count_rows
+from kts_source.export.partitioning import NULL_FOLDER, partition_rule
 from kts_source.export.ranges import OffsetRange, PartitionKey
 from kts_source.export.tables.export_table import (
-    BaseFile,
+    STATE_VERSION,
     Commit,
     ExportTable,
+    Owner,
+    RowCount,
+    TableContents,
     TableState,
-    WritePlace,
-    partitioned_otherwise,
+    check_state_version,
+    partitioning_error,
 )
-from kts_source.export.tables.row_counts import ALWAYS, Owner, RowCount, TableContents
-from kts_source.export.tables.table_files import path_values, rows_of_file
+from kts_source.export.tables.open_target import open_target
 from kts_source.export.tables.target_store import require_create
+from kts_source.export.task import WrittenFile, schema_from_text, schema_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
-
     from kts_source.export.settings import ExportSettings
-    from kts_source.export.tables.target_store import TargetStore
 
 ATTEMPTS: Final = "_kts/attempts/"
 COMMITS: Final = "_kts/commits/"
-# No glob for *.parquet finds them.
-ATTEMPT_SUFFIX: Final = ".part"
-FORMAT_VERSION: Final = 1
 
-_COMMIT = re.compile(r"(?P<number>\d{10})\.(?P<kind>json|published)")
-_FILE = re.compile(r"-\d+-\d{20}-\d{20}\.parquet\Z")
-_PUBLISHING_THREADS = 16
+_COMMIT: Final = re.compile(r"(?P<number>\d{10})\.(?P<kind>json|published)")
+_FILE: Final = re.compile(r"-\d+-\d{20}-\d{20}\.parquet\Z")
+_PUBLISHING_THREADS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """The commit log as it stands: the number of the newest commit, 0 for none, and its JSON."""
+    """The number of the newest commit, 0 for none, and its JSON."""
 
     last: int
     document: Mapping[str, Any]
 
 
 class ParquetFolder(ExportTable):
-    """See the module's text; `target` is the store below `settings.target`."""
+    """A folder of Parquet files; see the text of the module."""
 
+    _values_in = "path"
     _folders = ("_kts/",)
-    # Each that fails is another export's that succeeds, and nothing else lets one fail.
+    _suffix = ".part"  # so that no glob for *.parquet finds them
+    # An attempt fails only if the attempt of another export succeeds.
     _commit_attempts = sys.maxsize
 
-    def __init__(self, settings: ExportSettings, target: TargetStore) -> None:
+    def __init__(self, settings: ExportSettings) -> None:
         super().__init__(settings)
-        self._target = target
-        self._probed = False
+        self._target = open_target(settings.target, settings.storage)
+        self._is_probed = False
 
-    def place(self, run_id: str) -> WritePlace:
-        """See `ExportTable.place`."""
-        if not self._probed:
+    def _key_prefix(self, run_id: str) -> str:
+        if not self._is_probed:
             require_create(self._target)
-            self._probed = True
-        return WritePlace(
-            self._settings.target,
-            self._settings.storage,
-            f"{ATTEMPTS}{run_id}/",
-            ATTEMPT_SUFFIX,
-            "path",
-        )
+            self._is_probed = True
+        return f"{ATTEMPTS}{run_id}/"
 
     def _open(self) -> _Log:
-        """The log after every half-published commit was finished."""
+        """Reads the log after every half-published commit was completed."""
         commits: set[int] = set()
         published: set[int] = set()
-        for found in self._target.list_objects(COMMITS):
-            match = _COMMIT.fullmatch(found.key.removeprefix(COMMITS))
+        for entry in self._target.list_objects(COMMITS):
+            match = _COMMIT.fullmatch(entry.key.removeprefix(COMMITS))
             if match:
                 (commits if match["kind"] == "json" else published).add(int(match["number"]))
         last = max(commits, default=0)
         if missing := set(range(1, last + 1)) - commits:
             raise ExportError(
-                f"the commit log lacks number {min(missing)}: what the folder holds cannot be told",
+                f"commit {min(missing)} is missing in the commit log, so the content of the folder"
+                " is unknown. Restore the log, or export into another folder",
                 uri=self._target.uri(COMMITS),
             )
         log = _Log(last, self._read(last) if last else {})
@@ -112,13 +107,13 @@ class ParquetFolder(ExportTable):
         export = self._export(snapshot)
         if not export:
             self._check_no_files(snapshot)
+        schema = export.get("schema")
         return TableState(
             self._ranges(snapshot),
             export.get("fingerprint", {}),
             letters=export.get("letters"),
-            schema=lambda: _schema(export),
-            previous_id=lambda topic, topic_id: self._previous_id(snapshot, topic, topic_id),
-            has_recorded=lambda topic: topic in export.get("topics", {}),
+            schema=lambda: None if schema is None else schema_from_text(schema),
+            topic_id=export.get("topics", {}).get,
         )
 
     def _check(self, snapshot: _Log) -> None:
@@ -126,7 +121,7 @@ class ParquetFolder(ExportTable):
         if not snapshot.last:
             self._check_other_writers()
 
-    def _files(self, snapshot: _Log) -> tuple[BaseFile, ...]:
+    def _files(self, snapshot: _Log) -> tuple[DataFile, ...]:
         if self._export(snapshot):
             raise UnsupportedTargetError(
                 "a folder of Parquet files cannot be replaced in one step: compact into a new"
@@ -136,11 +131,11 @@ class ParquetFolder(ExportTable):
         return ()
 
     def _contents(self, snapshot: _Log) -> TableContents:
-        """See `ExportTable.contents`: the folder has every file that a commit names, unchanged."""
+        """See `ExportTable.contents`; the folder must have every committed file, unchanged."""
         listed = {entry.key: entry.size for entry in self._target.list_objects("")}
-        ids: dict[Owner, list[str]] = {}
+        ids: dict[Owner, set[str]] = {}
         rows = Counter[Owner]()
-        files: list[BaseFile] = []
+        files: list[DataFile] = []
         for number in range(1, snapshot.last + 1):
             document = self._read(number)
             for file in map(WrittenFile.from_json, document["files"]):
@@ -148,35 +143,29 @@ class ParquetFolder(ExportTable):
                 if document["exportId"] != self._settings.export_id:
                     continue
                 self._check_file(file, size)
-                files.append(BaseFile(file.name, file.size, path_values(file.name)))
+                files.append(DataFile(file.name, file.size, _path_values(file.name)))
                 owner = (file.topic, file.partition)
                 rows[owner] += file.rows
-                if file.topic_id not in ids.setdefault(owner, []):
-                    ids[owner].append(file.topic_id)
+                ids.setdefault(owner, set()).add(file.topic_id)
         for key, size in listed.items():
-            hidden = any(name.startswith(("_", ".")) for name in key.split("/"))
-            if key.lower().endswith((".parquet", ".parq", ".pq")) and not hidden:
-                files.append(BaseFile(key, size, path_values(key)))
+            if key.lower().endswith((".parquet", ".parq", ".pq")) and not _is_hidden(key):
+                files.append(DataFile(key, size, _path_values(key)))
 
         def counts(topic: str, partition: int) -> RowCount:
             owner = (topic, partition)
-            return RowCount(rows[owner], ALWAYS, max(0, len(ids.get(owner, ())) - 1))
+            return RowCount(rows[owner], max(0, len(ids.get(owner, ())) - 1))
 
         return TableContents(self._target, tuple(files), False, counts, lambda: None)
 
     def _check_file(self, file: WrittenFile, size: int | None) -> None:
-        """Compares a file of a commit with what the commit recorded.
-
-        Raises:
-            DataLossError: It is missing, or has another size or another number of rows.
-        """
+        """Raises `DataLossError` if a committed file is missing, or has other bytes or rows."""
         state = ""
         if size is None:
             state = "is missing"
         elif size != file.size:
             state = f"has {size} bytes, and was committed with {file.size}"
         else:
-            rows = rows_of_file(self._target, BaseFile(file.name, size, {}))
+            rows = count_rows(self._target, DataFile(file.name, size, {}))
             if rows != file.rows:
                 state = f"has {rows} rows, and was committed with {file.rows}"
         if state:
@@ -190,8 +179,8 @@ class ParquetFolder(ExportTable):
                 uri=self._target.uri(file.name),
             )
 
-    def _known(self, snapshot: _Log) -> set[str]:
-        """The log itself: once published, committed files are not under `_kts/` any more."""
+    def _committed_keys(self, snapshot: _Log) -> set[str]:
+        """Returns the log itself: published files are no longer under `_kts/`."""
         numbers = range(1, snapshot.last + 1)
         return {_key(number, kind) for number in numbers for kind in ("json", "published")}
 
@@ -214,35 +203,32 @@ class ParquetFolder(ExportTable):
         is_own = self._settings.export_id in document["exports"]
         return is_own and document.get("commitId") == commit.commit_id
 
-    # -- what else is in the folder
+    # -- other files of the folder
 
     def _check_exports(self, log: _Log) -> None:
-        """Readers find the partition columns of a folder in all of its paths, or in none.
+        """Raises `UnsupportedTargetError` if another export partitions its rows differently.
 
-        Raises:
-            UnsupportedTargetError: Other exports into the folder file their rows otherwise.
+        Readers find the partition columns of a folder in all of its paths, or in none.
         """
         asked = partition_rule(self._settings.partition_by)
         for name, export in log.document.get("exports", {}).items():
             there = export.get("fingerprint", {}).get("partitionBy", asked)
             if name != self._settings.export_id and there != asked:
                 owner = f"the export {name!r} in the folder"
-                raise partitioned_otherwise(there, asked, self._uri, owner)
+                raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_other_writers(self) -> None:
-        """The same for the files of other writers, before a folder's first commit."""
+        """Checks the files of other writers before the first commit of a folder."""
         asked = ",".join(field.name for field in self._settings.partition_by)
-        for found in self._target.list_objects(""):
-            *folders, name = found.key.split("/")
-            there = ",".join(one.partition("=")[0] for one in folders if "=" in one)
-            # What begins so, readers of folders leave out.
-            hidden = any(one.startswith(("_", ".")) for one in (*folders, name))
-            if not hidden and there != asked:
-                owner = f"the file {found.key} in the folder"
-                raise partitioned_otherwise(there, asked, self._uri, owner)
+        for entry in self._target.list_objects(""):
+            folders = entry.key.split("/")[:-1]
+            there = ",".join(name.partition("=")[0] for name in folders if "=" in name)
+            if not _is_hidden(entry.key) and there != asked:
+                owner = f"the file {entry.key} in the folder"
+                raise partitioning_error(there, asked, self._uri, owner)
 
     def _check_no_files(self, log: _Log) -> None:
-        """Raises where the folder has files of this export, and no commit of it."""
+        """Raises `ExportError` if the folder has files of this export, but no commit."""
         own = f"{self._settings.export_id}-"
         others = [f"{name}-" for name in log.document.get("exports", {}) if name.startswith(own)]
         for entry in self._target.list_objects(""):
@@ -257,34 +243,18 @@ class ParquetFolder(ExportTable):
                     uri=self._target.uri(entry.key),
                 )
 
-    def _previous_id(self, log: _Log, topic: str, topic_id: str) -> str | None:
-        """See `TableState.previous_id`."""
-        export = self._export(log)
-        recorded: dict[str, str] = dict(export.get("topics", {}))
-        if export and topic not in recorded:  # commits of earlier versions name topics of files
-            for number in range(1, log.last + 1):
-                document = self._read(number)
-                if document["exportId"] == self._settings.export_id:
-                    recorded |= {file["topic"]: file["topic_id"] for file in document["files"]}
-        before = recorded.get(topic, topic_id)
-        return None if before == topic_id else before
-
     # -- the log
 
     def _read(self, number: int) -> dict[str, Any]:
         key = _key(number, "json")
         document: dict[str, Any] = json.loads(self._target.read(key))
-        if document.get("version") != FORMAT_VERSION:
-            raise ExportError(
-                f"a commit of unknown version {document.get('version')!r}",
-                uri=self._target.uri(key),
-            )
+        check_state_version(document.get("version"), self._target.uri(key))
         return document
 
     def _ranges(self, log: _Log) -> dict[PartitionKey, OffsetRange]:
         return {
             PartitionKey(entry["topicId"], entry["partition"]): OffsetRange(
-                entry["start"], entry["stop"], entry.get("epoch")
+                entry["start"], entry["stop"], entry["epoch"]
             )
             for entry in self._export(log).get("ranges", ())
         }
@@ -296,45 +266,42 @@ class ParquetFolder(ExportTable):
     def _document(
         self, log: _Log, commit: Commit, moved: Mapping[PartitionKey, OffsetRange]
     ) -> dict[str, Any]:
-        ranges = {**self._ranges(log), **moved}
+        export = self._export(log)
+        letters = export.get("letters") if commit.letters is None else commit.letters
+        # Only typed columns are recorded; files of earlier commits may have fewer fields.
+        schema = export.get("schema")
+        if commit.schema is not None and commit.typed:
+            schema = schema_text(commit.schema)
+        ranges = [
+            {
+                "topicId": key.topic_id,
+                "partition": key.partition,
+                "start": span.start,
+                "stop": span.stop,
+                "epoch": span.epoch,
+            }
+            for key, span in sorted({**self._ranges(log), **moved}.items())
+        ]
+        topics = {advance.topic: advance.key.topic_id for advance in commit.advances}
         return {
-            "version": FORMAT_VERSION,
+            "version": STATE_VERSION,
             "exportId": self._settings.export_id,
             "runId": commit.run_id,
             "commitId": commit.commit_id,
             "committedAtMs": time.time_ns() // 1_000_000,
             "files": [asdict(file) for file in commit.files],
-            # All ranges, so that the newest commit alone tells what the folder holds.
+            # The whole state, so that only the newest commit must be read.
             "exports": {
                 **log.document.get("exports", {}),
                 self._settings.export_id: {
                     "fingerprint": dict(commit.fingerprint),
-                    # The list of dead letters of the last commit with such.
-                    "letters": self._export(log).get("letters")
-                    if commit.letters is None
-                    else commit.letters,
-                    # Of decoded columns; files of earlier commits may have fewer fields.
-                    "schema": self._export(log).get("schema")
-                    if commit.schema is None or not commit.typed
-                    else schema_text(commit.schema),
-                    "ranges": [
-                        {
-                            "topicId": key.topic_id,
-                            "partition": key.partition,
-                            "start": span.start,
-                            "stop": span.stop,
-                            "epoch": span.epoch,
-                        }
-                        for key, span in sorted(ranges.items())
-                    ],
-                    # The id of each topic in its last commit.
-                    "topics": self._export(log).get("topics", {})
-                    | {advance.topic: advance.key.topic_id for advance in commit.advances},
+                    "letters": letters,
+                    "schema": schema,
+                    "ranges": ranges,
+                    "topics": export.get("topics", {}) | topics,
                 },
             },
         }
-
-    # -- files
 
     def _publish(self, number: int, document: Mapping[str, Any]) -> None:
         files = [WrittenFile.from_json(value) for value in document["files"]]
@@ -355,7 +322,14 @@ def _key(number: int, kind: str) -> str:
     return f"{COMMITS}{number:010d}.{kind}"
 
 
-def _schema(export: Mapping[str, Any]) -> pa.Schema | None:
-    """The columns of an export's rows; `None` where none is decoded."""
-    text = export.get("schema")
-    return None if text is None else schema_from_text(text)
+def _is_hidden(key: str) -> bool:
+    """Returns whether readers of folders skip a file because of its name."""
+    return any(name.startswith(("_", ".")) for name in key.split("/"))
+
+
+def _path_values(key: str) -> dict[str, str | None]:
+    """Returns the partition values in the folder names of a key."""
+    pairs = (folder.partition("=") for folder in key.split("/")[:-1] if "=" in folder)
+    return {
+        unquote(name): None if value == NULL_FOLDER else unquote(value) for name, _, value in pairs
+    }

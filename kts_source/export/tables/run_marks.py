@@ -1,10 +1,10 @@
 """Marks of running exports, so that `clean` deletes no file of one.
 
-    _kts/runs/<run id>    exists while the run does
+    _kts/runs/<run id>    exists while the run writes
 
 In a local folder the mark is locked (`flock`), and the lock ends with the process. On a file system
-without locks every mark counts as that of a running export. In a bucket the mark is written again
-every minute, and a run whose mark is older than ten minutes is dead.
+without locks every mark counts as one of a running export. In a bucket the run renews its mark
+every minute, and a run with a mark older than ten minutes is dead.
 """
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ _LEASE_SECONDS: Final = 600.0
 
 @contextmanager
 def marked(path: str, storage: Secret[Mapping[str, str]], run_id: str) -> Iterator[None]:
-    """Marks a run as running until the block ends.
-
-    Args:
-        path: Root of the target.
-        storage: Its credentials and settings.
-        run_id: The run.
-    """
+    """Marks a run as running until the block ends."""
     if scheme_of(path) == "file":
         with _locked(local_root(path) / MARKS / run_id):
             yield
@@ -91,7 +85,7 @@ def _is_locked(mark: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:  # locked, or the file system has no locks
+    except OSError:  # it is locked, or the file system has no locks
         return True
     return False
 
@@ -108,7 +102,7 @@ def _renewed(target: TargetStore, key: str) -> Iterator[None]:
         while not ended.wait(_RENEW_SECONDS):
             try:
                 write()
-            except Exception as error:  # noqa: BLE001  # the commit checks its files in any case
+            except Exception as error:  # noqa: BLE001  # a commit checks its files anyway
                 log.warning("the mark %s of this run cannot be renewed: %s", key, error)
 
     write()
@@ -121,7 +115,7 @@ def _renewed(target: TargetStore, key: str) -> Iterator[None]:
         thread.join()
         try:
             target.delete(key)
-        except Exception as error:  # noqa: BLE001  # what is committed stays committed
+        except Exception as error:  # noqa: BLE001  # the commits are complete
             log.warning(
                 "the mark %s of this run cannot be deleted, so clean keeps its files for %d s: %s",
                 key,

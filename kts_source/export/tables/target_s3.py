@@ -1,7 +1,7 @@
-"""A bucket's prefix as an export's target.
+"""A prefix of an S3 bucket as the target of an export.
 
-Commits rest on `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
-two exports commit the same thing, so it is tried out before anything is written.
+Commits depend on `PutObject` with `If-None-Match: *`. A store that ignores the condition would let
+two exports commit the same offsets, so `require_create` probes it before anything is written.
 """
 
 from __future__ import annotations
@@ -19,41 +19,40 @@ _COPY_OF: Final = "kts-copy-of"
 
 
 class S3Target(S3Store, TargetStore):
-    """Objects of a bucket below a prefix, to write too."""
+    """Readable and writable objects of a bucket below a prefix."""
 
     def create(self, key: str, data: bytes) -> bool:
         """See `TargetStore.create`."""
         try:
             self._send("put_object", key, Body=data, IfNoneMatch="*")
         except ObjectChangedError:
-            # A repeated request meets its own first try when that one's answer was lost.
+            # If the response was lost, the repeated request finds its own first attempt.
             return self.read(key) == data
         return True
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401
-        """See `TargetStore.open_output`: a multipart upload, complete when closed."""
+        """See `TargetStore.open_output`; a multipart upload, complete once it is closed."""
         filesystem = self._client.filesystem
-        # The parts of an upload do not pass our own retry loop.
+        # Parts of an upload do not pass through our own retry loop.
         filesystem.retries = _UPLOAD_ATTEMPTS
         return filesystem.open(self._path(key), "wb", block_size=UPLOAD_PART_BYTES)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`: a server-side copy, then the first name goes.
+        """See `TargetStore.publish`; copies on the server, then deletes the source.
 
-        The copy names its source, which is unique to one attempt: so the same name is the same
-        content. Entity tags do not tell, since those of copies are other than those of uploads.
+        The metadata of the copy names its source, which is unique to one attempt, so an equal name
+        means equal content. ETags of copies and uploads differ, so they prove nothing.
         """
-        found = self._head(destination)
-        if found is None:
+        copy = self._head(destination)
+        if copy is None:
             self._copy(source, destination)
-            found = self._head(destination)
-        length = None if found is None else int(found["ContentLength"])
+            copy = self._head(destination)
+        length = None if copy is None else int(copy["ContentLength"])
         require_published(length, size, self.uri(source), self.uri(destination))
-        if found is not None and found.get("Metadata", {}).get(_COPY_OF) != source:
+        if copy is not None and copy.get("Metadata", {}).get(_COPY_OF) != source:
             raise ExportError(
-                f"the name of a committed file is taken by an object that is no copy of"
-                f" {self.uri(source)}. Move it away and run again; if an earlier version of this"
-                " package was stopped while it published, run that version once instead",
+                f"an object that is no copy of {self.uri(source)} has the name of a committed file."
+                " Move it away and run again",
                 uri=self.uri(destination),
             )
         self.delete(source)
@@ -63,10 +62,9 @@ class S3Target(S3Store, TargetStore):
         self._send("delete_object", key)
 
     def _copy(self, source: str, destination: str) -> None:
-        """Does nothing where the source is gone: then somebody else published it, or it is lost."""
+        """Does nothing without the source: another process published it, or it is lost."""
 
         def attempt() -> None:
-            # One that is not there is no failure.
             with contextlib.suppress(FileNotFoundError):
                 self._client.filesystem.cp_file(
                     self._path(source),
@@ -77,7 +75,7 @@ class S3Target(S3Store, TargetStore):
 
         self._request(attempt, source)
 
-    def _head(self, key: str) -> Any:  # noqa: ANN401  # botocore's answer; `None` = no such object
+    def _head(self, key: str) -> Any:  # noqa: ANN401  # the response of botocore
         try:
             return self._send("head_object", key)
         except ObjectNotFoundError:

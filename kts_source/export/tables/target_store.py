@@ -1,7 +1,8 @@
-"""Where an export writes: new objects, created-if-absent markers, and moves that may be repeated.
+"""The store that an export writes to.
 
-Keys are relative to the target's root. What a commit protocol needs of a store is here and nowhere
-else: `create` is atomic and tells who was first; `publish` may be repeated by anybody at any time.
+Keys are relative to the target's root. The commit protocol of Parquet folders depends on two
+promises: `create` is atomic and reports whether this call was first, and `publish` may be repeated
+at any time.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _WRITE_BACK_BYTES: Final = 8 << 20
 
 
 class TargetStore(ObjectStore, Protocol):
-    """Objects below a root that an export reads and writes. The root need not be there before."""
+    """Objects below a root that an export reads and writes. The root need not exist yet."""
 
     def read(self, key: str) -> bytes:
-        """A whole object.
+        """Returns a whole object.
 
         Raises:
             ObjectNotFoundError: No such object.
@@ -35,24 +36,24 @@ class TargetStore(ObjectStore, Protocol):
         return bytes(self.get_range(key, 0, info.size, version=info.version))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Creates an object with all its bytes at once, unless there is one of that key.
+        """Creates an object with all its bytes at once, unless one of that key exists.
 
         Returns:
-            Whether this call created it.
+            True if this call created it.
         """
         ...
 
     def open_output(self, key: str) -> Any:  # noqa: ANN401  # a binary file
-        """A new object to write; it counts once the file is closed."""
+        """Opens a new object, which exists once the file is closed."""
         ...
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """Gives an object its final name. Does nothing when that was done before.
+        """Moves an object to its final key. Does nothing if that was done before.
 
         Args:
             source: Key it was written under.
-            destination: Key it shall have.
-            size: Its bytes.
+            destination: Final key.
+            size: Bytes of the object.
 
         Raises:
             ExportError: Neither key exists, or the final one has other bytes.
@@ -60,12 +61,12 @@ class TargetStore(ObjectStore, Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Removes an object; none is fine."""
+        """Deletes an object if it exists."""
         ...
 
 
 def require_create(target: TargetStore) -> None:
-    """Makes sure that `create` is atomic here.
+    """Checks that `create` is atomic in a store.
 
     Raises:
         UnsupportedTargetError: It is not.
@@ -83,32 +84,34 @@ def require_create(target: TargetStore) -> None:
     finally:
         target.delete(probe)
     raise UnsupportedTargetError(
-        "creating an object replaces one that is there (a store on S3 ignores If-None-Match): two"
-        " exports at once could commit the same offsets. Export to a Delta or Iceberg table, or to"
-        " another store",
+        "creating an object replaces an existing one (the store ignores If-None-Match), so two"
+        " concurrent exports could commit the same offsets. Export into a Delta or Iceberg table,"
+        " or to another store",
         uri=target.uri(""),
     )
 
 
-def require_published(found: int | None, size: int, source: str, destination: str) -> None:
-    """Raises unless the final object is there with the bytes that were committed."""
-    if found is None:
+def require_published(actual: int | None, size: int, source: str, destination: str) -> None:
+    """Raises `ExportError` unless the final object has the size that was committed."""
+    if actual is None:
         raise ExportError(
-            f"a committed file is gone: neither {source} nor {destination} exists", uri=destination
+            f"a committed file is missing: neither {source} nor {destination} exists. Restore it,"
+            " or export into another folder",
+            uri=destination,
         )
-    if found != size:
+    if actual != size:
         raise ExportError(
-            f"a committed file has {size} bytes, and {found} are under its name: somebody else"
-            " writes there",
+            f"a committed file has {actual} bytes instead of {size}: another writer uses its name."
+            " Restore the file, or export into another folder",
             uri=destination,
         )
 
 
 class LocalTarget(LocalStore, TargetStore):
-    """A folder of this machine, or of a file system that all machines share."""
+    """A local folder, or one of a file system that all machines share."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """See `TargetStore.create`: a hard link either appears with all bytes or not at all."""
+        """See `TargetStore.create`. A hard link appears with all bytes or not at all."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
@@ -130,17 +133,18 @@ class LocalTarget(LocalStore, TargetStore):
         return _SyncedFile(path)
 
     def publish(self, source: str, destination: str, size: int) -> None:
-        """See `TargetStore.publish`: a second name, then the first one goes."""
+        """See `TargetStore.publish`: links the final name, then removes the first one."""
         draft, path = self._path(source), self._path(destination)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # gone from its first name: done before?
+        with contextlib.suppress(FileNotFoundError):  # published before, or missing
             try:
                 os.link(draft, path)
             except FileExistsError:
-                # Somebody stopped between the two steps, or is there now, or the name is taken.
+                # Another process stopped between the two steps, or publishes concurrently.
                 if not draft.samefile(path):
                     raise ExportError(
-                        "the name of a committed file is taken by another file", uri=str(path)
+                        "another file has the name of a committed file. Move it away and run again",
+                        uri=str(path),
                     ) from None
         length = path.stat().st_size if path.exists() else None
         require_published(length, size, self.uri(source), self.uri(destination))
@@ -162,11 +166,11 @@ class LocalTarget(LocalStore, TargetStore):
         return self._root / key
 
     def _require_root(self) -> None:
-        """There is none before the first object."""
+        """Accepts a missing root: the first object creates it."""
 
 
 class _SyncedFile(io.BufferedWriter):
-    """A new file whose bytes are on the disk once it is closed."""
+    """A new file that is synced to disk when it is closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.open("xb", buffering=0))
@@ -175,8 +179,8 @@ class _SyncedFile(io.BufferedWriter):
     def write(self, data: Any) -> int:  # noqa: ANN401  # any buffer
         written = super().write(data)
         self._waiting += written
-        # The disk starts with what is there while the next rows are compressed, or `close` waits
-        # for all of it. Nobody reads the pages again soon, so they need not stay.
+        # Starts writing back while the next rows are compressed; otherwise `close` waits for all
+        # bytes. The pages are not read again soon, so they need not stay in memory.
         if self._waiting >= _WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             self._waiting = 0
             self.flush()

@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from kts_source.export.run import export
 from kts_source.export.settings import ExportSettings, export_settings
-from kts_source.export.tables.open_table import open_table
+from kts_source.export.tables import open_table
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import assert_same_rows, expected_table, tier_options
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.report import BackfillReport
     from kts_source.export.tables.export_table import ExportTable
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -92,7 +91,7 @@ class Lake:
         )
 
     def read(self) -> pa.Table:
-        """What a user sees; no rows where there is no table yet."""
+        """Reads the table as a user does; returns no rows if there is no table."""
         if self.table_format == "delta":
             if not DeltaTable.is_deltatable(self.target):
                 return pa.table({})

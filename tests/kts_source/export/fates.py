@@ -1,4 +1,4 @@
-"""What befalls exports in random histories, and the tier they read."""
+"""Events in random histories of exports, and the tier that they read."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.ranges import PartitionKey
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from tests.kts_source.export.exporting import Lake
     from tests.kts_source.planning.history import World
     from tests.kts_source.planning.replica import Entry
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 EXPORT: Final = "export"
-# What happens to a run; step `a` chooses.
+# Chooses an event for a run from step `a`.
 FATES: Final = (
     *("plain", "plain", "plain", "loss allowed", "plan file", "old plan file"),
     *("dies before a commit", "dies after a commit", "dies at a step", "dies at a step"),
@@ -62,7 +61,7 @@ def random_export_history(source: random.Random) -> History:
 
 @dataclass(slots=True)
 class Held:
-    """What the model knows of the table.
+    """State of the table in the model.
 
     Attributes:
         ranges: Offsets by topic id and partition.
@@ -79,7 +78,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a run should do with one partition.
+    """Expected result of a run for a partition.
 
     Attributes:
         first: First offset to write.
@@ -93,7 +92,7 @@ class Expected:
 
 
 class Dying:
-    """A table whose process dies around one of its commits."""
+    """A table that kills its process around one of its commits."""
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table, self._number, self._after = table, number, after
@@ -186,7 +185,7 @@ class Between(LocalExecutor):
 
 @contextmanager
 def memory_tier(world: World) -> Iterator[None]:
-    """Whoever opens a tier gets the world's, as it is at that moment."""
+    """Every opened tier is the current one of the world."""
 
     def opened(_options: object) -> Tier:
         modified = {
@@ -207,7 +206,7 @@ def memory_tier(world: World) -> Iterator[None]:
 
 
 def table_rows(lake: Lake) -> Counter[Row]:
-    """What a reader finds, with how often."""
+    """Counts the rows that a reader finds."""
     if lake.table_format == "parquet" and not Path(lake.target).exists():
         return Counter()
     table = lake.read()

@@ -1,4 +1,4 @@
-"""An export that follows, until it is told to stop: `python -m … FOLDER FORMAT`."""
+"""Follows a tier until a signal arrives: `python -m … FOLDER FORMAT`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Slow:
     """A transform that changes nothing and leaves time for a signal.
 
     Attributes:
-        fingerprint: As that of no transform.
+        fingerprint: Empty, as without a transform.
     """
 
     fingerprint: str = ""
@@ -40,7 +40,7 @@ def tell(metrics: RoundMetrics) -> None:
 
 
 def main(folder: str, table_format: str, workers: str) -> None:
-    """Small rounds: there are several of them."""
+    """Rounds are small, so there are several."""
     settings = Lake(Path(folder), table_format).settings(
         follow=True, interval="1h", round_bytes=250_000, transform=Slow()
     )

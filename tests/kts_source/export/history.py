@@ -95,7 +95,7 @@ class Exporting:
                     return
 
     def _export(self, step: Step) -> bool:
-        """One run; False where nobody can tell any more what it should do."""
+        """Runs one export; returns False if its expected result is no longer known."""
         in_doubt = is_in_doubt(self._world, times=True)
         truth = {} if in_doubt else truth_of(self._world)
         if in_doubt or any(one.is_outlived for one in truth.values()):
@@ -170,7 +170,7 @@ class Exporting:
         self._compare()
 
     def _old_plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """An earlier plan: what of it is missing, as it was then, or an error."""
+        """Runs an earlier plan: writes its missing offsets, or fails."""
         if not self._plans:
             self._plain(step, truth)
             return
@@ -213,7 +213,7 @@ class Exporting:
                 self._committed(expected)
         except Killed:
             self._outcomes["died"] += 1
-            # Whatever a reader sees now stands there once.
+            # Checks that readers see each row once.
             assert not table_rows(self._lake) - self._rows_with(expected)
             self._reload(expected)
         self._compare()
@@ -225,7 +225,7 @@ class Exporting:
         self._races(step, truth, before=False)
 
     def _races(self, step: Step, truth: Mapping[int, PartitionTruth], *, before: bool) -> None:
-        """Another export does the same meanwhile."""
+        """Runs another export concurrently."""
         expected, allowed, must = self._expected(truth)
         others: list[BackfillReport] = []
         executor = Between(
@@ -432,7 +432,7 @@ class Exporting:
     def _is_unseen(
         self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
     ) -> bool:
-        """Whether records of a partition that is new to the table may have gone unseen."""
+        """Returns whether a new partition may have lost records before the first export."""
         others = (PartitionKey(key.topic_id, number) for number in all_truth)
         return truth.log_start > 0 and any(one in self._held.ranges for one in others)
 

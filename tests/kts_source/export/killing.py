@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """What stands for kill −9 in one process."""
+    """Simulates kill −9 in one process."""
 
 
 class Steps:
     """Counts steps and dies at one of them.
 
     Args:
-        fatal: Number of the fatal step, 0-based; None lives for ever.
-        after: Whether the step is still done.
-        really: Whether the process dies for good (SIGKILL).
+        fatal: Number of the fatal step, from 0; None for no death.
+        after: Dies after the step.
+        really: Kills the process with SIGKILL.
     """
 
     def __init__(self, fatal: int | None, *, after: bool = False, really: bool = False) -> None:
@@ -55,7 +55,7 @@ class Steps:
 
 
 class MortalTarget:
-    """A target whose every step is counted."""
+    """A target that counts its steps."""
 
     def __init__(self, target: TargetStore, steps: Steps) -> None:
         self._target = target
@@ -93,6 +93,8 @@ class MortalTarget:
 
 
 def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
-    """A folder of Parquet files whose commit protocol dies at a step."""
+    """A folder of Parquet files that dies at a step of its commit protocol."""
     mortal: Any = MortalTarget(target, steps)
-    return ParquetFolder(settings, mortal)
+    folder = ParquetFolder(settings)
+    folder._target = mortal
+    return folder

@@ -11,13 +11,13 @@ from kts_source.export.task_writer import LocalExecutor
 
 
 def main(tier: str, target: str, sort_by: str) -> None:
-    """One task, whatever the size of the segment."""
+    """One task for a segment of any size."""
     report = export(
         {"path": tier, "subscribe": "large", "targetPartitionBytes": "8g"},
         export_settings(target, sort_within_files=[sort_by] if sort_by else []),
         LocalExecutor(1),
     )
-    # What getrusage tells counts the process that this one was made from.
+    # getrusage includes the parent process.
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) << 10
     sys.stdout.write(f"{report.rows} {peak}\n")

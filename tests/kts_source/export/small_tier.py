@@ -55,7 +55,7 @@ class SmallTier:
                 (self.root / key).unlink(missing_ok=True)
 
     def options(self, **options: str) -> dict[str, str]:
-        """What reads it."""
+        """Options that read the tier."""
         return {
             "path": str(self.root),
             "subscribe": TOPIC,
@@ -71,7 +71,7 @@ def at(offset: int) -> str:
 
 
 def held(lake: Lake) -> list[int]:
-    """The offsets of a table's rows, sorted; one that is there twice stands twice."""
+    """Returns the sorted offsets of a table, with duplicates."""
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return []
     table = lake.read()
@@ -79,10 +79,10 @@ def held(lake: Lake) -> list[int]:
 
 
 def ranges(report: BackfillReport) -> list[tuple[int, int]]:
-    """What a report says was written."""
+    """Returns the written offsets of a report."""
     return [(span.start, span.stop) for span in report.ranges]
 
 
 def gaps(report: BackfillReport) -> list[tuple[int, int]]:
-    """What a report says was left out."""
+    """Returns the skipped offsets of a report."""
     return [(gap.start, gap.stop) for gap in report.skipped]

@@ -40,7 +40,7 @@ class TakesItsTime:
     """A transform that changes nothing; no machine is done with all batches in five seconds.
 
     Attributes:
-        fingerprint: As that of no transform.
+        fingerprint: Empty, as without a transform.
     """
 
     fingerprint: str = ""

@@ -43,7 +43,7 @@ class Dawdles:
 
     Attributes:
         folder: Gets a file named after every process that met it.
-        fingerprint: As that of no transform.
+        fingerprint: Empty, as without a transform.
     """
 
     folder: Path

@@ -129,7 +129,7 @@ def test_names_that_the_table_takes_for_the_same_are_refused_before_rows_are_wri
         columns = [batch["offset"], batch["offset"], batch["offset"]]
         return pa.RecordBatch.from_arrays(columns, names=["offset", *names])
 
-    with pytest.raises(ExportError, match=r"the rows have .* another name in the transform"):
+    with pytest.raises(ExportError, match=r"the rows have .* rename one of them in the transform"):
         lake.export(
             tier_of(tmp_path / "tier", ["a", "b"]), transform=renamed, executor=InThisProcess()
         )

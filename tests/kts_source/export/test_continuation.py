@@ -1,4 +1,4 @@
-"""Runs behind what a table holds: only what is missing is asked for, and a gap is an error."""
+"""Runs that continue a table: only missing offsets are read, and a gap is an error."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def plan_file(tier: SmallTier, path: Path, **options: str) -> str:
 # -- plan files
 
 
-def test_a_plan_file_writes_only_what_is_missing(
-    lake: Lake, tier: SmallTier, tmp_path: Path
-) -> None:
+def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     lake.export(tier.options(endingOffsets=at(14)))
     assert ranges(lake.export(planned)) == [(14, 30)]
@@ -58,7 +56,7 @@ def test_a_plan_file_writes_only_what_is_missing(
     assert held(lake) == list(range(40))
 
 
-def test_a_plan_file_needs_no_object_that_the_table_holds(
+def test_plan_file_skips_objects_that_the_table_holds(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -68,29 +66,29 @@ def test_a_plan_file_needs_no_object_that_the_table_holds(
     assert held(folder_lake) == list(range(30))
 
 
-def test_a_plan_file_leaves_no_gap(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
+def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
     late = tier.options(planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=at(20)))
     folder_lake.export(tier.options(endingOffsets=at(10)))
-    with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not asked for"):
+    with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not requested"):
         folder_lake.export(late)
     assert held(folder_lake) == list(range(10))
 
 
-def test_a_plan_file_below_the_table_is_refused(
+def test_plan_file_below_table_is_refused(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     folder_lake.export(tier.options(startingOffsets=at(20)))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were requested"):
         folder_lake.export(planned)
 
 
-def test_a_plan_file_without_resume_may_not_overlap(
+def test_plan_file_without_resume_refuses_overlap(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
     folder_lake.export(tier.options(endingOffsets=at(10)))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were requested"):
         folder_lake.export(planned, resume=False)
 
 
@@ -103,7 +101,7 @@ def test_offsets_below_the_table_are_never_ignored(
 ) -> None:
     lake.export(tier.options(startingOffsets=at(20)))
     tier.grow(1)
-    with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were asked for.* from 20 to 30"):
+    with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were requested.* from 20 to 30"):
         lake.export(tier.options(**start))
     assert held(lake) == list(range(20, 30))
     report = lake.export(tier.options(**start, failOnDataLoss="false"))
@@ -112,7 +110,7 @@ def test_offsets_below_the_table_are_never_ignored(
     assert held(lake) == list(range(20, 40))
 
 
-# -- what the table holds need not be there
+# -- offsets of the table may have left the tier
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_offsets_below_the_table_are_never_ignored(
     [{}, {"startingOffsets": at(0)}, {"startingOffsets": at(-2)}, {"startingTimestamp": str(T0)}],
 )
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1), (0, 1, 2)])
-def test_segments_that_the_table_holds_may_go(
+def test_segments_of_table_may_leave_the_tier(
     folder_lake: Lake, tier: SmallTier, start: dict[str, str], lost: tuple[int, ...]
 ) -> None:
     folder_lake.export(tier.options(**start))
@@ -132,7 +130,9 @@ def test_segments_that_the_table_holds_may_go(
 
 
 @pytest.mark.parametrize("stop", [10, 20, 25])
-def test_an_end_among_what_the_table_holds(folder_lake: Lake, tier: SmallTier, stop: int) -> None:
+def test_ending_offset_inside_table_writes_nothing(
+    folder_lake: Lake, tier: SmallTier, stop: int
+) -> None:
     folder_lake.export(tier.options())
     tier.expire(0, 1)
     for end in (
@@ -155,7 +155,7 @@ def test_segments_that_expired_before_they_were_written(lake: Lake, tier: SmallT
     assert lake.export(tier.options()).ranges == ()
 
 
-def test_archived_segments_that_the_table_holds(
+def test_archived_segments_of_table_are_not_read(
     folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_lake.export(tier.options(endingOffsets=at(20)))
@@ -187,7 +187,7 @@ def test_only_what_is_missing_counts_for_the_size_of_the_plan(
     assert ranges(report) == [(30, 40)]
 
 
-def test_only_few_manifests_are_read_behind_a_table(
+def test_only_few_manifests_are_read_after_table(
     folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier.grow(30)
@@ -206,7 +206,7 @@ def test_only_few_manifests_are_read_behind_a_table(
     assert 0 < len(described) < 20
 
 
-# -- what is left out because loss is allowed
+# -- offsets that are skipped because loss is allowed
 
 
 def test_offsets_named_outside_the_tier_stand_in_the_report(

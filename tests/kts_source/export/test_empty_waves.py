@@ -1,4 +1,4 @@
-"""Waves without rows: their offsets are recorded like all others, whatever the format."""
+"""Waves without rows: their offsets are recorded in all formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.export.row_schema import schema_without_rows
-from kts_source.export.transforms.row_transform import JsonColumns, Rejected, Transformed
+from kts_source.export.transforms import Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
@@ -47,7 +47,7 @@ def expected(keys: tuple[bytes, ...]) -> list[int]:
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
 @pytest.mark.parametrize("in_turn", [True, False], ids=["waves", "runs"])
-def test_a_wave_without_rows(
+def test_wave_without_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
 ) -> None:
     tier = grown(tmp_path, keys)
@@ -68,7 +68,7 @@ def test_a_wave_without_rows(
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function of whose columns only rows can tell."""
+    """A function with columns that only rows can show."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     if not rows.num_rows:
         return None
@@ -77,13 +77,13 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_a_function_that_drops_all_rows_of_a_wave(
+def test_function_without_rows_of_a_wave_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
     tier = grown(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
     assert held(lake) == expected(keys)
-    # Without a row nothing tells the columns of a table, so there is none to record offsets in.
+    # Without a row the columns are unknown, so there is no table to record offsets in.
     unrecorded = b"x" not in keys and lake.table_format != "parquet"
     assert ranges(report) == ([] if unrecorded else [(0, 30)])
     assert bool(lake.export(tier.options(), transform=only_x).commits) is False
@@ -94,9 +94,19 @@ def test_a_function_that_drops_all_rows_of_a_wave(
     assert lake.export(tier.options(), transform=only_x).commits == 0
 
 
-def test_a_ready_transform_that_rejects_all_rows(lake: Lake, tmp_path: Path) -> None:
+class RejectAll:
+    """Rejects every row, and reports its columns nevertheless."""
+
+    fingerprint = "reject all"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        rejected = tuple(Rejected(row, "no") for row in range(batch.num_rows))
+        return Transformed(batch.slice(0, 0), rejected)
+
+
+def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
     tier = grown(tmp_path, (b"k", b"k"))
-    transform = JsonColumns(pa.schema([("a", pa.int64())]))
+    transform = RejectAll()
     letters = str(tmp_path / "letters")
     for _ in range(2):
         lake.export(tier.options(), transform=transform, dead_letters=letters)
@@ -105,7 +115,7 @@ def test_a_ready_transform_that_rejects_all_rows(lake: Lake, tmp_path: Path) -> 
 
 
 class Numbers:
-    """A transform of a user's, which does not tell of no rows what it makes of some."""
+    """A transform that returns other types without rows than with rows."""
 
     fingerprint = "numbers"
 
@@ -127,7 +137,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_a_transform_that_makes_no_types_of_no_rows(
+def test_transform_without_types_for_no_rows_is_continued(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = grown(tmp_path, keys)

@@ -1,4 +1,4 @@
-"""Where a table ends, as `startingOffsets` of whoever goes on."""
+"""Ends of a table as `startingOffsets` of a stream or batch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ends(lake: Lake, options: dict[str, str], **arguments: Any) -> dict[str, dic
     return found
 
 
-def test_a_scan_goes_on_where_the_table_ends(lake: Lake, tmp_path: Path) -> None:
+def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.grow(2)
@@ -46,7 +46,7 @@ def test_a_scan_goes_on_where_the_table_ends(lake: Lake, tmp_path: Path) -> None
     assert sorted([*held(lake), *rest["offset"].to_pylist()]) == list(range(50))
 
 
-def test_with_transactions_each_row_is_there_once(lake: Lake) -> None:
+def test_transactional_topic_is_exported_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
     behind = {"startingOffsets": json.dumps(ends(lake, source()))}
     stream = Checkpointed(source(**behind, maxSegmentsPerTrigger="3"))
@@ -66,7 +66,7 @@ def test_partitions_that_the_table_lacks_are_named(lake: Lake, tmp_path: Path) -
     assert ends(lake, tier.options(), partitions={"t": 3}) == {"t": {"0": 10, "1": -2, "2": -2}}
 
 
-def test_a_partition_that_has_left_the_tier_keeps_its_end(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_keep_partition_that_left_the_tier(lake: Lake, tmp_path: Path) -> None:
     (topic,) = (TIER / "tiered").glob(f"txn-{topic_summary('txn')['topicId']}")
     tier = tmp_path / "copy"
     shutil.copytree(topic, tier / "tiered" / topic.name)
@@ -88,7 +88,7 @@ def test_old_offsets_may_have_left_the_tier(lake: Lake, tmp_path: Path) -> None:
     assert ends(lake, tier.options()) == {"t": {"0": 20}}
 
 
-def test_a_table_that_holds_nothing_of_a_topic(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_of_unknown_topic_fail(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     with pytest.raises(ExportError, match="holds no offsets of topic id"):
         ends(lake, tier.options())
@@ -97,7 +97,7 @@ def test_a_table_that_holds_nothing_of_a_topic(lake: Lake, tmp_path: Path) -> No
         ends(lake, tier.options(), export_id="other")
 
 
-def test_a_topic_that_was_created_again(lake: Lake, tmp_path: Path) -> None:
+def test_recreated_topic_is_refused_unless_chosen(lake: Lake, tmp_path: Path) -> None:
     lake.export(SmallTier(tmp_path / "first").grow(3).options())
     again = SmallTier(tmp_path / "second").grow(1)
     with pytest.raises(ExportError, match="created again"):

@@ -1,4 +1,4 @@
-"""Tables whose values gain fields, lose some, or contradict what is there."""
+"""Tables with values that gain fields, lose fields, or contradict the schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 import kts_source
 from kts_source.errors import SchemaChangedError
-from kts_source.export.row_schema import conformed, lacks, united
+from kts_source.export.row_schema import conform_rows, lacks_fields, unite_schemas
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, TOPIC, avro, row, write
 
@@ -67,7 +67,7 @@ def assert_whole(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_the_table_gets_new_fields(
+def test_schema_evolution_adds_fields(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -84,13 +84,13 @@ def test_the_table_gets_new_fields(
     assert lake.export(of_schema(topic, SCHEMA), **add).rows == 0
 
 
-def test_a_folder_gets_new_fields(topic: dict[str, str], tmp_path: Path) -> None:
+def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(of_schema(topic, OLD, 10))
-    with pytest.raises(SchemaChangedError, match="fields are new or gone"):
+    with pytest.raises(SchemaChangedError, match="fields are new or missing"):
         lake.export(of_schema(topic, SCHEMA))
     assert lake.export(of_schema(topic, SCHEMA), schema_evolution="add").rows == 10
-    # Readers take the columns of one file for those of all, unless they are told.
+    # Readers assume that all files have the columns of the first one, unless told otherwise.
     columns = kts_source.scan(of_schema(topic, SCHEMA)).schema
     found = ds.dataset(lake.target, schema=columns).to_table().sort_by("offset")
     assert found["value"].to_pylist()[9]["note"] is None
@@ -105,7 +105,7 @@ def test_fields_that_are_gone_are_null(
     lake = Lake(tmp_path, table_format)
     lake.export(of_schema(topic, SCHEMA, 10))
     later = of_schema(topic, OLD)
-    with pytest.raises(SchemaChangedError, match="fields are new or gone"):
+    with pytest.raises(SchemaChangedError, match="fields are new or missing"):
         lake.export(later)
     assert lake.export(later, schema_evolution="add").rows == 10
     found = values_of(lake)
@@ -123,7 +123,7 @@ def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_what_contradicts_the_table_stops_with_both_schemas(
+def test_schema_contradiction_shows_both_schemas(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -214,7 +214,7 @@ class AfterAnother:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_another_export_that_adds_the_same_meanwhile(
+def test_concurrent_export_of_same_offsets_conflicts(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -247,19 +247,19 @@ def schema(kind: pa.DataType) -> pa.Schema:
 
 
 def test_fields_at_any_depth_are_united_in_the_order_of_the_table() -> None:
-    found = united(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
+    found = unite_schemas(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
     assert found == schema(BOTH)
     assert found.field("value").type.field("b").nullable
-    assert lacks(schema(BASE), found, ["value"])
-    assert not lacks(found, found, ["value"])
-    assert united(found, schema(BASE), ["value"], "t", evolves=True) == found
-    assert united(schema(BASE), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
+    assert lacks_fields(schema(BASE), found, ["value"])
+    assert not lacks_fields(found, found, ["value"])
+    assert unite_schemas(found, schema(BASE), ["value"], "t", evolves=True) == found
+    assert unite_schemas(schema(BASE), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
     # As libraries of tables have it.
     wide = pa.struct(
         [("a", pa.int64()), ("l", pa.large_list(pa.struct([("x", pa.large_string())]))),
          ("m", pa.map_(pa.large_string(), pa.struct([("y", pa.int32())])))]
     )  # fmt: skip
-    assert united(schema(wide), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
+    assert unite_schemas(schema(wide), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
 
 
 def test_rows_get_the_columns_of_the_table() -> None:
@@ -268,7 +268,7 @@ def test_rows_get_the_columns_of_the_table() -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([None, *values], BASE)[1:], pa.array([0, 1, 2])], schema=schema(BASE)
     )
-    found = conformed(rows, schema(BOTH))
+    found = conform_rows(rows, schema(BOTH))
     found.validate(full=True)
     assert found["value"].to_pylist() == [
         {"a": 1, "l": [{"x": "p", "w": None}, None], "m": [("k", {"y": 2, "z": None})], "b": None},
@@ -299,10 +299,12 @@ def test_rows_get_the_columns_of_the_table() -> None:
         ),
     ],
 )
-def test_contradictions(there: pa.DataType, here: pa.DataType, reason: str) -> None:
+def test_contradicting_schemas_are_refused(
+    there: pa.DataType, here: pa.DataType, reason: str
+) -> None:
     for evolves in (False, True):
         with pytest.raises(SchemaChangedError, match=reason):
-            united(schema(there), schema(here), ["value"], "t", evolves=evolves)
+            unite_schemas(schema(there), schema(here), ["value"], "t", evolves=evolves)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])

@@ -41,7 +41,7 @@ def offsets_option(topic: str, offsets: dict[int, int]) -> str:
     return f'{{"{topic}": {{{numbers}}}}}'
 
 
-def test_every_topic(lake: Lake) -> None:
+def test_export_of_every_topic_holds_all_rows(lake: Lake) -> None:
     report = lake.export(source(TOPICS, targetPartitionBytes="1m"), commit_bytes=1 << 40)
     assert_holds(lake.read(), TOPICS)
     assert report.commits == 1
@@ -49,7 +49,7 @@ def test_every_topic(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("partition_by", only(1, [["topic", "date(timestamp)"], ["topic"]]))
-def test_partitions(lake: Lake, partition_by: list[str]) -> None:
+def test_partitioned_table_holds_all_rows(lake: Lake, partition_by: list[str]) -> None:
     topics = ("txn", "timeline", "wide")
     lake.export(source(topics), partition_by=partition_by)
     table = lake.read()
@@ -59,7 +59,7 @@ def test_partitions(lake: Lake, partition_by: list[str]) -> None:
         assert pc.all(pc.equal(table["timestamp_date"].cast(pa.date32()), days)).as_py()
 
 
-def test_duckdb_agrees(lake: Lake) -> None:
+def test_duckdb_reads_same_rows(lake: Lake) -> None:
     lake.export(source(("txn", "wide")), partition_by=["topic"])
     expected = sorted(
         place
@@ -69,7 +69,7 @@ def test_duckdb_agrees(lake: Lake) -> None:
     assert lake.duckdb_rows() == expected
 
 
-def test_uncommitted_and_fewer_columns(lake: Lake) -> None:
+def test_uncommitted_rows_and_fewer_columns_are_exported(lake: Lake) -> None:
     options = source("txn", isolationLevel="read_uncommitted", columns="value,partition,offset")
     del options["includeHeaders"]
     lake.export(options)
@@ -96,13 +96,13 @@ def test_incremental_run_appends_the_new_offsets(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_another_topic_joins_the_table(lake: Lake) -> None:
+def test_another_topic_is_added_to_table(lake: Lake) -> None:
     lake.export(source("txn"))
     lake.export(source(("txn", "codecs"), targetPartitionBytes="1m"))
     assert_holds(lake.read(), ["txn", "codecs"])
 
 
-def test_recreated_topic_is_told_apart_by_its_id(lake: Lake) -> None:
+def test_recreated_topic_is_identified_by_its_id(lake: Lake) -> None:
     current = topic_summary("recreated")["topicId"]
     lake.export(source("recreated"))
     previous = expected_table("recreated-previous", "read_committed")
@@ -120,13 +120,13 @@ def test_gap_is_refused_and_named(lake: Lake) -> None:
         number: part["tier_start_offset"] for number, part in partition_summaries("txn").items()
     }
     lake.export(source(endingOffsets=offsets_option("txn", dict.fromkeys(starts, 500))))
-    with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not asked for"):
+    with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not requested"):
         lake.export(source(startingOffsets=offsets_option("txn", dict.fromkeys(starts, 900))))
 
 
 def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"txn-[01]: offsets \[\d+, 500\) were requested"):
         lake.export(source(), resume=False)
     lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})), resume=False)
     assert_holds(lake.read(), ["txn"])
@@ -134,7 +134,7 @@ def test_overlap_is_refused_without_resume_and_named(lake: Lake) -> None:
 
 def test_offsets_below_the_table_are_refused(lake: Lake) -> None:
     lake.export(source(startingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were asked for"):
+    with pytest.raises(RangeOverlapError, match=r"offsets \[20, 500\) were requested"):
         lake.export(source(startingOffsets=offsets_option("txn", {0: 20, 1: 20})))
 
 
@@ -163,7 +163,7 @@ def test_resuming_with_other_rules_is_refused(
 
 
 @pytest.mark.slow
-def test_several_processes(tmp_path: Path) -> None:
+def test_export_in_several_processes_holds_all_rows(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(("txn", "encrypted")), executor=LocalExecutor(2), commit_bytes=1 << 40)
     assert_holds(lake.read(), ["txn", "encrypted"])
@@ -228,7 +228,7 @@ def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row_group_rows", [1 << 20, 50])
-def test_sorted_files(lake: Lake, row_group_rows: int) -> None:
+def test_files_are_sorted_within(lake: Lake, row_group_rows: int) -> None:
     lake.export(source("txn"), sort_within_files=["value", "offset"], row_group_rows=row_group_rows)
     assert_holds(lake.read(), ["txn"])
     files = [path for path in lake.folder.rglob("*.parquet") if "_delta_log" not in path.parts]
@@ -249,7 +249,7 @@ def test_sorted_rows_beyond_the_memory_bound_are_written(
 
 
 @pytest.mark.parametrize("target_file_bytes", [1, 20_000])
-def test_small_files(lake: Lake, target_file_bytes: int) -> None:
+def test_small_target_file_bytes_make_many_files(lake: Lake, target_file_bytes: int) -> None:
     report = lake.export(
         source("txn", targetPartitionBytes="10m"),
         target_file_bytes=target_file_bytes,
@@ -271,7 +271,7 @@ def only_big(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     )
 
 
-def test_transform_changes_the_shape(lake: Lake) -> None:
+def test_transform_may_change_columns(lake: Lake) -> None:
     lake.export(source("txn"), transform=only_big)
     expected = expected_table("txn", "read_committed")
     sizes = pc.binary_length(expected["value"])
@@ -316,7 +316,7 @@ def test_ranges_move_though_nothing_is_left_to_write(tmp_path: Path) -> None:
         ({"export_id": "_x"}, "export_id"),
     ],
 )
-def test_wrong_arguments(lake: Lake, arguments: dict[str, Any], text: str) -> None:
+def test_invalid_arguments_are_refused(lake: Lake, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidOptionError, match=text):
         lake.export(source("txn"), **arguments)
 

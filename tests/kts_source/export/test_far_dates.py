@@ -42,7 +42,7 @@ def test_every_row_is_written(table_format: str, compact: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_row_without_a_day_is_named(table_format: str, tmp_path: Path) -> None:
+def test_row_without_day_is_named_in_error(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     options = tier(tmp_path / "tier")
     with pytest.raises(ExportError, match=r"date\(timestamp\).*where") as caught:
@@ -60,7 +60,7 @@ def with_far_column(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.select(["offset", "timestamp"]).append_column("far", far)
 
 
-def test_another_column_far_away_leaves_the_days_that_rows_are_partitioned_by(
+def test_far_dates_of_other_columns_keep_partition_bounds(
     tmp_path: Path,
 ) -> None:
     lake = Lake(tmp_path, "iceberg")

@@ -1,4 +1,4 @@
-"""An export that follows: rounds behind the table, outages, signals, the pace."""
+"""Following exports: rounds, outages, signals and intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.export.follow import RoundMetrics, follow
-from kts_source.export.report import Skipped, WrittenRange, empty_report, together
+from kts_source.export.report import Skipped, WrittenRange, add_reports, empty_report
 from kts_source.export.run import clean
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
@@ -34,9 +34,8 @@ from tests.kts_source.export.small_tier import SmallTier, at, held
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.report import BackfillReport
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
     from kts_source.export.task_writer import ExportExecutor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -48,7 +47,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function of whose columns only rows can tell."""
+    """A function with columns that only rows can show."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     return rows if rows.num_rows else None
 
@@ -105,7 +104,7 @@ class Driven:
         self.steps[len(self.pauses) - 1]()
 
 
-def test_what_comes_between_rounds_is_written(lake: Lake, tmp_path: Path) -> None:
+def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     driven = Driven([lambda: tier.grow(2), lambda: None])
     report = driven.run(lake, tier.options())
@@ -125,7 +124,7 @@ def test_what_comes_between_rounds_is_written(lake: Lake, tmp_path: Path) -> Non
     assert report.requests == sum(one.requests for one in driven.rounds) > 0
 
 
-def test_a_round_holds_as_many_segments_as_its_bytes_allow(lake: Lake, tmp_path: Path) -> None:
+def test_round_ends_with_segment_that_reaches_its_bytes(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(6)
     whole = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
     driven = Driven()
@@ -150,7 +149,7 @@ def test_rounds_begin_an_interval_apart(tmp_path: Path, seconds: float, pause: f
     assert driven.pauses == [pause] * 3
 
 
-def test_a_round_longer_than_the_interval_is_followed_at_once(tmp_path: Path) -> None:
+def test_long_round_is_followed_immediately(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
     driven = Driven(seconds_a_round=100.0)
     with pytest.raises(AssertionError, match="never waits"):
@@ -170,7 +169,7 @@ class Failing(LocalExecutor):
         yield from super().run(tasks, job)
 
 
-def test_an_outage_is_waited_out(
+def test_follow_retries_after_outage(
     lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2)
@@ -185,7 +184,7 @@ def test_an_outage_is_waited_out(
     assert [text for text in warnings if "the store is down" in text and "60 s" in text]
 
 
-def test_what_waiting_does_not_mend_ends_it(tmp_path: Path) -> None:
+def test_follow_ends_at_permanent_error(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -198,7 +197,7 @@ def test_what_waiting_does_not_mend_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_compacted_table_is_merged_round_by_round(tmp_path: Path, table_format: str) -> None:
+def test_follow_merges_compacted_table_each_round(tmp_path: Path, table_format: str) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"a").grow(1, b"b")
     lake = Lake(tmp_path, table_format)
     driven = Driven([lambda: tier.grow(1, b"a")])
@@ -220,7 +219,7 @@ def test_rounds_without_rows_get_on_before_there_is_a_table(tmp_path: Path) -> N
     assert held(lake) == list(range(20, 40))
 
 
-def test_a_bounded_round_tells_gaps_once_it_gets_there(tmp_path: Path) -> None:
+def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(5)
     tier.expire(2)
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None])
@@ -232,7 +231,7 @@ def test_a_bounded_round_tells_gaps_once_it_gets_there(tmp_path: Path) -> None:
     assert report.rows == len(held(lake)) == 40
 
 
-def test_an_open_transaction_is_told_until_it_is_written(tmp_path: Path) -> None:
+def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None] * 2)
     report = driven.run(lake, source())
     assert [(g.topic, g.partition, g.start, g.stop) for g in report.skipped] == [
@@ -241,16 +240,16 @@ def test_an_open_transaction_is_told_until_it_is_written(tmp_path: Path) -> None
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_a_gap_that_is_written_later_is_told_no_more() -> None:
+def test_added_reports_drop_gaps_that_were_written() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(
         nothing, rows=20, skipped=(lost, tail), ranges=(WrittenRange("t", "id", 0, 0, 20),)
     )
     longer = replace(nothing, skipped=(replace(tail, stop=40),))
-    assert together(first, longer).skipped == (replace(tail, stop=40), lost)
+    assert add_reports(first, longer).skipped == (replace(tail, stop=40), lost)
     then = replace(nothing, rows=20, ranges=(WrittenRange("t", "id", 0, 20, 40),))
-    both = together(together(first, longer), then)
+    both = add_reports(add_reports(first, longer), then)
     assert (both.skipped, both.rows) == ((lost,), 40)
     assert both.ranges == (WrittenRange("t", "id", 0, 0, 40),)
 
@@ -268,7 +267,7 @@ def test_a_gap_that_is_written_later_is_told_no_more() -> None:
         ({}, {"endingTimestamp": "1"}, "endingTimestamp"),
     ],
 )
-def test_what_cannot_be_followed(
+def test_follow_refuses_invalid_arguments(
     tmp_path: Path, arguments: dict[str, Any], options: dict[str, str], text: str
 ) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
@@ -282,7 +281,7 @@ def test_what_cannot_be_followed(
     assert not (tmp_path / "table").exists()
 
 
-def test_the_log_has_a_line_a_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier, driven = SmallTier(tmp_path / "tier").grow(2), Driven()
     with caplog.at_level(logging.INFO, "kts_source.export.follow"):
         driven.run(Lake(tmp_path, "parquet"), tier.options())
@@ -304,7 +303,7 @@ def test_the_log_has_a_line_a_round(tmp_path: Path, caplog: pytest.LogCaptureFix
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_in_mid_round_and_then_the_rest(
+def test_follow_continues_after_signal_in_round(
     tmp_path: Path, number: signal.Signals, workers: int
 ) -> None:
     lake = Lake(tmp_path, "parquet")

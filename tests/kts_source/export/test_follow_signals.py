@@ -1,4 +1,4 @@
-"""An export that follows, told to stop at any of its steps: it returns, and the next goes on."""
+"""Following exports that get a signal at any step return, and the next one continues."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Calls:
             sys.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
-        # Where nobody listens yet, or no more, the signal has its usual effect.
+        # Before and after the export the signal has its default effect.
         if event not in ("call", "return") or "kts_source" not in frame.f_code.co_filename:
             return
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -80,7 +80,7 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 # A file that was just opened is closed when Python finds that nobody has it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
+def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     whole = Calls(None)
     (tmp_path / "whole").mkdir()

@@ -1,4 +1,4 @@
-"""kill −9 at random points: what a reader sees right after, and after a second run."""
+"""kill −9 at random points: readers see each row at most once, and all rows after a second run."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_killed_at_random_times(tmp_path: Path, table_format: str) -> None:
+def test_run_killed_at_random_times_resumes_exactly_once(tmp_path: Path, table_format: str) -> None:
     chosen = random.Random(SEED)
     seconds = 0.0
     for name in ("warm", "timed"):  # the first run of all also fills the machine's caches

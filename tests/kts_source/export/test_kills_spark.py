@@ -62,7 +62,7 @@ class Dies:
     Attributes:
         calls: A file that gets a byte with every call.
         at: The fatal ones.
-        fingerprint: As that of no transform.
+        fingerprint: Empty, as without a transform.
     """
 
     calls: Path
@@ -80,7 +80,7 @@ class Dies:
 
 
 def check(lake: Lake) -> None:
-    """At most once now, exactly once after another run, whatever is cleaned up."""
+    """Checks that rows exist at most once now, and exactly once after clean-up and another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
@@ -90,7 +90,7 @@ def check(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_workers_killed_in_mid_task(tmp_path: Path, spark: SparkSession, table_format: str) -> None:
+def test_killed_workers_are_retried(tmp_path: Path, spark: SparkSession, table_format: str) -> None:
     counted = Lake(tmp_path / "counted", table_format)
     counted.folder.mkdir()
     counted.export(source(), transform=Dies(tmp_path / "all", frozenset()))
@@ -109,7 +109,7 @@ def test_workers_killed_in_mid_task(tmp_path: Path, spark: SparkSession, table_f
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_driver_killed(tmp_path: Path, table_format: str) -> None:
+def test_killed_driver_resumes_exactly_once(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path / "lake", table_format)
     lake.folder.mkdir()
     child = subprocess.Popen(

@@ -7,14 +7,13 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 
 from kts_source import backfill
 from kts_source.errors import DataLossError, ExportError, OffsetOutOfRangeError
 from kts_source.export.end_offsets import end_offsets
 from kts_source.export.ranges import PartitionKey
-from kts_source.export.tables.delta import DeltaExportTable
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import Dying
@@ -37,7 +36,7 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier whose log changes its branch."""
+    """A tier with a log that changes its branch."""
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -291,7 +290,7 @@ def test_expired_snapshots_are_no_rollback(tmp_path: Path) -> None:
     assert ranges(lake.export(tier.grow(1).options())) == [(30, 40)]
 
 
-# -- tables that lost what they recorded
+# -- tables that lost their state
 
 
 def test_folder_without_its_log_is_refused(tmp_path: Path) -> None:
@@ -326,48 +325,6 @@ def test_iceberg_table_without_its_properties_is_refused(tmp_path: Path) -> None
     assert held(lake) == list(range(10))
 
 
-# -- tables of earlier versions
-
-
-def without_epochs(lake: Lake) -> None:
-    """Removes from a folder's log what earlier versions did not write."""
-    for path in (lake.folder / "table" / "_kts" / "commits").glob("*.json"):
-        document: dict[str, Any] = json.loads(path.read_text())
-        document.pop("commitId")
-        for export in document["exports"].values():
-            export.pop("topics")
-            for entry in export["ranges"]:
-                entry.pop("epoch")
-        path.write_text(json.dumps(document))
-
-
-def test_table_without_epochs_records_them_with_the_next_commit(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, "parquet")
-    tier = Elections(tmp_path / "tier")
-    tier.upload((4, "a", 0, 10))
-    lake.export(tier.options)
-    without_epochs(lake)
-    assert lake.export(tier.options).commits == 0
-    tier.upload((4, "a", 0, 10), (4, "dead", 10, 15), only=1)
-    lake.export(tier.options)
-    tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
-    with pytest.raises(DataLossError, match="unclean election"):
-        lake.export(tier.options)
-
-
-def test_table_without_topic_ids_refuses_a_recreated_topic(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, "parquet")
-    Elections(tmp_path / "tier").upload((1, "old", 0, 10))
-    options = Elections(tmp_path / "tier").options
-    lake.export(options)
-    without_epochs(lake)
-    second = Elections(tmp_path / "tier")
-    second._uploads = 5
-    second.upload((1, "new", 0, 5))
-    with pytest.raises(DataLossError, match="created again"):
-        lake.export(options)
-
-
 def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (4, "dead", 10, 15))
@@ -378,31 +335,3 @@ def test_follow_and_end_offsets_check_the_log(tmp_path: Path) -> None:
         backfill(None, source=tier.options, target=target, follow=True, progress=False)
     with pytest.raises(DataLossError, match="unclean election"):
         end_offsets(source=tier.options, target=target)
-
-
-def test_delta_table_without_topic_ids_continues_with_another_partition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = DeltaExportTable._properties
-
-    def earlier(*arguments: Any) -> CommitProperties:  # noqa: ANN401
-        properties = original(*arguments)
-        entries = properties.app_transactions or []
-        properties.app_transactions = [one for one in entries if "/topics/" not in one.app_id]
-        return properties
-
-    lake = Lake(tmp_path, "delta")
-    tier = Elections(tmp_path / "tier")
-    tier.upload((1, "a", 0, 10))
-    other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
-    other.upload((1, "b", 0, 5))
-
-    def only(partition: int) -> dict[str, str]:
-        options = {**tier.options, "assign": json.dumps({"t": [partition]})}
-        del options["subscribe"]
-        return options
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DeltaExportTable, "_properties", earlier)
-        lake.export(only(0))
-    assert ranges(lake.export(only(1))) == [(0, 5)]

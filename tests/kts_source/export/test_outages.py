@@ -1,4 +1,4 @@
-"""What libraries raise when a table's store does not answer, and an export that follows then."""
+"""Errors of libraries for an unavailable store, and a following export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pytest
 import requests
 
-from kts_source.export.outages import is_outage
+from kts_source.export.tables.export_table import is_outage
 from tests.kts_source.export.exporting import Lake
 from tests.kts_source.export.small_tier import SmallTier, held
 from tests.kts_source.export.test_follow import Driven, Failing
@@ -40,7 +40,7 @@ class Busy(BaseHTTPRequestHandler):
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where a store does not answer, or not now."""
+    """Addresses of unavailable stores."""
     if request.param == "nobody":
         yield NOBODY
         return
@@ -50,7 +50,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_delta_table_whose_store_does_not_answer(endpoint: str) -> None:
+def test_unavailable_store_of_delta_table_is_an_outage(endpoint: str) -> None:
     options = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "key",
@@ -64,7 +64,7 @@ def test_a_delta_table_whose_store_does_not_answer(endpoint: str) -> None:
     assert is_outage(caught.value)
 
 
-def test_arrow_whose_store_does_not_answer() -> None:
+def test_unavailable_store_of_arrow_is_an_outage() -> None:
     store = pafs.S3FileSystem(
         endpoint_override=NOBODY,
         access_key="key",
@@ -77,13 +77,13 @@ def test_arrow_whose_store_does_not_answer() -> None:
     assert is_outage(caught.value)
 
 
-def test_a_catalog_that_does_not_answer() -> None:
+def test_unavailable_catalog_is_an_outage() -> None:
     with pytest.raises(requests.ConnectionError) as caught:
         requests.get(NOBODY, timeout=5)
     assert is_outage(caught.value)
 
 
-def test_what_is_no_outage(tmp_path: Path) -> None:
+def test_other_errors_are_no_outage(tmp_path: Path) -> None:
     with pytest.raises(deltalake.exceptions.TableNotFoundError) as caught:
         deltalake.DeltaTable(str(tmp_path))
     assert not is_outage(caught.value)
@@ -91,7 +91,7 @@ def test_what_is_no_outage(tmp_path: Path) -> None:
     assert not is_outage(FileNotFoundError("500 files"))
 
 
-def test_a_task_that_cannot_write_is_tried_again(tmp_path: Path) -> None:
+def test_task_that_cannot_write_is_retried(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven([lambda: None])
     driven.run(lake, tier.options(), Failing([None, ConnectionResetError("reset by peer")]))
@@ -100,7 +100,7 @@ def test_a_task_that_cannot_write_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["DeltaTable", "DeltaTable.create_write_transaction"])
-def test_a_table_that_does_not_answer_is_waited_for(tmp_path: Path, name: str) -> None:
+def test_follow_waits_for_unavailable_table(tmp_path: Path, name: str) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "delta")
     down = mock.patch(
         f"deltalake.{name}", side_effect=OSError("Generic S3 error: error sending request")

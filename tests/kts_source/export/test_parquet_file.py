@@ -1,4 +1,4 @@
-"""One file: constant columns read as if written row by row, bounds hold whatever the unit."""
+"""Parquet files: constant columns read back equal, and bounds are right for all units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS = 10_000
 
 
 class _Kept(io.BytesIO):
-    """A sink whose bytes outlive its end."""
+    """A sink that keeps its bytes after it is closed."""
 
     def close(self) -> None:
         """Stays open."""
@@ -55,7 +55,7 @@ def _written(constants: Mapping[str, str], sort_by: Sequence[str] = ()) -> pq.Pa
     return pq.ParquetFile(pa.BufferReader(sink.getvalue()))
 
 
-def test_a_constant_text_reads_as_if_every_row_had_been_written() -> None:
+def test_constant_text_column_reads_back_equal() -> None:
     plain, constant = _written({}), _written({"topic": "orders-ö"})
     assert constant.read().equals(plain.read())
     assert constant.schema_arrow.equals(plain.schema_arrow)
@@ -93,7 +93,7 @@ def test_bounds_of_timestamps_hold_every_row(
     assert (bounds["at"].low, bounds["at"].high, bounds["at"].nulls) == (low, high, 1)
 
 
-def test_a_task_needs_no_pandas(tmp_path: Path) -> None:
+def test_task_imports_no_pandas(tmp_path: Path) -> None:
     program = f"""
 import sys
 sys.modules["pandas"] = None

@@ -1,4 +1,4 @@
-"""What people see while an export runs, when they interrupt it, and when it is done."""
+"""Output of an export: progress, interruption and report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(lake: Lake, progress: Progress) -> BackfillReport:
     return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
 
 
-def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     report = shown(Lake(tmp_path, "parquet"), LineProgress(stream))
     lines = stream.getvalue().splitlines()
@@ -44,7 +44,7 @@ def test_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     assert "\r" not in stream.getvalue()
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
     report = shown(Lake(tmp_path, "parquet"), RichProgress(console))
@@ -61,7 +61,7 @@ def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
     assert " 25%  1/4 tasks, 0 rows, 0 requests, 1 of 4 MiB" in stream.getvalue()
 
 
-def test_the_report_as_a_picture(tmp_path: Path) -> None:
+def test_report_is_saved_as_picture(tmp_path: Path) -> None:
     report = Lake(tmp_path, "parquet").export(source())
     report.save_png(tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -75,7 +75,7 @@ def test_the_report_as_a_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Tells that it is at work, and takes its time."""
+    """Reports its start, and takes long."""
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()
     time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
@@ -83,13 +83,13 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def interrupted(lake: Lake) -> None:
-    """What the process of the next test does: two workers, a wave of several tasks."""
+    """Code of the process in the next test: two workers and a wave of several tasks."""
     lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
 
 
 @pytest.mark.kills
 @pytest.mark.parametrize("whom", ["everybody", "the driver"])
-def test_ctrl_c_ends_all_workers_at_once_and_says_how_to_go_on(tmp_path: Path, whom: str) -> None:
+def test_ctrl_c_ends_all_workers_and_explains_resume(tmp_path: Path, whom: str) -> None:
     lake = Lake(tmp_path / "lake", "parquet")
     at_work = tmp_path / "at work"
     at_work.mkdir()
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_all_workers_at_once_and_says_how_to_go_on(tmp_path: Path, w
     (os.killpg if whom == "everybody" else os.kill)(child.pid, signal.SIGINT)
     _, said = child.communicate(timeout=50)
     assert child.returncode in (1, -signal.SIGINT, 130)
-    assert "interrupted: what is committed stays; the same call goes on behind it" in said
+    assert "interrupted: commits are kept, and the same call continues after them" in said
     assert said.count("Process SpawnProcess") == 0
     for name in at_work.iterdir():
         with pytest.raises(ProcessLookupError):

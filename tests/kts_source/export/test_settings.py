@@ -1,4 +1,4 @@
-"""The arguments of an export: spelled once, checked, and told what they are by name."""
+"""Arguments of an export: documented, checked, and named in errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from kts_source import backfill
 from kts_source.cli.app import kts
 from kts_source.errors import InvalidOptionError
-from kts_source.export.job import ExportJob
 from kts_source.export.settings import (
     Compaction,
     ExportArguments,
@@ -20,7 +19,7 @@ from kts_source.export.settings import (
     Following,
     export_settings,
 )
-from kts_source.export.tables.export_table import WritePlace
+from kts_source.export.task import ExportJob, WriteTarget
 from kts_source.options import parse_options
 from kts_source.secret import Secret
 
@@ -74,7 +73,7 @@ def test_help_tells_every_argument() -> None:
     assert set(ARGUMENTS) - in_python_only <= options
 
 
-def test_an_unknown_argument_is_named() -> None:
+def test_unknown_argument_is_named_in_error() -> None:
     wrong: Any = {"target_file_byte": 1, "storage": None}
     with pytest.raises(TypeError, match="takes no argument storage, target_file_byte"):
         backfill(None, source={}, target="/t", progress=False, **wrong)
@@ -93,21 +92,21 @@ def test_an_unknown_argument_is_named() -> None:
         ({"export_id": "a" * 161}, "export_id must be at most 160"),
         ({"catalog": {}}, "only Iceberg takes it"),
         ({"table_format": "iceberg"}, "Iceberg needs catalog"),
-        ({"compact": True, "sort_within_files": ["key"]}, "compact=True goes with neither"),
+        ({"compact": True, "sort_within_files": ["key"]}, "compact=True works with neither"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: dict[str, Any], match: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidOptionError, match=match):
         export_settings("/t", **arguments)
 
 
-def test_what_opens_the_catalog_does_not_travel_to_tasks() -> None:
+def test_job_contains_no_catalog_credentials() -> None:
     settings = export_settings(
         "lake.rows", table_format="iceberg", catalog={"uri": "x", "password": "hidden-word"}
     )
     assert "hidden-word" not in repr(settings)
-    place = WritePlace("/t", Secret({}), "data/", ".parquet", "file")
+    target = WriteTarget("/t", Secret({}), "data/", ".parquet", "file")
     options = parse_options({"path": "/t", "subscribe": "t"})
-    job = ExportJob.of(options, settings, place, "run")
+    job = ExportJob(options, target, "run", settings)
     assert b"hidden-word" not in pickle.dumps(job)
     assert job.settings.table_format == "iceberg"

@@ -1,4 +1,4 @@
-"""Exports of topics from disks of brokers older than topic ids: a table tells them by name."""
+"""Exports of topics without ids, which a table identifies by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kts_source.errors import ExportError
-from kts_source.export import ranges
 from kts_source.export.end_offsets import end_offsets
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake, places
@@ -73,18 +72,6 @@ def test_compaction_keeps_equal_keys_of_topics_without_ids(
         want = [("a", 0, offset) for offset in range(a - 4, a)]
         want += [("b", 0, offset) for offset in range(b - 4, b)]
         assert sorted(places(lake.read())) == want
-
-
-def test_table_of_earlier_version_without_topic_name_is_refused(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "disk"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(ranges, "_NO_IDS", frozenset())
-        lake.export(write_disk(root, a=10))
-    with pytest.raises(ExportError, match=r"\[0, 10\) of partition 0 .*earlier version"):
-        lake.export(write_disk(root, a=10, b=4))
-    assert sorted(places(lake.read())) == [("a", 0, offset) for offset in range(10)]
 
 
 def test_two_topics_with_one_id_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 
 import kts_source
 from kts_source.errors import FingerprintError, InvalidOptionError, InvalidValueError
-from kts_source.export.transforms import JsonColumns
+from kts_source.export.transforms import Transformed
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.read.typed_tier import as_avro, avro, long, row, text, write
 
@@ -39,7 +39,7 @@ def spoiled(tmp_path: Path) -> dict[str, str]:
 
 
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
-    """Some columns of every row behind its place, in the order of places."""
+    """Returns some columns of every row, ordered by partition and offset."""
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
     return sorted(zip(*columns, strict=True), key=lambda found: found[:2])
 
@@ -53,7 +53,7 @@ def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
     "partition_by", [(), ("value.country",), ("date(value.at)", "topic", "value.country")]
 )
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_value_is_a_nested_column(
+def test_typed_value_is_a_nested_column(
     table_format: str, partition_by: tuple[str, ...], good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -71,7 +71,7 @@ def test_a_value_is_a_nested_column(
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_field_becomes_a_partition_column(
+def test_partition_by_field_adds_a_column(
     table_format: str, good: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -167,7 +167,7 @@ def test_keys_and_texts_are_columns_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_far_times_of_fields(table_format: str, tmp_path: Path) -> None:
+def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -200,7 +200,7 @@ def test_malformed_values_end_the_run_or_are_left_out(
     assert raised.value.offset == 3
     dropping = spoiled | {"value.mode": "DROPMALFORMED"}
     assert lake.export(dropping | {"endingOffsets": '{"orders":{"0":20}}'}).rows == 18
-    # Who began without such rows may go on as he likes, but not with nulls instead of them.
+    # A table without malformed rows may change the mode, but not to nulls.
     with pytest.raises(FingerprintError, match="permissive"):
         lake.export(spoiled | {"value.mode": "PERMISSIVE"})
     assert lake.export(spoiled, dead_letters=str(tmp_path / "letters")).rows == 9
@@ -232,7 +232,7 @@ def test_dead_letters_have_the_bytes_and_the_reason(
     ]
 
 
-def test_a_row_whose_key_and_value_are_malformed_is_one_dead_letter(tmp_path: Path) -> None:
+def test_malformed_key_and_value_make_one_dead_letter(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[text("x") if n == 10 else avro(n) for n in range(12)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed})  # keys are k0 to k11
@@ -264,7 +264,7 @@ def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
 
-def test_a_transform_gets_the_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
+def test_transform_gets_decoded_rows(good: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(good, transform=flat)
     assert sorted(lake.read()["amount"].drop_null().to_pylist())[-2:] == [29, 100]
@@ -272,7 +272,7 @@ def test_a_transform_gets_the_decoded_rows(good: dict[str, str], tmp_path: Path)
         lake.export(good | {"value.columns": "amount"}, transform=flat)
 
 
-def test_a_table_of_bytes_does_not_go_on_with_columns(good: dict[str, str], tmp_path: Path) -> None:
+def test_table_of_bytes_refuses_typed_columns(good: dict[str, str], tmp_path: Path) -> None:
     raw = {name: value for name, value in good.items() if not name.startswith("value.")}
     for number, table_format in enumerate(FORMATS):
         folder = tmp_path / str(number)
@@ -313,6 +313,15 @@ def test_durations_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
     assert lake.read()["value"].to_pylist() == [{"n": 5}, None]
 
 
+class Unchanged:
+    """A row transform."""
+
+    fingerprint = "unchanged"
+
+    def apply(self, batch: pa.RecordBatch) -> Transformed:
+        return Transformed(batch, ())
+
+
 def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     empty = {"value.format": "json", "value.schema": "a bigint, s struct<>"}
     keys_alone = {"value.format": "raw", "key.format": "utf8"}
@@ -321,7 +330,7 @@ def refused() -> Iterator[tuple[dict[str, str], dict[str, Any], str]]:
     yield keys_alone, {"compact": True, "table_format": "iceberg"}, "compact=True merges keys"
     yield {"value.schema": one_field(nothing)}, {}, r"value\.a\.element.* is always null"
     yield {"value.schema": one_field("null"), "value.columns": "a"}, {}, "value.a is always null"
-    yield {}, {"transform": JsonColumns(pa.schema([("a", pa.int64())]))}, "JsonColumns"
+    yield {}, {"transform": Unchanged()}, "Unchanged is a RowTransform"
     yield {}, {"transform": flat, "schema_evolution": "add"}, "no transform"
     yield {"value.format": "raw"}, {"schema_evolution": "add"}, "typed columns"
     yield {}, {"schema_evolution": "all"}, "schema_evolution must be one of"
@@ -341,7 +350,7 @@ def test_json_without_a_schema_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "arguments", "reason"), list(refused()))
-def test_what_cannot_be_is_refused_by_name(
+def test_invalid_typed_exports_are_refused_by_name(
     options: dict[str, str],
     arguments: dict[str, Any],
     reason: str,

@@ -29,7 +29,7 @@ __all__ = ["topic"]
 
 
 def grown(folder: Path, count: int) -> None:
-    """The topic with so many values, the later ones of the later writer."""
+    """The topic with a number of values, the last ones of the second writer."""
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
     write(folder / "tier", [values])
@@ -56,9 +56,7 @@ def test_rounds_add_fields_that_the_schema_gains(
     assert [value["day"] is None for value in found] == [True] * 20 + [False] * 10
 
 
-def test_a_round_ends_the_export_where_fields_may_not_be_added(
-    topic: dict[str, str], tmp_path: Path
-) -> None:
+def test_follow_ends_at_new_fields_without_evolution(topic: dict[str, str], tmp_path: Path) -> None:
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(OLD))
     lake = Lake(tmp_path, "delta")
@@ -69,7 +67,7 @@ def test_a_round_ends_the_export_where_fields_may_not_be_added(
     assert len(values_of(lake)) == 20
 
 
-def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kts_export_writes_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = write(tmp_path / "tier", [[avro(n) if n != 3 else b"" for n in range(12)]])
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
@@ -98,7 +96,7 @@ def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
     lake.export(options, schema_evolution="add")
 
 
-def test_killed_between_columns_and_data(topic: dict[str, str], tmp_path: Path) -> None:
+def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(of_schema(topic, OLD, 10))
     later = of_schema(topic, SCHEMA)
@@ -115,7 +113,7 @@ def test_killed_between_columns_and_data(topic: dict[str, str], tmp_path: Path) 
     assert [value["day"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10
 
 
-def test_a_registry_that_is_down_is_waited_for(
+def test_follow_waits_for_unavailable_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the first round, which needs the latest schema, and where a new id comes."""
@@ -150,11 +148,11 @@ def test_a_registry_that_is_down_is_waited_for(
     assert driven.pauses == [60.0] * 5
     assert report.rows == 15
     assert [value["amount"] for value in values_of(lake)] == list(range(15))
-    assert "round 0 is tried again in 60 s: the registry does not answer" in caplog.text
-    assert "round 3 is tried again in 60 s: the registry does not answer" in caplog.text
+    assert "round 0 is retried in 60 s: the registry does not answer" in caplog.text
+    assert "round 3 is retried in 60 s: the registry does not answer" in caplog.text
 
 
-def test_a_source_is_checked_once_the_registry_answers(
+def test_follow_checks_source_once_registry_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))

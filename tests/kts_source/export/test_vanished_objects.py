@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import DataLossError
-from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey, RangeAdvance
 from kts_source.export.report import Skipped, written_ranges
+from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from kts_source.read.task_metrics import LostRange, TaskMetrics
 from tests.kts_source.export.exporting import FORMATS, Lake
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.job import ExportJob, RunnableTask
+    from kts_source.export.task import ExportJob, RunnableTask
 
 
 @pytest.fixture(params=FORMATS)
@@ -44,7 +44,7 @@ class Expiring(LocalExecutor):
     ("commit_bytes", "compact"), [(1, False), (1 << 40, False), (1 << 40, True)]
 )
 @pytest.mark.parametrize("gone", [(0,), (1,), (0, 2), (0, 1, 2)])
-def test_what_vanished_is_named_and_not_counted_as_written(
+def test_vanished_offsets_are_skipped_and_reported(
     lake: Lake, tmp_path: Path, gone: tuple[int, ...], commit_bytes: int, compact: bool
 ) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
@@ -58,15 +58,15 @@ def test_what_vanished_is_named_and_not_counted_as_written(
     assert held(lake) == (left[-1:] if compact else left)
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
     assert [n for start, stop in ranges(report) for n in range(start, stop)] == left
-    assert all("gone since the plan was made" in gap.reason for gap in report.skipped)
-    # What was given up is not waited for: nothing is written twice, and later runs go on.
+    assert all("deleted after planning" in gap.reason for gap in report.skipped)
+    # Vanished objects are skipped: nothing is written twice, and later runs continue.
     tier.grow(1)
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]
         assert held(lake) == [*left, *range(30, 40)]
 
 
-def test_an_object_that_vanished_is_an_error_by_default(lake: Lake, tmp_path: Path) -> None:
+def test_vanished_object_fails_the_export(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     with pytest.raises(DataLossError, match=r"\[10, 20\) have gone"):
         lake.export(tier.options(), executor=Expiring(tier, 1), commit_bytes=1)
@@ -78,7 +78,7 @@ def test_lost_ranges_stay_in_lines_of_metrics() -> None:
     assert TaskMetrics.from_json(TaskMetrics(lost_ranges=lost).to_json()).lost_ranges == lost
 
 
-def test_written_ranges_are_what_was_committed_without_what_was_skipped() -> None:
+def test_written_ranges_exclude_skipped_offsets() -> None:
     def advance(start: int, stop: int, *, partition: int = 0) -> RangeAdvance:
         return RangeAdvance("t", PartitionKey("id", partition), None, start, stop)
 

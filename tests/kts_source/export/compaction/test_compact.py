@@ -1,4 +1,4 @@
-"""Compaction: the latest visible record of every key, whatever fits into memory."""
+"""Compaction keeps the latest visible record of every key, with any limit of memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kts_source.errors import (
 from kts_source.export import compaction as buckets
 from kts_source.export import compaction as compact
 from kts_source.export.compaction import SpreadTask
-from kts_source.export.files import TaskReport
 from kts_source.export.ranges import PartitionKey
+from kts_source.export.task import TaskReport
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table, topic_summary
 from tests.kts_source.export import exporting
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask
 
 TOPIC = "compacted"
 
@@ -60,7 +60,7 @@ def cleaned(
     retention_ms: int = 86_400_000,
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
-    """What Kafka's cleaner would leave, record by record."""
+    """Returns the records that Kafka's cleaner would keep, computed one by one."""
     found: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
     for row in expected_table(topic, isolation_level).to_pylist():
@@ -89,7 +89,7 @@ def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str
             assert found[place][name] == row[name]
 
 
-def test_latest_records(lake: Lake) -> None:
+def test_compaction_keeps_latest_records(lake: Lake) -> None:
     report = lake.export(source(TOPIC), compact=True)
     table = lake.read()
     expected = cleaned(TOPIC)
@@ -108,7 +108,7 @@ def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
-def test_tombstones(tmp_path: Path, tombstones: str) -> None:
+def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
     retention_ms = 1000
     expected = cleaned(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
     lake = Lake(tmp_path, "parquet")
@@ -118,14 +118,16 @@ def test_tombstones(tmp_path: Path, tombstones: str) -> None:
     assert_compacted(lake.read(), expected)
 
 
-def test_the_golden_topic_has_tombstones_of_both_kinds() -> None:
+def test_golden_topic_has_old_and_new_tombstones() -> None:
     rows = cleaned(TOPIC)
     assert any(row["value"] is None for row in rows.values())
     kept = cleaned(TOPIC, tombstones="remove")
     assert len(kept) < len(rows)
 
 
-def test_memory_too_small_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_with_tiny_memory_keeps_latest_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(buckets, "HELD_BYTES", 20_000)
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
@@ -202,15 +204,15 @@ def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: s
     rows = expected_table(TOPIC, "read_committed").to_pylist()
     newest = max(row["timestamp"] for row in rows if row["key"] is not None)
     assert known(key) == newest.timestamp() * 1000
-    assert compact.newest_of([], {key: 5}.get) == {}
+    assert compact.newest_timestamps([], {key: 5}.get) == {}
     report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
-    assert compact.newest_of([report], {key: 5}.get) == {key: 5}
-    assert compact.newest_of([report], {key: 2}.get) == {key: 3}
-    assert compact.newest_of([report], lambda _key: None) == {key: 3}
+    assert compact.newest_timestamps([report], {key: 5}.get) == {key: 5}
+    assert compact.newest_timestamps([report], {key: 2}.get) == {key: 3}
+    assert compact.newest_timestamps([report], lambda _key: None) == {key: 3}
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_run_that_dies_before_its_commit_changes_nothing(
+def test_compaction_that_dies_before_commit_changes_nothing(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -252,12 +254,12 @@ def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(source(TOPIC), table=table, compact=True)
     assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
-    # What it holds now is what the next run merges, doubles of a key among it.
+    # The next run merges the current files, which have several records of a key.
     lake.export(source(TOPIC), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC))
 
 
-def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path) -> None:
+def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     columns = "key,topic,partition,offset"
     for stop in (900, 2968):
@@ -269,7 +271,7 @@ def test_without_the_columns_that_decide_the_table_is_built_anew(tmp_path: Path)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> None:
+def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
     assert_compacted(lake.read(), cleaned(TOPIC, below=300))
@@ -279,7 +281,7 @@ def test_a_second_run_replaces_the_table(tmp_path: Path, table_format: str) -> N
         lake.export(source((TOPIC, "txn")), compact=True)
 
 
-def test_a_folder_cannot_be_replaced(tmp_path: Path) -> None:
+def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
     with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
@@ -294,7 +296,7 @@ def test_rows_of_others_are_not_replaced(tmp_path: Path) -> None:
         lake.export(source(TOPIC), compact=True)
 
 
-def test_a_record_without_key_is_refused(tmp_path: Path) -> None:
+def test_compaction_of_record_without_key_is_refused(tmp_path: Path) -> None:
     topic = "codecs"
     assert any(row["key"] is None for row in expected_table(topic, "read_committed").to_pylist())
     with pytest.raises(ExportError, match=rf"without a key.*topic {topic}, partition 0, offset \d"):
@@ -310,7 +312,7 @@ def test_several_processes_agree_on_buckets(
     assert_compacted(lake.read(), cleaned(TOPIC))
 
 
-def test_wrong_arguments(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     with pytest.raises(InvalidOptionError, match="tombstones"):
         lake.settings(compact=True, tombstones="bury")

@@ -32,7 +32,7 @@ MERGES = ["delta", "iceberg"]
 
 
 class Tier:
-    """Partitions of topics whose names begin with `o`: a segment per call of `grow`."""
+    """Partitions of topics with names that begin with `o`; each `grow` adds a segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -102,7 +102,7 @@ def rows(*groups: tuple[str, str]) -> Counter[tuple[str, str]]:
     return Counter((topic_id, key) for topic_id, keys in groups for key in keys)
 
 
-def test_a_topic_that_was_created_again(tier: Tier, lake: Lake) -> None:
+def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")
@@ -119,7 +119,9 @@ def test_a_topic_that_was_created_again(tier: Tier, lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
-def test_a_topic_and_a_partition_that_are_gone(tier: Tier, lake: Lake, tombstones: str) -> None:
+def test_rebuild_without_topic_and_partition_of_table_is_refused(
+    tier: Tier, lake: Lake, tombstones: str
+) -> None:
     given: dict[str, Any] = {
         "compact": True,
         "tombstones": tombstones,
@@ -141,19 +143,19 @@ def test_a_topic_and_a_partition_that_are_gone(tier: Tier, lake: Lake, tombstone
     assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
-def test_a_partition_of_which_no_row_was_asked_for_is_merged(tier: Tier, lake: Lake) -> None:
+def test_merge_keeps_partition_that_is_not_requested(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
     lake.export(options, compact=True, tombstones="remove-old")
-    # Where the table was built anew, the offsets that are gone would be an error.
+    # A rebuild would fail because of the missing offsets.
     shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
     tier.grow("oa", "ef", partition=1)
     lake.export(options, compact=True, tombstones="remove-old")
     assert held(lake) == rows((IDS[0], "ab"))
 
 
-def test_a_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
+def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,value,topic,partition,offset")
     tier.grow("oa", "ab")
     lake.export(options, compact=True)
@@ -167,7 +169,7 @@ def test_a_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
 @pytest.mark.parametrize("partition_by", only(1, [("topicId",), ()]))
-def test_a_table_that_is_built_anew(
+def test_rebuild_keeps_all_rows(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:
     given: dict[str, Any] = {"compact": True, "partition_by": partition_by}
@@ -180,7 +182,7 @@ def test_a_table_that_is_built_anew(
     before = held(lake)
     assert before == rows((IDS[0], "abecd"))
     tier.lose("oa", partition=3)
-    # Nothing is new, so nothing is built anew.
+    # Nothing is new, so there is no rebuild.
     assert lake.export(options, **given).commits == 0
     tier.grow("oa", "f")
     with pytest.raises(RangeGapError, match=f"topic id {IDS[0]}, partition 3, .*no longer"):
@@ -196,10 +198,10 @@ def test_a_table_that_is_built_anew(
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset", "key,partition"])
 @pytest.mark.parametrize("in_flight", [False, True])
-def test_a_segment_that_is_gone_below_a_table_that_is_built_anew(
+def test_rebuild_without_segment_of_table_is_refused(
     tier: Tier, lake: Lake, columns: str, in_flight: bool
 ) -> None:
-    """Loss that is allowed is of what is new: rows that a table holds do not go with it."""
+    """Allowed loss affects new records only: rows of the table are kept."""
     options = tier.options(columns, failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -208,12 +210,12 @@ def test_a_segment_that_is_gone_below_a_table_that_is_built_anew(
     between = Between(lambda: tier.lose_segment("oa", 2), before=in_flight)
     if not in_flight:
         tier.lose_segment("oa", 2)
-    with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would be lost"):
+    with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would lose rows"):
         lake.export(options, compact=True, executor=between)
     assert held(lake) == rows((IDS[0], "abcdef"))
 
 
-def test_a_segment_that_no_table_has_is_left_out_again(tier: Tier, lake: Lake) -> None:
+def test_rebuild_skips_segment_that_no_table_has(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,partition,offset", failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -228,7 +230,7 @@ def test_a_segment_that_no_table_has_is_left_out_again(tier: Tier, lake: Lake) -
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(2, 4), (8, 10)]
 
 
-def test_a_folder_keeps_its_rows(tier: Tier, tmp_path: Path) -> None:
+def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
@@ -240,7 +242,7 @@ def test_a_folder_keeps_its_rows(tier: Tier, tmp_path: Path) -> None:
     assert lake.read().equals(before)
 
 
-def test_a_first_run_does_not_replace_another_first_run(tier: Tier, lake: Lake) -> None:
+def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
     """Planned with nothing there, by two incarnations of one topic."""
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
@@ -258,7 +260,7 @@ def test_a_first_run_does_not_replace_another_first_run(tier: Tier, lake: Lake) 
     assert held(lake) == rows((IDS[1], "d"))
 
 
-def test_killed_before_the_commit(tier: Tier, lake: Lake) -> None:
+def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "abc")
     lake.export(tier.options(), compact=True)
     tier.lose("oa")

@@ -1,4 +1,4 @@
-"""A small tier of rows with a text, and the transform that makes a column of it."""
+"""A small tier of rows with a text, and a transform that turns the text into a column."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 def tier_of(
     folder: Path, texts: Sequence[str | None], *, last_ms: int = START_MS
 ) -> dict[str, str]:
-    """Options that read a topic `t` whose records have these texts as values, from offset 0.
+    """Writes a topic `t` with these texts as values; returns options to read it.
 
     Args:
         last_ms: Timestamp of the last one.

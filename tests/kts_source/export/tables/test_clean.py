@@ -1,4 +1,4 @@
-"""What `clean` takes away, and what it leaves to runs under way."""
+"""`clean` removes files of dead runs and keeps those of running ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Makes the data files that stand there older, but for the newest of them."""
+    """Makes all data files except the newest one older."""
     files = sorted(
         (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
         key=lambda path: path.stat().st_mtime_ns,

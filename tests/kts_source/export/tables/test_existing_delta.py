@@ -117,11 +117,11 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
         ({"versions": (1, 7), "features": ["clustering"]}, "for clustering"),
         (
             {"properties": {"delta.setTransactionRetentionDuration": "interval 1 days"}},
-            "forgets txn actions .* = interval 1 days.* Unset the property",
+            "drops txn actions .* = interval 1 days.* Unset the property",
         ),
     ],
 )
-def test_what_an_export_cannot_write_is_refused_before_any_row(
+def test_delta_demands_are_refused_before_any_row(
     lake: Lake, begun: dict[str, Any], match: str
 ) -> None:
     begin(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
@@ -129,7 +129,7 @@ def test_what_an_export_cannot_write_is_refused_before_any_row(
     assert not list((lake.folder / "table").rglob("*.parquet"))
 
 
-def test_partitioned_otherwise(lake: Lake) -> None:
+def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
     begin(lake, [OFFSET, COUNTRY])
     match = "by no column, and partition_by makes country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
@@ -161,7 +161,7 @@ def test_columns_that_do_not_fit_are_named(
         {"versions": (1, 7), "features": ["appendOnly", "invariants", "checkConstraints"]},
     ],
 )
-def test_what_asks_nothing_of_new_files_is_written(lake: Lake, begun: dict[str, Any]) -> None:
+def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str, Any]) -> None:
     extra = {**COUNTRY, "name": "extra"}
     begin(lake, [OFFSET, COUNTRY, extra], **begun)
     export(lake)
@@ -173,7 +173,7 @@ def test_what_asks_nothing_of_new_files_is_written(lake: Lake, begun: dict[str, 
         assert rows["extra"].null_count == 3
 
 
-def test_another_order_of_the_same_partitions(lake: Lake) -> None:
+def test_partition_columns_in_another_order_are_accepted(lake: Lake) -> None:
     day = {**COUNTRY, "name": "day", "type": "date"}
     begin(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
     source = tier_of(lake.folder / "tier", TEXTS)
@@ -193,9 +193,9 @@ def test_rows_of_nothing_but_partitions_are_refused(lake: Lake) -> None:
         export(lake, partition_by=["country", "offset"])
 
 
-def test_a_table_that_is_only_appended_to_is_not_compacted(lake: Lake) -> None:
+def test_append_only_delta_table_refuses_compaction(lake: Lake) -> None:
     begin(lake, [OFFSET], properties={"delta.appendOnly": "true"})
-    with pytest.raises(UnsupportedTargetError, match="only appended to"):
+    with pytest.raises(UnsupportedTargetError, match="accepts only appends"):
         lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
 
 
@@ -234,4 +234,4 @@ def test_files_without_their_offsets_are_not_written_again(lake: Lake) -> None:
         path.unlink()
     add = AddAction(row["path"], row["size_bytes"], {}, 0, True, json.dumps({"numRecords": 3}))
     create_table_with_add_actions(lake.target, schema, [add])
-    assert_refused(lake, "no longer says which offsets", ExportError)
+    assert_refused(lake, "no longer records which offsets", ExportError)

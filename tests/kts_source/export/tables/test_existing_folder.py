@@ -33,7 +33,7 @@ def lake(tmp_path: Path) -> Lake:
         (BY_COUNTRY, [], "export 'kts' .* by country, and partition_by makes no column"),
     ],
 )
-def test_another_export_with_other_partitions(
+def test_export_with_other_partitions_is_refused(
     lake: Lake, first: list[str], second: list[str], match: str
 ) -> None:
     given = tier_of(lake.folder / "tier", ["CH", "DE"])
@@ -70,11 +70,11 @@ def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_righ
     lake.export(given, transform=by_country, partition_by=asked)
     found = set(lake.read()["country"].to_pylist())
     assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
-    # What it wrote itself is no reason to refuse the next run.
+    # The next run accepts its own files.
     assert lake.export(given, transform=by_country, partition_by=asked).rows == 0
 
 
-def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
+def test_commit_log_without_access_fails_the_export(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tier_of(lake.folder / "tier", ["CH", "DE"])
@@ -95,7 +95,7 @@ def test_a_log_that_cannot_be_listed_is_not_an_empty_one(
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
 
 
-def test_a_folder_waits_for_its_turn_behind_many_exports(
+def test_folder_commit_retries_after_many_other_exports(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, others = LocalTarget.create, iter(range(30))

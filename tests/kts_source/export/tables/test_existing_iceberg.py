@@ -68,7 +68,7 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
         (("time", MonthTransform()), ["date(time)"], r"by month\(time\), .* makes day\(time\)"),
     ],
 )
-def test_partitioned_otherwise(
+def test_table_with_other_partitions_is_refused(
     lake: Lake,
     catalog: Catalog,
     there: tuple[str, Any] | None,
@@ -107,7 +107,7 @@ def test_partitioned_otherwise(
         ),
     ],
 )
-def test_what_readers_would_not_find_is_refused_before_any_row(
+def test_unreadable_iceberg_tables_are_refused_before_any_row(
     lake: Lake, catalog: Catalog, properties: dict[str, str], match: str
 ) -> None:
     table = catalog.create_table(lake.target, Schema(OFFSET, COUNTRY), properties=properties)
@@ -132,7 +132,7 @@ def test_columns_that_do_not_fit_are_refused(lake: Lake, catalog: Catalog, schem
     assert lake.read().num_rows == 0
 
 
-def test_a_newer_format_is_refused(lake: Lake, catalog: Catalog) -> None:
+def test_newer_iceberg_format_is_refused(lake: Lake, catalog: Catalog) -> None:
     table = catalog.create_table("lake.older", Schema(OFFSET, COUNTRY))
     path = table.metadata_location.removeprefix("file://")
     metadata = json.loads(Path(path).read_text())
@@ -144,13 +144,13 @@ def test_a_newer_format_is_refused(lake: Lake, catalog: Catalog) -> None:
         export(lake)
 
 
-def test_a_column_of_another_name(lake: Lake, catalog: Catalog) -> None:
+def test_column_with_another_name_is_refused(lake: Lake, catalog: Catalog) -> None:
     catalog.create_table(lake.target, Schema(OFFSET, NestedField(2, "land", StringType())))
     with pytest.raises(ExportError, match="lacks the columns country"):
         export(lake)
 
 
-def test_what_asks_nothing_of_new_files_is_written(lake: Lake, catalog: Catalog) -> None:
+def test_table_features_without_demands_are_accepted(lake: Lake, catalog: Catalog) -> None:
     table = catalog.create_table(
         lake.target,
         Schema(OFFSET, COUNTRY),
@@ -197,13 +197,13 @@ class Overtaken:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-def test_the_same_offsets_committed_in_between(
+def test_same_offsets_committed_in_between_conflict(
     lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exists:
         catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))
     overtaken = Overtaken(monkeypatch, lambda: export(lake))
-    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+    with pytest.raises(CommitConflictError, match="was planned after nothing"):
         export(lake)
     assert overtaken.tries == 2, "the other export's, and one that was refused"
     assert countries(lake) == TEXTS
@@ -222,18 +222,18 @@ def test_other_rows_committed_in_between_stay(
     assert countries(lake) == [*TEXTS, "FR"]
 
 
-def test_the_librarys_own_retries_do_not_get_past_what_was_compared(
+def test_pyiceberg_retries_do_not_skip_comparison(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iceberg, "_NO_RETRIES", "not.the.name.of.the.property")
     Overtaken(monkeypatch, lambda: export(lake))
-    with pytest.raises(CommitConflictError, match="was planned behind nothing"):
+    with pytest.raises(CommitConflictError, match="was planned after nothing"):
         export(lake)
     assert countries(lake) == TEXTS
 
 
 @pytest.mark.parametrize("change", ["rename", "partition"])
-def test_a_table_changed_in_between_is_compared_again(
+def test_iceberg_table_changed_before_commit_is_checked_again(
     lake: Lake, catalog: Catalog, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalog.create_table(lake.target, Schema(OFFSET, COUNTRY))

@@ -13,7 +13,6 @@ import pytest
 from deltalake import DeltaTable
 
 from kts_source.errors import ExportError, InvalidOptionError
-from kts_source.export import task_writer
 from kts_source.export.partitioning import LOG_ALONE, inferred_type
 from kts_source.export.run import clean
 from kts_source.export.settings import export_settings
@@ -176,22 +175,6 @@ def test_value_that_no_folder_can_name_is_an_error_in_polars(tmp_path: Path, tex
     assert [LOG_ALONE in uri for uri in DeltaTable(lake.target).file_uris()] == [True]
     with pytest.raises(pl.exceptions.PolarsError, match="kts-values"):
         pl.read_delta(lake.target)
-
-
-def test_delta_table_with_files_outside_of_folders_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:  # as earlier versions wrote
-        patch.setattr(task_writer, "log_folder", lambda _fields, _values: "")
-        lake = export(tmp_path, ["CH", "a/b"], table_format="delta")
-    source = tier_of(tmp_path / "tier", ["CH", "a/b", "DE", "a/b"])
-    lake.export(source, executor=InThisProcess(), partition_by=["country"], transform=by_country)
-    rows = lake.read().sort_by("offset")
-    assert rows["offset"].to_pylist() == [0, 1, 2, 3]
-    assert rows["country"].to_pylist() == ["CH", "a/b", "DE", "a/b"]
-    arguments: dict[str, Any] = {"partition_by": ["country"], "transform": by_country}
-    assert clean(lake.settings(**arguments), older_than_hours=-1, remove=True) == ()
-    assert lake.read().num_rows == 4
 
 
 def test_clean_removes_only_uncommitted_files_in_folders_of_a_delta_table(tmp_path: Path) -> None:

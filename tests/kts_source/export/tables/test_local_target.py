@@ -1,4 +1,4 @@
-"""Files of a local target: on the disk before anybody hears of them, without a wait at the end."""
+"""Files of a local target are synced to disk before they are reported, without a long wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_closed_file_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_file_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     original = os.fsync
 
@@ -33,9 +33,7 @@ def test_a_closed_file_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system knows no posix_fadvise")
-def test_the_disk_begins_before_the_file_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_written_back_before_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
     original = os.posix_fadvise
 

@@ -1,4 +1,4 @@
-"""The commit protocols at every step: what readers see, what a second run makes of it, who wins."""
+"""Commit protocols interrupted at every step: readers, second runs and races."""
 
 from __future__ import annotations
 
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kts_source.export.files import TaskReport
-    from kts_source.export.job import ExportJob, RunnableTask
     from kts_source.export.tables.export_table import Commit
+    from kts_source.export.task import ExportJob, RunnableTask, TaskReport
 
 
 @pytest.fixture(params=FORMATS)
@@ -122,21 +121,21 @@ class Interposed(LocalExecutor):
             between()
 
 
-def test_two_exports_of_the_same_offsets(lake: Lake) -> None:
-    with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned behind nothing"):
+def test_two_exports_of_same_offsets_commit_once(lake: Lake) -> None:
+    with pytest.raises(CommitConflictError, match=r"txn-\d \[.* was planned after nothing"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_the_same_offsets_into_an_existing_table(lake: Lake) -> None:
+def test_two_exports_into_existing_table_commit_once(lake: Lake) -> None:
     ends = '{"txn": {"0": 500, "1": 500}}'
     lake.export(source(endingOffsets=ends))
-    with pytest.raises(CommitConflictError, match="was planned behind offset 500"):
+    with pytest.raises(CommitConflictError, match="was planned after offset 500"):
         lake.export(source(), executor=Interposed(lambda: lake.export(source())))
     assert_holds(lake.read(), ["txn"])
 
 
-def test_two_exports_of_different_topics_go_on(lake: Lake) -> None:
+def test_two_exports_of_different_topics_continue(lake: Lake) -> None:
     other = source("timeline")
     lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
     assert_holds(lake.read(), ["txn", "timeline"])
@@ -176,7 +175,7 @@ def last_moment(lake: Lake) -> tuple[type, str]:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new table", "existing table"])
-def test_race_for_the_same_offsets(
+def test_race_for_same_offsets_has_one_winner(
     lake: Lake, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if begun:
@@ -191,7 +190,7 @@ def test_race_for_the_same_offsets(
     assert_holds(lake.read(), ["txn"])
 
 
-def test_race_of_different_topics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_race_of_different_topics_commits_both(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
         monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
@@ -202,7 +201,7 @@ def test_race_of_different_topics(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
 
 
 class DiesAtCommit:
-    """A table whose process dies right before or right after a commit."""
+    """A table that kills its process right before or after a commit."""
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table = table
@@ -223,7 +222,9 @@ class DiesAtCommit:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_killed_around_a_commit(lake: Lake, number: int, after: bool) -> None:
+def test_run_killed_around_commit_resumes_exactly_once(
+    lake: Lake, number: int, after: bool
+) -> None:
     table: Any = DiesAtCommit(lake.table(), number, after=after)
     with pytest.raises(Killed):
         lake.export(source(), table=table)
@@ -329,7 +330,7 @@ def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
 
 
 class Liar(LocalTarget):
-    """A store that overwrites what it should refuse to."""
+    """A store that overwrites existing objects."""
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -338,15 +339,16 @@ class Liar(LocalTarget):
         return True
 
 
-def test_a_store_that_cannot_create_if_absent_is_refused(tmp_path: Path) -> None:
+def test_store_without_atomic_create_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
-    settings = lake.settings()
-    with pytest.raises(UnsupportedTargetError, match="replaces one that is there"):
-        lake.export(source(), table=ParquetFolder(settings, Liar(tmp_path / "table")))
+    table = ParquetFolder(lake.settings())
+    table._target = Liar(tmp_path / "table")
+    with pytest.raises(UnsupportedTargetError, match="replaces an existing one"):
+        lake.export(source(), table=table)
     assert not list((tmp_path / "table").rglob("*.part*"))
 
 
-def test_foreign_file_under_a_committed_name(tmp_path: Path) -> None:
+def test_publish_refuses_foreign_file_with_committed_name(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     lake = Lake(tmp_path / "lake", "parquet")
     with pytest.raises(Killed):
@@ -356,7 +358,7 @@ def test_foreign_file_under_a_committed_name(tmp_path: Path) -> None:
     taken = lake.folder / "table" / first["name"]
     taken.parent.mkdir(exist_ok=True)
     taken.write_bytes(b"mine")
-    with pytest.raises(ExportError, match="is taken by another file"):
+    with pytest.raises(ExportError, match="another file has the name"):
         lake.export(source(), **PARTITIONS)
     assert taken.read_bytes() == b"mine"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from kts_source.export.ranges import PartitionKey, RangeAdvance
-from kts_source.export.tables.row_counts import (
-    UNKNOWN,
-    Owner,
-    RowCount,
-    counted,
-    from_json,
-    to_json,
-)
+from kts_source.export.tables.export_table import Commit, RowCount, add_counts
+from kts_source.export.task import WrittenFile
+
+if TYPE_CHECKING:
+    from kts_source.export.tables.export_table import Owner
+
+FILE = WrittenFile("k", "n", "t", "a", 0, 0, 9, 7, 100, 0, (), {})
 
 
 def advance(expected: int | None, stop: int, topic_id: str = "a") -> RangeAdvance:
@@ -18,42 +20,28 @@ def advance(expected: int | None, stop: int, topic_id: str = "a") -> RangeAdvanc
 
 
 def step(
-    counts: dict[Owner, RowCount],
-    move: RangeAdvance,
-    *,
-    is_counted: bool = True,
-    replaces: bool = False,
+    counts: dict[Owner, RowCount], move: RangeAdvance, rows: int, *, replaces: bool = False
 ) -> None:
-    counts |= counted(
-        [move],
-        [],
-        lambda topic, partition: counts.get((topic, partition)),
-        is_counted=is_counted,
-        replaces=replaces,
-    )
+    commit = Commit((move,), (replace(FILE, rows=rows),), {}, None, "run")
+    if replaces:
+        commit = replace(commit, base=frozenset())
+    counts |= add_counts(commit, lambda topic, partition: counts.get((topic, partition)))
 
 
-def test_counts_of_topic_ids_by_turns_become_unknown() -> None:
+def test_counts_of_topic_ids_by_turns_add_up() -> None:
     counts: dict[Owner, RowCount] = {}
-    step(counts, advance(None, 10))
-    step(counts, advance(None, 4, "b"))
-    assert counts["t", 0] == RowCount(0, 4, 1)
-    step(counts, advance(10, 20))
-    assert counts["t", 0].stop == UNKNOWN
-    step(counts, advance(4, 5, "b"))
-    step(counts, advance(None, 5, "c"))
-    assert counts["t", 0].stop == UNKNOWN
-    step(counts, advance(5, 6, "c"), replaces=True)
-    assert counts["t", 0].stop == 6
+    step(counts, advance(None, 10), 10)
+    step(counts, advance(None, 4, "b"), 4)
+    assert counts["t", 0] == RowCount(14, 1)
+    step(counts, advance(10, 20), 9)
+    step(counts, advance(4, 5, "b"), 1)
+    assert counts["t", 0] == RowCount(24, 1)
+    step(counts, advance(None, 5, "c"), 5)
+    assert counts["t", 0] == RowCount(29, 2)
 
 
-def test_counts_of_uncounted_table_stay_unknown() -> None:
+def test_counts_of_a_compaction_replace_those_before() -> None:
     counts: dict[Owner, RowCount] = {}
-    step(counts, advance(None, 10), is_counted=False)
-    step(counts, advance(10, 20), is_counted=True)
-    assert counts == {}
-
-
-def test_counts_survive_json() -> None:
-    counts = {("t", 0): RowCount(7, 9), ("t", 11): RowCount(1, 2, 3), ("u", 0): RowCount(0, 5)}
-    assert from_json(to_json(counts)) == counts
+    step(counts, advance(None, 10), 10)
+    step(counts, advance(10, 20), 3, replaces=True)
+    assert counts["t", 0] == RowCount(3)

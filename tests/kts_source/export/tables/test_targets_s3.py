@@ -68,7 +68,7 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_parquet(url: str, s3_server: S3Server) -> None:
+def test_compacted_folder_holds_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
     report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     assert report.commits > 1
@@ -78,7 +78,9 @@ def test_parquet(url: str, s3_server: S3Server) -> None:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("step", only(1, ["publish", "create json", "create published"]))
-def test_parquet_killed(url: str, s3_server: S3Server, step: str, after: bool) -> None:
+def test_killed_folder_export_resumes_exactly_once(
+    url: str, s3_server: S3Server, step: str, after: bool
+) -> None:
     settings = settings_of(url, s3_server)
     counting = Steps(None)
     other = settings_of(f"{url}-count", s3_server)
@@ -96,7 +98,7 @@ def test_parquet_killed(url: str, s3_server: S3Server, step: str, after: bool) -
     assert_holds(read_folder(url, s3_server), ["txn"])
 
 
-def test_delta(url: str, s3_server: S3Server) -> None:
+def test_compacted_delta_table_holds_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
     export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     options = delta_storage_options(s3_server.options)
@@ -104,7 +106,9 @@ def test_delta(url: str, s3_server: S3Server) -> None:
     assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
-def test_iceberg(url: str, s3_server: S3Server, tmp_path: Path) -> None:
+def test_compacted_iceberg_table_holds_latest_records(
+    url: str, s3_server: S3Server, tmp_path: Path
+) -> None:
     catalog = {
         "type": "sql",
         "uri": f"sqlite:///{tmp_path}/catalog.db",
@@ -234,7 +238,7 @@ def target_of(url: str, server: S3Server) -> S3Target:
     return S3Target(url, storage_options_from(server.options))
 
 
-def test_create_tells_who_was_first(url: str, s3_server: S3Server) -> None:
+def test_create_reports_first_caller(url: str, s3_server: S3Server) -> None:
     target = target_of(url, s3_server)
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
@@ -255,7 +259,7 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
     assert [found.key for found in target.list_objects("")] == ["done"]
     with pytest.raises(ExportError, match="neither"):
         target.publish("draft", "other", 5)
-    with pytest.raises(ExportError, match="has 6 bytes"):
+    with pytest.raises(ExportError, match="has 5 bytes instead of 6"):
         target.publish("draft", "done", 6)
     with pytest.raises(ObjectNotFoundError):
         target.read("draft")
@@ -264,7 +268,7 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
 
 @pytest.mark.parametrize("has_source", [True, False])
 @pytest.mark.parametrize("other", [b"54321", b"12345"], ids=["other bytes", "same bytes"])
-def test_an_object_of_the_same_size_is_not_taken_for_the_file(
+def test_s3_publish_refuses_other_object_of_same_size(
     url: str, s3_server: S3Server, has_source: bool, other: bytes
 ) -> None:
     target = target_of(url, s3_server)
@@ -282,7 +286,7 @@ def test_an_object_of_the_same_size_is_not_taken_for_the_file(
     target.close()
 
 
-def test_another_attempts_copy_is_not_taken_for_the_file(url: str, s3_server: S3Server) -> None:
+def test_s3_publish_refuses_copy_of_another_attempt(url: str, s3_server: S3Server) -> None:
     target = target_of(url, s3_server)
     for draft in ("one", "two"):
         target.create(draft, b"12345")
@@ -306,7 +310,7 @@ def test_files_that_are_copied_in_parts_can_be_published(
     target.close()
 
 
-def test_a_server_that_ignores_the_condition_is_refused(
+def test_store_that_ignores_if_none_match_is_refused(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(url, s3_server)

@@ -1,4 +1,4 @@
-"""Each rejected row is in one named file, whatever happens around the commit that accepts it."""
+"""Each rejected row is in one published file, even if a run dies around its commit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from kts_source.errors import CommitConflictError
+from kts_source.export import dead_letters
 from kts_source.export.run import clean
 from kts_source.export.tables.open_target import open_target
-from kts_source.export.transforms import dead_letters
 from tests.golden_data import expected_table
 from tests.kts_source.export.exporting import FORMATS, Lake, source
 from tests.kts_source.export.killing import Killed, MortalTarget, Steps
@@ -70,7 +70,7 @@ def exports(request: pytest.FixtureRequest, tmp_path: Path) -> Exports:
     return Exports(Lake(tmp_path, request.param))
 
 
-def test_each_rejected_row_once(exports: Exports) -> None:
+def test_rejected_rows_are_written_once(exports: Exports) -> None:
     for _ in range(2):
         exports.run()
         assert exports.found() == ALL
@@ -85,7 +85,7 @@ def test_rows_that_are_all_rejected_are_not_read_again(exports: Exports) -> None
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_run_that_dies_at_its_commit(
+def test_dead_letters_after_death_at_commit_are_written_once(
     exports: Exports, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table: Any = exports.lake.table(**exports.arguments)
@@ -108,7 +108,7 @@ def test_a_run_that_dies_at_its_commit(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("fatal", [0, 1, 2])
-def test_a_run_that_dies_while_it_publishes(
+def test_dead_letters_after_death_while_publishing_are_written_once(
     tmp_path: Path, fatal: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exports = Exports(Lake(tmp_path, "delta"))
@@ -129,7 +129,7 @@ def test_a_run_that_dies_while_it_publishes(
     assert not exports.unnamed()
 
 
-def test_a_commit_of_another_run_comes_between_commit_and_names(exports: Exports) -> None:
+def test_dead_letters_survive_commit_of_another_run(exports: Exports) -> None:
     first = '{"txn":{"0":500,"1":500,"2":500}}'
     late: Any = exports.lake.table(**exports.arguments)
     commit = late.commit
@@ -139,7 +139,7 @@ def test_a_commit_of_another_run_comes_between_commit_and_names(exports: Exports
         table.commit = lambda given: commit(given) and _die()
         with pytest.raises(Killed):
             exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
-        # What the dead run committed was planned behind by nobody else: this one is refused.
+        # Only the dead run planned after its own commit, so this export is refused.
         return commit(_given)
 
     late.commit = meanwhile
@@ -173,13 +173,13 @@ def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
 def test_clean_of_others_leaves_what_is_committed(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
-    """Exports share a folder of dead letters, or it is that of the table."""
+    """Exports share a folder of dead letters, or use the folder of the table."""
     arguments = exports.arguments
     lake = exports.lake
     if cleaned == "no dead letters":
-        place = lake.table().place("0" * 32)
-        arguments["dead_letters"] = place.path
-        exports.letters = Path(place.path.removeprefix("file://"))
+        target = lake.table().write_target("0" * 32)
+        arguments["dead_letters"] = target.path
+        exports.letters = Path(target.path.removeprefix("file://"))
     table: Any = lake.table(**arguments)
     commit = table.commit
     table.commit = lambda given: commit(given) and _die()
@@ -201,8 +201,8 @@ def test_clean_of_others_leaves_what_is_committed(
     assert not exports.unnamed()
 
 
-def test_another_list_is_published_before_it_is_forgotten(exports: Exports) -> None:
-    """Two exports of other partitions, of which the first dies behind its commit."""
+def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Exports) -> None:
+    """Two exports of different partitions; the first dies after its commit."""
 
     def source_of(number: int) -> dict[str, str]:
         options = {name: text for name, text in source().items() if name != "subscribe"}

@@ -1,0 +1,205 @@
+"""Stores rejected rows in files of their own, each row with its offset and the reason.
+
+Tasks write the files as attempts below `_kts/`. The driver lists the files of successful attempts,
+and the commit that accepts their offsets records the number of the list in the table. Right after
+the commit the listed files get their final names. If the driver dies in between, the next run
+publishes the list that the table records; a commit does the same before it records another number.
+So each rejected row is in one published file, and files of refused commits are never published.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from kts_source.errors import ExportError, ObjectNotFoundError, TransformError
+from kts_source.export.fingerprint import digest_number
+from kts_source.export.parquet_file import ParquetFile
+from kts_source.export.tables.open_target import open_target
+from kts_source.export.task import DeadLetterFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kts_source.export.settings import ExportSettings
+    from kts_source.export.tables.target_store import TargetStore
+    from kts_source.export.task import ExportJob
+    from kts_source.export.transforms import Rejected
+    from kts_source.store.object_store import ObjectInfo
+
+REASON: Final = "reason"
+ATTEMPTS: Final = "_kts/attempts/"
+LIST_VERSION: Final = 1
+_SUFFIX: Final = ".letters.part"
+_LIST_SUFFIX: Final = ".letters.json"
+
+
+class DeadLetters:
+    """The rejected rows of one attempt of a task."""
+
+    def __init__(self, job: ExportJob) -> None:
+        self._job = job
+        self._target: TargetStore | None = None
+        self._file: ParquetFile | None = None
+        self._name = f"{job.run_id}-{uuid.uuid4().hex}"
+        self._key = f"{ATTEMPTS}{job.run_id}/{self._name}{_SUFFIX}"
+
+    def add(self, batch: pa.RecordBatch, rejected: Sequence[Rejected]) -> None:
+        """Writes rows of the batch before the transform.
+
+        Raises:
+            TransformError: The export has no folder for rejected rows.
+        """
+        if not rejected:
+            return
+        first = rejected[0]
+        if self._job.settings.dead_letters is None:
+            raise TransformError(
+                f"a record cannot be transformed: {first.reason}. Set dead_letters=… to store such"
+                " records in a separate folder",
+                topic=batch.column("topic")[first.row].as_py(),
+                partition=batch.column("partition")[first.row].as_py(),
+                offset=batch.column("offset")[first.row].as_py(),
+            )
+        names = [name for name in batch.schema.names if name != "headers"]
+        rows = batch.select(names).take(pa.array([entry.row for entry in rejected], pa.int64()))
+        reasons = pa.array([entry.reason for entry in rejected], pa.string())
+        rows = pa.RecordBatch.from_arrays([*rows.columns, reasons], names=[*names, REASON])
+        if self._file is None:
+            self._target = open_target(self._job.settings.dead_letters, self._job.target.storage)
+            self._file = ParquetFile(
+                self._target.open_output(self._key),
+                rows.schema,
+                compression=self._job.settings.compression,
+            )
+        self._file.add(rows)
+
+    def close(self) -> DeadLetterFile | None:
+        """Completes the file; returns `None` if no row was rejected."""
+        if self._file is None or self._target is None:
+            return None
+        size, _ = self._file.close()
+        self._target.close()
+        return DeadLetterFile(self._key, f"{self._name}.parquet", self._file.rows, size)
+
+    def abandon(self) -> None:
+        """Deletes the file."""
+        if self._file is not None and self._target is not None:
+            self._file.abandon()
+            with contextlib.suppress(Exception):
+                self._target.delete(self._key)
+                self._target.close()
+
+
+def list_dead_letters(
+    settings: ExportSettings, files: Iterable[DeadLetterFile | None]
+) -> int | None:
+    """Writes the list of the files that a commit accepts.
+
+    Returns:
+        The number of the list, which the commit records in the table; `None` without files.
+    """
+    entries = [dataclasses.asdict(file) for file in files if file is not None]
+    if not entries or settings.dead_letters is None:
+        return None
+    number = digest_number(uuid.uuid4().hex)
+    document = {"version": LIST_VERSION, "owner": _owner(settings), "files": entries}
+    data = json.dumps(document, ensure_ascii=False).encode()
+    with (
+        closing(open_target(settings.dead_letters, settings.storage)) as target,
+        closing(target.open_output(_list_key(number))) as output,
+    ):
+        output.write(data)
+    return number
+
+
+def publish_dead_letters(settings: ExportSettings, letters: int | None) -> None:
+    """Moves the files of a list to their final names, unless that was done before.
+
+    Raises:
+        ExportError: A file of the list is missing, or the list has another version.
+    """
+    _settle(settings, letters, lambda target, file: target.publish(file.key, file.name, file.size))
+
+
+def drop_dead_letters(settings: ExportSettings, letters: int | None) -> None:
+    """Deletes a list that was not committed, and its files."""
+    _settle(settings, letters, lambda target, file: target.delete(file.key))
+
+
+def _settle(
+    settings: ExportSettings,
+    letters: int | None,
+    settle: Callable[[TargetStore, DeadLetterFile], None],
+) -> None:
+    """Calls `settle` for every file of a list, then deletes the list."""
+    if letters is None or settings.dead_letters is None:
+        return
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        for file in _listed_files(target, letters):
+            settle(target, file)
+        target.delete(_list_key(letters))
+
+
+def _listed_files(target: TargetStore, letters: int) -> list[DeadLetterFile]:
+    """Returns the files of a list; none if the list was published or dropped before."""
+    key = _list_key(letters)
+    try:
+        document = json.loads(target.read(key))
+    except ObjectNotFoundError:
+        return []
+    if document.get("version") != LIST_VERSION:
+        raise ExportError(
+            f"the list of dead letters has version {document.get('version')!r}, and this version of"
+            f" the package reads version {LIST_VERSION}. Run the export with the version that wrote"
+            " it",
+            uri=target.uri(key),
+        )
+    return [DeadLetterFile(**file) for file in document["files"]]
+
+
+def _list_key(letters: int) -> str:
+    return f"{ATTEMPTS}{letters}{_LIST_SUFFIX}"
+
+
+def _owner(settings: ExportSettings) -> list[str]:
+    """Identifies the table that records whether a list was committed: exports may share a folder
+    of dead letters.
+    """
+    warehouse = settings.catalog.reveal().get("warehouse", "")
+    return [settings.table_format, warehouse, settings.target, settings.export_id]
+
+
+def is_unpublished(key: str) -> bool:
+    """Returns whether a file holds rejected rows without a final name, or is a list of such."""
+    return key.endswith((_SUFFIX, _LIST_SUFFIX))
+
+
+def unpublished_dead_letters(settings: ExportSettings) -> list[ObjectInfo]:
+    """Lists unpublished files and lists, except those that other exports may have committed."""
+    if settings.dead_letters is None:
+        return []
+    with closing(open_target(settings.dead_letters, settings.storage)) as target:
+        files = [file for file in target.list_objects(ATTEMPTS) if is_unpublished(file.key)]
+        kept: set[str] = set()
+        for key in (file.key for file in files if file.key.endswith(_LIST_SUFFIX)):
+            # A list that is incomplete was never committed.
+            with contextlib.suppress(ObjectNotFoundError, ValueError):
+                document = json.loads(target.read(key))
+                if document.get("owner") != _owner(settings):
+                    kept |= {key, *(file["key"] for file in document["files"])}
+        return [file for file in files if file.key not in kept]
+
+
+def remove_dead_letters(settings: ExportSettings, files: Sequence[ObjectInfo]) -> None:
+    """Deletes unpublished files of dead letters."""
+    if settings.dead_letters is not None and files:
+        with closing(open_target(settings.dead_letters, settings.storage)) as target:
+            for file in files:
+                target.delete(file.key)

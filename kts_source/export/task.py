@@ -1,0 +1,214 @@
+"""Values that the driver of an export sends to its tasks, and their reports."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pyarrow as pa
+
+from kts_source.read.task_metrics import LostRange
+from kts_source.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kts_source.export.partitioning import ValuesIn
+    from kts_source.export.settings import ExportSettings
+    from kts_source.options import ScanOptions
+
+OFFSET: Final = "offset"
+TOPIC_ID: Final = "topicId"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTarget:
+    """Location and names of the files that tasks create.
+
+    Attributes:
+        path: Root of the target.
+        storage: Credentials and settings of the store.
+        prefix: Beginning of every key, below the root.
+        suffix: End of every key.
+        values_in: Location in which readers will find the partition values of a file.
+    """
+
+    path: str
+    storage: Secret[Mapping[str, str]]
+    prefix: str
+    suffix: str
+    values_in: ValuesIn
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """Values that all tasks of a run share. It holds credentials, so it travels in pickles only.
+
+    Attributes:
+        options: Options of the source, with the key ring loaded.
+        columns: Types of the decoded columns; a table may have more fields than the records.
+    """
+
+    options: ScanOptions
+    target: WriteTarget
+    run_id: str
+    settings: ExportSettings
+    columns: pa.Schema | None = None
+
+    def __post_init__(self) -> None:
+        # Only the driver commits, so only it needs the credentials of the catalog.
+        object.__setattr__(self, "settings", replace(self.settings, catalog=Secret({})))
+
+
+class RunnableTask(Protocol):
+    """A task that an executor runs: picklable, without credentials and keys."""
+
+    @property
+    def number(self) -> int:
+        """Number of the task within the run."""
+        ...
+
+    def run(self, job: ExportJob) -> TaskReport:
+        """Runs one attempt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatistics:
+    """Bounds of a column in one file.
+
+    Attributes:
+        low: Smallest value; dates and timestamps in ISO 8601 with milliseconds, rounded down.
+            `None` if unknown.
+        high: Largest value, with timestamps rounded up.
+        nulls: Number of nulls; `None` if unknown.
+    """
+
+    low: int | str | None
+    high: int | str | None
+    nulls: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A closed Parquet file.
+
+    Attributes:
+        key: First key, below the target's root.
+        name: Final name, below the root; unique among all files of all commits.
+        start: First offset that was read for it.
+        stop: One past the last offset.
+        values: Partition values as texts, in the order of the partition columns.
+        statistics: By column.
+    """
+
+    key: str
+    name: str
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    stop: int
+    rows: int
+    size: int
+    modified_ms: int
+    values: tuple[str | None, ...]
+    statistics: Mapping[str, ColumnStatistics]
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> WrittenFile:
+        """Reverses `dataclasses.asdict`."""
+        statistics = {
+            name: ColumnStatistics(**bounds) for name, bounds in value["statistics"].items()
+        }
+        return cls(**{**value, "values": tuple(value["values"]), "statistics": statistics})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFile:
+    """A file of rejected rows.
+
+    Attributes:
+        key: First key, below the folder of dead letters.
+        name: Final name.
+    """
+
+    key: str
+    name: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpillFile:
+    """Records of one bucket between the two rounds of a compaction."""
+
+    bucket: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReport:
+    """Results of a successful attempt of a task: enough to commit its files without opening them.
+
+    Attributes:
+        number: Number of the task within its run.
+        schema: Of the rows written; `None` if no row was written.
+        rows_read: Visible rows decoded.
+        dead_letters: The file of rows that were rejected.
+        segment_bytes: Original bytes that the task covers.
+        requests: Reads sent to the tier.
+        bytes_read: Object bytes received.
+        seconds_writing: Part of `seconds` for transforms, encoding, compression and storing.
+        spills: Of the first round of a compaction.
+        newest_ms: Topic id, partition and newest timestamp seen there.
+        lost: Offsets that were not read because their objects no longer exist.
+    """
+
+    number: int
+    files: tuple[WrittenFile, ...] = ()
+    schema: pa.Schema | None = None
+    rows_read: int = 0
+    dead_letters: DeadLetterFile | None = None
+    segment_bytes: int = 0
+    requests: int = 0
+    bytes_read: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    seconds_writing: float = 0.0
+    spills: tuple[SpillFile, ...] = ()
+    newest_ms: tuple[tuple[str, int, int], ...] = ()
+    lost: tuple[LostRange, ...] = ()
+
+    def to_text(self) -> str:
+        """Returns one line of JSON, as reports travel through Spark."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, default=schema_text)
+
+    @classmethod
+    def from_text(cls, text: str) -> TaskReport:
+        """Reverses `to_text`."""
+        value = json.loads(text)
+        files = tuple(WrittenFile.from_json(file) for file in value.pop("files"))
+        letters, schema = value.pop("dead_letters"), value.pop("schema")
+        return cls(
+            files=files,
+            schema=schema and schema_from_text(schema),
+            dead_letters=None if letters is None else DeadLetterFile(**letters),
+            spills=tuple(SpillFile(**spill) for spill in value.pop("spills")),
+            newest_ms=tuple(tuple(entry) for entry in value.pop("newest_ms")),
+            lost=tuple(LostRange(*lost) for lost in value.pop("lost")),
+            **value,
+        )
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Returns a schema as ASCII."""
+    return base64.b64encode(schema.serialize()).decode()
+
+
+def schema_from_text(text: str) -> pa.Schema:
+    """Reverses `schema_text`."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
