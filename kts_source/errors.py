@@ -1,19 +1,19 @@
-"""What can go wrong between an option and a row: one root, `TieredKafkaError`, a class per kind.
+"""Errors of the source: the root `TieredKafkaError` and a class for each kind of failure.
 
-Every error may carry the place it concerns (topic, partition, offset, object, byte position); the
-layer that knows a fact adds it with `located`. Texts never hold a credential: what comes from a
-client library passes `secret.scrub`.
+An error can name the topic, partition, offset, object and byte position it concerns. Messages never
+contain credentials: text of client libraries goes through `secret.scrub`.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar, Final, Self, TypedDict, Unpack
 
 from kts_source.texts import printable
 
 
 class Place(TypedDict, total=False):
-    """What an error concerns."""
+    """Location in the log and in the store that an error concerns."""
 
     topic: str | None
     partition: int | None
@@ -32,13 +32,14 @@ class TieredKafkaError(Exception):
     """Root of all errors of the source.
 
     Attributes:
-        retriable: Whether the same call, made again later, stands a chance.
-        message: The text without the place.
-        topic: Topic concerned, where one is known.
-        partition: Partition number, where one is known.
-        offset: Kafka offset, where one is known.
-        uri: Object or folder concerned, free of credentials.
-        position: Byte position in that object, where one is known.
+        retriable: Whether the same call may succeed later.
+        message: The text without the location.
+        topic: Topic, if known.
+        partition: Partition number, if known.
+        offset: Kafka offset, if known.
+        uri: Object or folder, if known, without credentials.
+        position: Byte position in that object, if known.
+        span: Range of a segment whose bytes were wanted, if `SegmentSource.windows` raised it.
     """
 
     retriable: ClassVar[bool] = False
@@ -47,38 +48,59 @@ class TieredKafkaError(Exception):
     offset: int | None = None
     uri: str | None = None
     position: int | None = None
+    span: object | None = None
 
-    # Pickling calls this with `args`, and then restores all attributes.
+    # Pickling and copying call this with `args` and then restore all attributes.
     def __init__(self, message: str, **place: Unpack[Place]) -> None:
         super().__init__(message)
         self.message = message
-        self.located(**place)
+        vars(self).update(_checked(place))
 
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
         where = [f"{label} {value}" for label, value in facts if value is not None]
-        # Names of objects come from strangers, and terminals and logs show this text.
+        # Object names come from other systems, and terminals and logs show this text.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **place: Unpack[Place]) -> Self:
-        """The same error with the facts that were still unknown filled in; known ones stay."""
-        if unknown := place.keys() - _LABELS.keys():
-            raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
-        for name, value in place.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        return self
+        """Returns a copy that has these facts where this error has none."""
+        return self._changed(self._missing(place))
+
+    def extended(self, text: str) -> Self:
+        """Returns a copy with more text at the end of the message."""
+        return self._changed({"message": f"{self.message}{text}"})
+
+    def in_span(self, span: object, **place: Unpack[Place]) -> Self:
+        """Returns a located copy that also has the range that was being read."""
+        return self._changed(self._missing(place) | {"span": span})
+
+    def _missing(self, place: Place) -> dict[str, object]:
+        facts = _checked(place).items()
+        return {name: fact for name, fact in facts if getattr(self, name) is None}
+
+    def _changed(self, attributes: dict[str, object]) -> Self:
+        twin = copy.copy(self)
+        vars(twin).update(attributes)
+        # The copy is raised in place of this error: same cause, same traceback, no chain of both.
+        twin.__cause__ = self.__cause__ if self.__suppress_context__ else self.__context__
+        return twin.with_traceback(self.__traceback__)
+
+
+def _checked(place: Place) -> Place:
+    if unknown := place.keys() - _LABELS.keys():
+        raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
+    return place
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
-    """An option that is unknown, malformed, missing, or contradicts another."""
+    """An option is unknown, malformed or missing, or contradicts another one."""
 
 
 class KeyPrefixError(InvalidOptionError):
-    """A topic whose folder's name begins with what should be the end of the key prefix.
+    """A topic's folder name starts with text that should end the key prefix.
 
     Attributes:
-        key_prefix: The one that is meant; empty where it is not known.
+        key_prefix: The corrected key prefix; empty if it is not known.
     """
 
     def __init__(self, message: str, *, key_prefix: str = "", **place: Unpack[Place]) -> None:
@@ -87,43 +109,42 @@ class KeyPrefixError(InvalidOptionError):
 
 
 class TopicNotFoundError(TieredKafkaError, LookupError):
-    """A topic or partition that was asked for and has nothing in the tier."""
+    """The tier has no data of a requested topic or partition."""
 
 
 class TierNotFoundError(TieredKafkaError, FileNotFoundError):
-    """No tier where the path and the key prefix point."""
+    """No tier exists at the path and key prefix."""
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets the tier should hold and does not: a hole, or an object that retention took away."""
+    """Offsets that the tier should hold are missing: a hole, or an object that was deleted."""
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Offsets or timestamps asked for that lie outside what the tier holds."""
+    """Requested offsets or timestamps are outside the range that the tier holds."""
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):
-    """A Spark without Python data sources (before 4.0), or none at all, where one is needed."""
+    """PySpark is not installed, or older than 4.0, which has no Python data sources."""
 
 
 class PlanTooLargeError(TieredKafkaError):
-    """A plan above the limits that the user set."""
+    """A plan exceeds the limits that the user set."""
 
 
 class CorruptSegmentError(TieredKafkaError):
-    """Bytes of a segment, an index or a manifest that are not what was written."""
+    """Bytes of a segment, an index or a manifest are not the bytes that were written."""
 
 
 class InvalidValueError(TieredKafkaError, ValueError):
-    """A key or a value that is not what option `key.format` or `value.format` says."""
+    """A key or value is not in the format that `key.format` or `value.format` names."""
 
 
 class StoreError(TieredKafkaError):
-    """A store that did not give what was asked for.
+    """A request to the object store failed.
 
     Attributes:
-        attempts: One line per attempt that failed before this error, oldest first, free of
-            credentials.
+        attempts: One line for each failed attempt, oldest first, without credentials.
     """
 
     def __init__(
@@ -137,11 +158,11 @@ class StoreError(TieredKafkaError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """No object of that key. Where listing is not allowed, some stores answer 403 instead."""
+    """No object has this key. Some stores answer 403 instead if listing is not allowed."""
 
 
 class StoreNotFoundError(StoreError, TierNotFoundError):
-    """The bucket, container or root folder itself does not exist."""
+    """The bucket, container or root folder does not exist."""
 
 
 class ObjectChangedError(StoreError):
@@ -149,96 +170,96 @@ class ObjectChangedError(StoreError):
 
 
 class ArchivedObjectError(StoreError):
-    """Objects in a storage class that must be restored before they can be read."""
+    """An object is in a storage class that must be restored before it can be read."""
 
 
 class TruncatedObjectError(StoreError):
-    """The object ends before the range that was asked for."""
+    """The object ends before the end of the requested range."""
 
 
 class ObjectTooLargeError(StoreError):
-    """The object is larger than what the caller is ready to hold."""
+    """The object is larger than the caller's limit."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
-    """The store refuses: no, wrong or expired credentials, or no right to this object."""
+    """The store denies access: credentials are missing, wrong or expired, or lack permission."""
 
 
 class InvalidKeyError(StoreError, ValueError):
-    """A key that could leave the store's root."""
+    """A key could point outside the root of the store."""
 
 
 class StoreUnavailableError(StoreError):
-    """Throttling, server errors, resets, time-outs or short answers outlasted every attempt."""
+    """All attempts failed through throttling, server errors, resets or timeouts."""
 
     retriable: ClassVar[bool] = True
 
 
 class StreamOffsetError(TieredKafkaError):
-    """A position in a checkpoint that this version cannot read, or that options contradict."""
+    """This version cannot read a position of a checkpoint, or the options contradict it."""
 
 
 class BrokerError(TieredKafkaError):
-    """A broker that refuses, is too old, or answers what cannot be used."""
+    """A broker refuses a request, is too old, or returns an unusable response."""
 
 
 class BrokerAccessError(BrokerError):
-    """Brokers do not let the user describe or read a topic."""
+    """The user is not authorized to describe or read a topic."""
 
 
 class BrokerUnavailableError(BrokerError):
-    """No broker gave a proper answer, however often it was asked."""
+    """No broker returned a valid response within all attempts."""
 
     retriable: ClassVar[bool] = True
 
 
 class LeaderChangedError(BrokerError):
-    """The leader of a partition, or what it has, changed while it was being planned."""
+    """The leader of a partition, or its log, changed while the partition was planned."""
 
     retriable: ClassVar[bool] = True
 
 
 class OldBrokerError(BrokerError):
-    """A broker before Kafka 4.0 would have to read its tier, and may return aborted rows there."""
+    """A broker before Kafka 4.0 would read its own tier and may return aborted records."""
 
 
 class RegistryError(TieredKafkaError):
-    """A schema registry that does not answer as it should; the rows are not to blame."""
+    """A schema registry returned an unusable response; the records are not at fault."""
 
 
 class RegistryUnavailableError(RegistryError):
-    """A schema registry that does not answer, or only that it cannot now, however often asked."""
+    """A schema registry did not respond, or was overloaded, in all attempts."""
 
     retriable: ClassVar[bool] = True
 
 
 class ExportError(TieredKafkaError):
-    """An export that cannot begin or go on."""
+    """An export cannot start or continue."""
 
 
 class RangeGapError(ExportError):
-    """Offsets between what is committed and what would be committed next are missing."""
+    """Offsets are missing between the committed ones and the next ones."""
 
 
 class RangeOverlapError(ExportError):
-    """Offsets that would be committed are committed already."""
+    """Offsets to commit have been committed before."""
 
 
 class CommitConflictError(ExportError):
-    """Another export committed the same partitions in the meantime; nothing was committed."""
+    """Another export committed the same partitions first; nothing was committed."""
 
 
 class FingerprintError(ExportError):
-    """The table was begun with other rules (isolation, columns, transform, partitioning)."""
+    """The table was created with other isolation, columns, transform or partitioning."""
 
 
 class SchemaChangedError(ExportError):
-    """Typed columns that are not those of the table they would go into."""
+    """The typed columns do not match the columns of the table."""
 
 
 class TransformError(ExportError):
-    """A transform that failed, or returned what cannot be written."""
+    """A transform failed, or its result cannot be written."""
 
 
 class UnsupportedTargetError(ExportError):
-    """A target that cannot keep the promise of exactly once."""
+    """The target does not support exactly-once exports."""

@@ -14,8 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.read.run_task import read_metrics
-from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics
+from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
 from kts_source.store.storage_options import storage_options_from
 from kts_source.streaming.lag import PartitionLag, StreamLag, stream_lag
 

@@ -22,7 +22,7 @@ import atexit
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -230,6 +230,9 @@ class Cluster:
 
     Args:
         settings: How brokers are reached.
+
+    Attributes:
+        tier_failures: Run of a scan -> kinds of failures of the tier, which brokers replaced.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -240,6 +243,7 @@ class Cluster:
         self._locks: dict[int, threading.Lock] = {}
         self._any: Connection | None = None
         self._any_lock = threading.RLock()
+        self.tier_failures: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
         """Hangs up everywhere."""

@@ -372,7 +372,7 @@ def read_rows(
     Returns:
         A report of the reading alone, without its time.
     """
-    from kts_source.read.run_task import run_task
+    from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
 
     columns = tuple(dict.fromkeys((*job.options.columns, *needed)))

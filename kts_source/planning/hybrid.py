@@ -141,7 +141,7 @@ def _planned(
                     return planned
                 return replace(planned, plan=_with_catalog(planned.plan, named))
             except TieredKafkaError as error:
-                error.located(topic=brokers.topic, partition=brokers.partition)
+                error = error.located(topic=brokers.topic, partition=brokers.partition)
                 raise error from error.__cause__
             finally:
                 if part is not None:

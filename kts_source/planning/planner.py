@@ -134,7 +134,7 @@ def _planned(
             try:
                 return _plan_partition(options, part, side_files, progress, tasks=tasks)
             except TieredKafkaError as error:
-                error.located(topic=part.topic, partition=part.partition)
+                error = error.located(topic=part.topic, partition=part.partition)
                 if apart is None or isinstance(error, InvalidOptionError):
                     raise error from error.__cause__
                 apart(error)

@@ -27,7 +27,7 @@ MODULES: Final = (
     "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
     "segment_format.arrow",
-    "kts_source.read.run_task",
+    "kts_source.read.read_task",
     "kts_source.spark.datasource",
     "kts_source.spark.readers",
     "kts_source.store.s3_store",

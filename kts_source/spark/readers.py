@@ -68,7 +68,7 @@ def task_rows(
     let_spark_collect_log_lines()
     try:
         with explained_imports(), garbage_left_alone():
-            from kts_source.read.run_task import run_task
+            from kts_source.read.read_task import run_task
 
             rows = run_task(task, options, _place(scan))
             first = next(rows, None)

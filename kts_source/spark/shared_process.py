@@ -50,7 +50,7 @@ def few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.RecordBatch
     Raises:
         TieredKafkaError: Bytes that are not what was planned.
     """
-    from kts_source.read.run_task import run_task
+    from kts_source.read.read_task import run_task
 
     # Whatever a query's limit, all tasks are read at once.
     with _turns.one(), closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:

@@ -242,7 +242,7 @@ class TierStream:
                 return look.plan(wanted)
             except TieredKafkaError as error:
                 topic, partition = wanted.place
-                error.located(topic=topic, partition=partition)
+                error = error.located(topic=topic, partition=partition)
                 raise error from error.__cause__
 
         parts = [one for one in self._looker.pool.map(planned, ranges) if one is not None]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -60,9 +62,33 @@ def test_only_what_may_pass_is_retriable() -> None:
 
 def test_facts_are_filled_in_and_never_replaced() -> None:
     error = TieredKafkaError("what", uri="inner")
-    assert error.located(topic="t", uri="outer", offset=0) is error
-    assert error.located(offset=5).offset == 0
-    assert (error.topic, error.uri) == ("t", "inner")
+    located = error.located(topic="t", uri="outer", offset=0)
+    assert located.located(offset=5).offset == 0
+    assert (located.topic, located.uri) == ("t", "inner")
+    assert (error.topic, error.offset, error.uri) == (None, None, "inner")
+
+
+def test_located_copy_keeps_class_attributes_cause_and_traceback() -> None:
+    try:
+        raise errors.StoreError("what", attempts=("one",)) from ValueError("why")
+    except errors.StoreError as raised:
+        error = raised
+    located = error.located(offset=1)
+    assert (type(located), located.attempts) == (errors.StoreError, ("one",))
+    assert isinstance(located.__cause__, ValueError)
+    assert located.__traceback__ is error.__traceback__
+
+
+def test_located_result_is_used_everywhere() -> None:
+    unused = [
+        f"{path.name}:{node.lineno}"
+        for path in Path(errors.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith("error.located")
+    ]
+    assert unused == []
 
 
 def test_attempts_are_told_and_travel() -> None:

@@ -23,7 +23,7 @@ from kts_source.errors import (
     DataLossError,
 )
 from kts_source.options import parse_options
-from kts_source.read.read_ranges import read_range
+from kts_source.read.broker_rows import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set

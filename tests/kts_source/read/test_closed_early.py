@@ -13,7 +13,7 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.golden_data import TIER, tier_options
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from kts_source.errors import DataLossError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read import fallback
+from kts_source.read import broker_rows
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -48,7 +48,7 @@ def test_any_slice_of_a_segment_gives_its_rows(
     # An index entry has the last offset of an append, and the position of its first batch: rows
     # were once missing, or there twice, where a follower had written many batches at once. And a
     # log start inside of the segment, below the slice, was once taken for a loss.
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
@@ -95,7 +95,7 @@ def test_any_slice_of_a_segment_gives_its_rows(
 def test_a_log_start_that_moves_behind_the_plan(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, moved: int
 ) -> None:
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
@@ -143,7 +143,7 @@ def test_a_log_start_that_moves_behind_the_plan(
 @pytest.mark.parametrize("seed", range(30))
 def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # Batches are counted back from the segment's end then; the log start may move meanwhile.
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))
     end = log.end_offset()

@@ -9,7 +9,7 @@ import pytest
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import segment_source, slice_boundaries
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.record.framing import ENTRY_PREFIX_SIZE

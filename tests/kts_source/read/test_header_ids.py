@@ -13,7 +13,7 @@ import pytest
 import kts_source
 from kts_source.errors import InvalidValueError
 from kts_source.options.value_formats import AVRO_CONFLUENT, FAILFAST, ColumnFormat
-from kts_source.read.header_ids import framed
+from kts_source.read.value_decoders import framed
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from kts_source.errors import ObjectNotFoundError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType, ObjectRef, SegmentObjects, StoredIndex
-from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, read_side_file
+from kts_source.read.segment_source import MAX_TOGETHER_BYTES, read_side_file
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.manifest.chunk_index import FixedChunkIndex

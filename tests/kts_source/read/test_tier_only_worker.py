@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # A worker gets tasks one after the other; which modules it has loaded is told after each.
 _WORKER = """
 import json, pickle, sys
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 options, tasks = pickle.load(sys.stdin.buffer)
 told = []
 for task in tasks:

@@ -14,7 +14,7 @@ import kts_source
 from kts_source.errors import InvalidOptionError, InvalidValueError, RegistryError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import read_metrics
+from kts_source.read.task_metrics import read_metrics
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, as_avro, avro, row, write
 from tests.schema_registry import PASSWORD, USER, Registry
 

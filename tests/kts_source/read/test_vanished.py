@@ -13,8 +13,8 @@ from kts_source import metrics
 from kts_source.errors import DataLossError, ObjectChangedError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task, write_metrics
-from kts_source.read.task_metrics import TaskMetrics, TaskPlace
+from kts_source.read.read_task import run_task
+from kts_source.read.task_metrics import TaskMetrics, TaskPlace, write_metrics
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import run
 

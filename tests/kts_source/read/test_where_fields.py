@@ -16,8 +16,8 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.run_task import read_metrics
 from kts_source.read.segment_source import SegmentSource
+from kts_source.read.task_metrics import read_metrics
 from kts_source.read.value_decoders import value_decoder
 from kts_source.tier import open_tier
 from tests.kts_source.read.test_json_rows import as_json
@@ -315,8 +315,7 @@ def test_only_the_fields_of_the_condition_are_decoded_of_rows_left_out(
             decoded.append((self._form.fields, len(values)))
             return value_decoder(self._form).decode(values)
 
-    for module in ("typed_rows", "typed_filter"):
-        monkeypatch.setattr(f"kts_source.read.{module}.value_decoder", Counting)
+    monkeypatch.setattr("kts_source.read.typed_rows.value_decoder", Counting)
     kts_source.scan(good | as_avro()).where("value.amount = 7").to_table(threads=1)
     rows: dict[tuple[str, ...] | None, int] = {}
     for fields, count in decoded:
