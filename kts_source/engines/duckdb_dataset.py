@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from kts_source.engines.scan import Scan
+    from kts_source.engines.base_scan import BaseScan
 
 
 Columns = Sequence[str] | Mapping[str, pc.Expression]
@@ -81,7 +81,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         condition: Rows for which it is not true are skipped.
     """
 
-    def __init__(self, scan: Scan, condition: pc.Expression | None = None) -> None:
+    def __init__(self, scan: BaseScan, condition: pc.Expression | None = None) -> None:
         # Arrow scans this instead of reading through a null pointer.
         fragment = ds.IpcFileFormat().make_fragment(_NoFile())
         no_files = ds.FileSystemDataset([fragment], scan.schema, ds.IpcFileFormat())
@@ -208,7 +208,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
-        return self._scan._repr_html_()  # notebooks call it by this name
+        return self._scan._repr_html_()  # the name that notebooks call
 
 
 class TierScanner:
@@ -226,7 +226,7 @@ class TierScanner:
 
     def __init__(
         self,
-        scan: Scan,
+        scan: BaseScan,
         columns: Columns | None,
         condition: pc.Expression | None,
         batch_size: int | None,
@@ -319,7 +319,7 @@ class TierScanner:
         )
 
 
-def _needed(scan: Scan, columns: Columns | None, condition: pc.Expression | None) -> Scan:
+def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
     """Returns the scan of the columns and rows that a query needs."""
     needed = set(scan.columns)
     if isinstance(columns, dict):

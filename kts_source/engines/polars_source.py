@@ -13,7 +13,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from kts_source.columns import PARTITION
-from kts_source.engines.field_conditions import field_comparison
+from kts_source.engines.conditions import field_comparison
 from kts_source.planning.narrowing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 from kts_source.read.handover import in_threads
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.engines.scan import Scan
+    from kts_source.engines.base_scan import BaseScan
     from kts_source.predicate.model import Predicate
 
 _DYNAMIC: Final = "dynamic_pred"
@@ -31,7 +31,7 @@ _DYNAMIC: Final = "dynamic_pred"
 _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.GE}
 
 
-def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
+def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
     """The rows of a scan; each query reads the columns, offsets and rows that it needs.
 
     Args:
@@ -72,7 +72,7 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
     return register_io_source(rows, schema=schema, validate_schema=True, **pure)
 
 
-def _beside(scan: Scan, threads: int) -> Generator[pa.RecordBatch]:
+def _beside(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
     """The rows, read in other threads than the one that asks. Polars' thread makes its own layout
     of each batch, and what Polars computes waits for that: reading there would come on top.
     """

@@ -11,7 +11,7 @@ import ray
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
     import pyarrow.compute as pc
 
-    from kts_source.engines.scan import Scan
-    from kts_source.engines.task_reader import TaskReader
+    from kts_source.engines.base_scan import BaseScan, TaskReader
     from kts_source.read.task import ScanTask
 
 
-def ray_dataset(scan: Scan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
+def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
     """The rows of a scan, read by Ray's workers.
 
     Args:
@@ -46,7 +45,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         scan: What is read.
     """
 
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: BaseScan) -> None:
         super().__init__()
         self._projection_map = None  # Ray's base reads it and does not set it
         self._scan = scan

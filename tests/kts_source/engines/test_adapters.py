@@ -17,10 +17,10 @@ import pytest
 
 import kts_source
 from kts_source.columns import ALL_COLUMNS
-from kts_source.engines import task_reader
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines import base_scan
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.predicate.model import And, Column, Compare, Op
-from kts_source.read.row_schema import read_schema
+from kts_source.read.read_settings import read_schema
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TOPICS,
@@ -48,13 +48,13 @@ def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
     """The tasks that were begun."""
     begun: list[ScanTask] = []
-    real = task_reader.OpenedTasks._read
+    real = base_scan.TaskRun._read
 
-    def counted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
-        begun.append(self._tasks[number])
+    def counted(self: base_scan.TaskRun, number: int) -> Iterator[pa.RecordBatch]:
+        begun.append(self.tasks[number])
         return real(self, number)
 
-    monkeypatch.setattr(task_reader.OpenedTasks, "_read", counted)
+    monkeypatch.setattr(base_scan.TaskRun, "_read", counted)
     return begun
 
 
@@ -158,13 +158,13 @@ def test_polars_waits_for_no_reading_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readers: list[str] = []
-    real = task_reader.OpenedTasks._read
+    real = base_scan.TaskRun._read
 
-    def noted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
+    def noted(self: base_scan.TaskRun, number: int) -> Iterator[pa.RecordBatch]:
         readers.append(threading.current_thread().name)
         return real(self, number)
 
-    monkeypatch.setattr(task_reader.OpenedTasks, "_read", noted)
+    monkeypatch.setattr(base_scan.TaskRun, "_read", noted)
     base = scanned("codecs" if target == "1g" else "txn", targetPartitionBytes=target)
     whole = base.to_polars()
     readers.clear()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kts_source
-from kts_source.engines.field_conditions import field_comparison
+from kts_source.engines.conditions import field_comparison
 from kts_source.predicate.model import And, Compare, Field, Kind, Op
 from tests.kts_source.read.typed_tier import write
 

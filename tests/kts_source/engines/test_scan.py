@@ -19,10 +19,10 @@ import pytest
 
 import kts_source
 from kts_source import metrics
-from kts_source.engines import planned_once
+from kts_source.engines import base_scan
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
-from kts_source.read import run_task as run_task_module
+from kts_source.read import read_task as run_task_module
 from kts_source.read.read_task import read_task
 from kts_source.spark.shared_process import few_batches
 from tests.golden_data import (
@@ -180,7 +180,7 @@ def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch
         plans.append(real(*arguments))  # type: ignore[arg-type]
         return plans[-1]
 
-    monkeypatch.setattr(planned_once, "plan_scan", counted)
+    monkeypatch.setattr(base_scan, "plan_scan", counted)
     base = scanned()
     first = base.where("offset > 100").limit(3)
     assert plans == [], "nothing is asked before it is wanted"
@@ -309,10 +309,10 @@ def test_a_library_that_is_missing_is_named(
 _ENDLESS = """
 import os, sys, time
 import kts_source
-from kts_source.engines import task_reader
+from kts_source.engines.base_scan import TaskRun
 from tests.golden_data import tier_options
 
-real = task_reader.OpenedTasks._read
+real = TaskRun._read
 
 def endless(self, number):
     while True:
@@ -320,7 +320,7 @@ def endless(self, number):
         os.write(1, b"read\\n")  # whole lines, whichever thread writes
         time.sleep(0.01)
 
-task_reader.OpenedTasks._read = endless
+TaskRun._read = endless
 scan = kts_source.scan(tier_options("txn", targetPartitionBytes="32k"))
 with scan.to_reader(threads=int(sys.argv[1])) as reader:
     for batch in reader:
