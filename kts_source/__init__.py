@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from kts_source.planning.planner import plan
     from kts_source.reporting.page import TierReport, report
     from kts_source.spark.audit import audit
-    from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
-    from kts_source.spark.datasource import TieredKafkaDataSource, register
+    from kts_source.spark.datasource import TieredKafkaDataSource, register, run_available_now
 
 __all__ = [
     "AuditReport",
@@ -58,7 +57,7 @@ _HOMES: Final = {
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "report": "kts_source.reporting.page",
-    "run_available_now": "kts_source.spark.available_now",
+    "run_available_now": "kts_source.spark.datasource",
     "scan": "kts_source.engines.scan",
 }
 

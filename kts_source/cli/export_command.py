@@ -112,7 +112,7 @@ def export(
     if with_spark:
         require("pyspark", "spark", "--spark")
         from kts_source.spark.backfill import SparkExecutor
-        from kts_source.spark.session import session_builder
+        from kts_source.spark.datasource import session_builder
 
         executor = SparkExecutor(session_builder().getOrCreate(), shown)
     if follows:

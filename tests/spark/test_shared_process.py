@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError
-from kts_source.spark import shared_process
-from kts_source.spark.shared_process import MOST_BATCHES, _Turns, joined_at_last
+from kts_source.spark import sail
+from kts_source.spark.sail import MAX_BATCHES, _Turns, join_last
 
 
 @settings(max_examples=50, deadline=None)
@@ -23,8 +23,8 @@ def test_few_batches_have_the_same_rows(sizes: list[int]) -> None:
         pa.record_batch({"n": pa.array([next(numbers) for _ in range(size)], pa.int64())})
         for size in sizes
     ]
-    found = list(joined_at_last(batches))
-    assert len(found) <= MOST_BATCHES
+    found = list(join_last(batches))
+    assert len(found) <= MAX_BATCHES
     assert [row for batch in found for row in batch.column("n").to_pylist()] == [
         row for batch in batches for row in batch.column("n").to_pylist()
     ]
@@ -32,21 +32,21 @@ def test_few_batches_have_the_same_rows(sizes: list[int]) -> None:
 
 def test_rows_that_no_batch_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches more than the channel has room for would stop the server for ever."""
-    monkeypatch.setattr(shared_process, "_MOST_COLUMN_BYTES", 100)
+    monkeypatch.setattr(sail, "_MAX_COLUMN_BYTES", 100)
     batch = pa.record_batch({"n": pa.array(range(5), pa.int64()), "s": pa.array(["x"] * 5)})
-    whole = [batch] * (MOST_BATCHES + 1)
-    assert sum(found.num_rows for found in joined_at_last(whole)) == 5 * len(whole)
+    whole = [batch] * (MAX_BATCHES + 1)
+    assert sum(found.num_rows for found in join_last(whole)) == 5 * len(whole)
     with pytest.raises(InvalidOptionError, match="targetPartitionBytes"):
-        list(joined_at_last([*whole, batch]))
+        list(join_last([*whole, batch]))
 
 
 def test_turns_are_taken_and_given_back() -> None:
     turns = _Turns()
-    turns._most = 2
+    turns._limit = 2
     lock, counts, most = threading.Lock(), [0], [0]
 
     def work() -> None:
-        with turns.one():
+        with turns.turn():
             with lock:
                 counts[0] += 1
                 most[0] = max(most[0], counts[0])
@@ -60,4 +60,4 @@ def test_turns_are_taken_and_given_back() -> None:
     for thread in threads:
         thread.join(10)
     assert most[0] == 2
-    assert turns._now == 0
+    assert turns._running == 0

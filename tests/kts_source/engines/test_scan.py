@@ -24,7 +24,7 @@ from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
 from kts_source.read import read_task as run_task_module
 from kts_source.read.read_task import read_task
-from kts_source.spark.shared_process import few_batches
+from kts_source.spark.sail import read_few_batches
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TIER,
@@ -169,7 +169,7 @@ def test_only_who_may_stop_early_waits_for_a_first_request(monkeypatch: pytest.M
     assert waited(lambda: base.limit(5).to_table()) == [True]
     assert waited(lambda: list(base.read_task(first))) == [False]
     assert waited(lambda: list(base.limit(5).read_task(first))) == [True]
-    assert waited(lambda: list(few_batches(first, base.task_reader.options))) == [False]
+    assert waited(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
 
 
 def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
