@@ -1,6 +1,4 @@
-"""`spark.read.format("tiered-kafka")`: Kafka's cold tier as a table, read straight from object
-storage.
-"""
+"""Reads Kafka's tiered storage as a table, without brokers: `spark.read.format("tiered-kafka")`."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    # Lazy, so that planning and reading work where pyspark is not installed, and importing is fast.
+    # Lazy: planning and reading work without pyspark, and the import is fast.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.auditing.kinds import KINDS, Kind, Severity
-from kts_source.notebook import rows_table
-from kts_source.texts import camel_case, printable
+from kts_source.texts import camel_case, printable, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -21,12 +21,12 @@ from kts_source.cli.scan_options import json_flag, scan_options
 from kts_source.engines.scan import scan
 from kts_source.errors import InvalidOptionError, KeyPrefixError, StoreError, TierNotFoundError
 from kts_source.layout.find_layout import find_layout
+from kts_source.libraries import errors_only
 from kts_source.options import parse_options
 from kts_source.planning.describe import PartitionWatermark, describe
 from kts_source.planning.key_prefix import likely_prefixes
 from kts_source.planning.locked import locked_partition, only, partitions_with_keys, unless_locked
 from kts_source.planning.planner import plan_scan
-from kts_source.quiet import errors_only
 from kts_source.reporting.page import report
 from kts_source.store.open_store import local_file
 from kts_source.texts import format_bytes

@@ -84,7 +84,7 @@ def export(
     from kts_source.export.run import export as run_export
     from kts_source.export.settings import export_settings
     from kts_source.export.task_writer import LocalExecutor
-    from kts_source.extras import require
+    from kts_source.libraries import require
 
     *tier, target = given
     if len(tier) > 2:

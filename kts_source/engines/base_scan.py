@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from kts_source.errors import InvalidOptionError
-from kts_source.notebook import facts_table
 from kts_source.options.scan_options import checked_columns
 from kts_source.planning.narrowing import conjunction, narrowed
 from kts_source.planning.planner import plan_scan
@@ -19,6 +18,7 @@ from kts_source.predicate.implied_ranges import TRUE
 from kts_source.read.handover import ThreadTiers, in_threads
 from kts_source.read.read_settings import FOR_ENGINES, BatchLimits, read_schema
 from kts_source.read.task_metrics import TaskPlace
+from kts_source.texts import facts_table
 from segment_format.reused_memory import release_idle
 
 if TYPE_CHECKING:

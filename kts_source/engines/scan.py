@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from kts_source.engines.base_scan import BaseScan, SharedPlan, thread_count
 from kts_source.errors import InvalidOptionError
-from kts_source.extras import require
+from kts_source.libraries import require
 from kts_source.options import check_for_batch, parse_any_options
 from kts_source.planning.infer_types import with_types
 

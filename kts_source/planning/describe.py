@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError
-from kts_source.extras import require
-from kts_source.notebook import rows_table
+from kts_source.libraries import require
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.selection import EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
 from kts_source.planning.side_files import SideFiles
 from kts_source.read.segment_source import SegmentSource
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, rows_table
 from kts_source.tier import Tier, open_tier
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kts_source.notebook import rows_table
 from kts_source.planning.estimate import estimate
 from kts_source.planning.surroundings import with_surroundings
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

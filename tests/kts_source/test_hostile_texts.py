@@ -20,8 +20,7 @@ from kts_source.cli.output import json_text, print_json, print_table
 from kts_source.errors import CorruptSegmentError
 from kts_source.export.report import Skipped, empty_report
 from kts_source.layout.layout import Orphan
-from kts_source.notebook import MAX_ROWS, facts_table, rows_table
-from kts_source.texts import printable, some
+from kts_source.texts import MAX_ROWS, facts_table, printable, rows_table, some
 from tests.golden_data import tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
 from tests.kts_source.reporting.test_page import HOSTILE, SAFE

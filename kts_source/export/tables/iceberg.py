@@ -69,7 +69,7 @@ from kts_source.export.tables.row_counts import (
     to_json,
     without_other_exports,
 )
-from kts_source.quiet import errors_only
+from kts_source.libraries import errors_only
 from kts_source.store.storage_options import CHECKSUM_VARIABLES
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from kts_source.export.transforms.row_transform import (
     schema_text,
 )
 from kts_source.export.transforms.wire_batches import avro_together, json_together
-from kts_source.extras import require
+from kts_source.libraries import require
 from kts_source.registry.by_id import ById, RegistryAccess, RegistryPlace
 from kts_source.registry.schema_registry import (
     AVRO,
