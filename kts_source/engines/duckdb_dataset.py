@@ -119,13 +119,12 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         """
         if unknown := arguments.keys() - _IGNORED:
             raise TypeError(f"scanner() got an unexpected keyword argument {min(unknown)!r}")
-        conditions = [one for one in (self._condition, filter) if one is not None]
-        both = None if not conditions else conditions[0]
-        if len(conditions) > 1:
-            both = conditions[0] & conditions[1]
+        condition = self._condition if filter is None else filter
+        if self._condition is not None and filter is not None:
+            condition = self._condition & filter
         if columns is not None:
             columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
-        return TierScanner(self._scan, columns, both, batch_size)
+        return TierScanner(self._scan, columns, condition, batch_size)
 
     def to_batches(self, **arguments: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
         """Yields the rows; see `scanner` for the arguments."""
@@ -263,8 +262,8 @@ class TierScanner:
         """Returns the first rows, and reads no more tasks than that takes."""
         batches: list[pa.RecordBatch] = []
         missing = num_rows
-        with closing(self.to_batches()) as found:
-            while missing > 0 and (batch := next(found, None)) is not None:
+        with closing(self.to_batches()) as rows:
+            while missing > 0 and (batch := next(rows, None)) is not None:
                 batches.append(batch.slice(0, missing))
                 missing -= batch.num_rows
         return pa.Table.from_batches(batches, self.projected_schema)
@@ -293,11 +292,11 @@ class TierScanner:
         plain = self._columns is None or not isinstance(self._columns, dict)
         if plain and self._condition is None and set(names) <= set(batch.schema.names):
             return (batch.select(names),)
-        whole = pa.Table.from_batches([self._padded(batch)])
-        if plain and set(names) <= set(whole.schema.names):
-            table = _filtered(whole, self._condition).select(names)
+        padded = pa.Table.from_batches([self._padded(batch)])
+        if plain and set(names) <= set(padded.schema.names):
+            table = _filtered(padded, self._condition).select(names)
         else:
-            scanner = ds.InMemoryDataset(whole).scanner(
+            scanner = ds.InMemoryDataset(padded).scanner(
                 columns=self._columns, filter=self._condition, use_threads=False
             )
             table = scanner.to_table()
@@ -323,7 +322,7 @@ def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | 
     """Returns the scan of the columns and rows that a query needs."""
     needed = set(scan.columns)
     if isinstance(columns, dict):
-        needed = set(chain(*(columns_in(one, scan.columns) for one in columns.values())))
+        needed = set(chain(*(columns_in(value, scan.columns) for value in columns.values())))
     elif columns is not None:
         needed = set(columns)
     if condition is not None:
@@ -347,13 +346,10 @@ def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
     return acero.Declaration.from_sequence(steps).to_table(use_threads=False)
 
 
-def _pieces(batch: pa.RecordBatch, most: int | None) -> Iterator[pa.RecordBatch]:
-    if most is None or batch.num_rows <= most:
-        if batch.num_rows:
-            yield batch
-        return
-    for begin in range(0, batch.num_rows, most):
-        yield batch.slice(begin, most)
+def _pieces(batch: pa.RecordBatch, max_rows: int | None) -> Iterator[pa.RecordBatch]:
+    size = max_rows or max(batch.num_rows, 1)
+    for start in range(0, batch.num_rows, size):
+        yield batch.slice(start, size)
 
 
 def _in_memory(dataset: Any) -> Any:  # noqa: ANN401  # pyarrow's

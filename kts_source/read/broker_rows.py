@@ -128,10 +128,9 @@ def rows_of(
 
     lost_stops = [] if losses is None else losses.stops
     decoder = None
-    bounds = {"start_offset": broker_range.start_offset, "stop_offset": broker_range.stop_offset}
     if broker_range.read_committed:
         # No checksum covers a broker's list of aborted transactions.
-        transactions = TransactionCheck(aborted, **bounds)
+        transactions = _transaction_check(broker_range, aborted)
     first_offset = MAX_OFFSET
     intervals, losses_seen = aborted, 0
     try:
@@ -146,7 +145,7 @@ def rows_of(
                 # Earlier decoders got whole batches.
                 shown = broker_range.from_offset(lost_stops[-1]) if lost_stops else broker_range
                 if transactions is not None and has_lost:  # markers are lost, too
-                    transactions = TransactionCheck(needed, **bounds)
+                    transactions = _transaction_check(broker_range, needed)
                 elif transactions is not None:
                     transactions.use(needed)
                 decoder = open_range_decoder(shown, needed, settings, transactions)
@@ -165,6 +164,12 @@ def rows_of(
             partition=broker_range.partition,
             offset=error.offset,
         ) from error
+
+
+def _transaction_check(broker_range: BrokerRange, aborted: AbortedIntervals) -> TransactionCheck:
+    return TransactionCheck(
+        aborted, start_offset=broker_range.start_offset, stop_offset=broker_range.stop_offset
+    )
 
 
 def _finish(
@@ -257,14 +262,8 @@ class BrokerFallback:
         start = max(task_slice.start_offset, next_offset)
         if first.position >= last.position or start >= task_slice.stop_offset:
             return
-        log.warning(
-            "%s-%s: offsets from %d to %d are read from brokers: %s",
-            task_slice.topic,
-            task_slice.partition,
-            start,
-            task_slice.stop_offset,
-            error,
-        )
+        offsets = task_slice.topic, task_slice.partition, start, task_slice.stop_offset
+        log.warning("%s-%s: offsets from %d to %d are read from brokers: %s", *offsets, error)
         if self._meter is not None:
             self._meter.brokers.fallbacks += 1
         wanted = _range_of(task_slice, start, task_slice.stop_offset)
@@ -278,9 +277,7 @@ class BrokerFallback:
             batches = fetch.positions(first.position, last.position)
         transactions = None
         if self._settings.read_committed:
-            transactions = TransactionCheck(
-                task_slice.aborted, start_offset=start, stop_offset=task_slice.stop_offset
-            )
+            transactions = _transaction_check(wanted, task_slice.aborted)
         try:
             with closing(batches):
                 yield from rows_of(
