@@ -32,7 +32,7 @@ class TieredKafkaError(Exception):
     """Root of all errors of the source.
 
     Attributes:
-        retriable: Whether the same call may succeed later.
+        retriable: True if the same call may succeed later.
         message: The text without the location.
         topic: Topic, if known.
         partition: Partition number, if known.

@@ -99,7 +99,7 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """Whether the first entry of an answer holds no record below an offset.
+    """True if the first entry of an answer holds no record below an offset.
 
     The offset field of a compressed message set (formats 0 and 1) is that of its last record, so
     only the records in it tell where it begins. Returns `False` where the entry cannot be read.
@@ -171,7 +171,7 @@ class _Waiting:
 
     Attributes:
         reason: For the error after too many attempts.
-        is_empty: Whether an answer had neither an error nor a record.
+        is_empty: True if an answer had neither an error nor a record.
     """
 
     reason: str
@@ -198,7 +198,7 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """Whether the last batch came too long ago."""
+        """True if the last batch came too long ago."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:
@@ -212,7 +212,7 @@ class RangeFetcher:
 
     Args:
         cluster: Brokers; no other thread may use its connections in the meantime.
-        wanted: What to fetch.
+        wanted: Range to fetch.
         max_batch_bytes: Maximum size of one batch.
         on_loss: Called with lost offsets [start, stop) and the reason. The fetch continues after
             them, or ends if it returns True. Without it they are an error.
@@ -220,8 +220,8 @@ class RangeFetcher:
     Attributes:
         bytes: Bytes of complete batches so far.
         requests: Requests sent so far.
-        lost_offsets: Whether some of the range is lost.
-        met_hole: Whether the brokers' own tier lacks some of it.
+        lost_offsets: True if some of the range is lost.
+        met_hole: True if the brokers' own tier lacks some of it.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class SharedPlan:
     """The plan of a scan and of all scans derived from it, made at its first use.
 
     Args:
-        options: What is planned.
+        options: Options of the scan.
         made: The plan, if it exists.
     """
 
@@ -81,7 +81,7 @@ class BaseScan:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the scan has a limit, so that a condition may only be applied after it."""
+        """True if the scan has a limit, so that a condition may only be applied after it."""
         return self._max_rows is not None
 
     @property
@@ -118,7 +118,7 @@ class BaseScan:
         """Yields the rows of one task. Close the generator to cancel the requests under way.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned.
+            TieredKafkaError: The bytes do not match the plan.
         """
         return self.task_reader(task)
 
@@ -157,9 +157,9 @@ class BaseScan:
         """Yields the rows. Close the generator to cancel the requests under way.
 
         Args:
-            threads: How many tasks are read concurrently; each takes a core and up to about
+            threads: Number of tasks that are read concurrently; each takes a core and up to about
                 `prefetchBytes` of memory.
-            ordered: Whether rows come in the order of topic, partition and offset; else as they are
+            ordered: True if rows come in the order of topic, partition and offset; else as they are
                 ready.
             progress: Called from any thread after each task with the original bytes of the tasks
                 that were read, and of all tasks.
@@ -256,7 +256,7 @@ class TaskReader:
     """Reads any task of a scan, in any process. Picklable, with credentials as `Secret`.
 
     Attributes:
-        options: What to read, and how.
+        options: Options of the scan.
         max_rows: Maximum rows of each task; `None` = all.
     """
 
@@ -267,7 +267,7 @@ class TaskReader:
         """Yields the rows of one task. Close the generator to cancel the requests under way.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned.
+            TieredKafkaError: The bytes do not match the plan.
         """
         from kts_source.read.read_task import run_task
 
@@ -289,11 +289,11 @@ class TaskReader:
         """Yields the first `max_rows` rows of several tasks; see `BaseScan.batches`.
 
         Args:
-            tasks: What to read, in order.
-            threads: How many tasks are read concurrently.
-            ordered: Whether rows come in the order of the tasks.
+            tasks: Tasks to read, in order.
+            threads: Number of tasks that are read concurrently.
+            ordered: True if rows come in the order of the tasks.
             progress: Called after each task.
-            whole: Whether the consumer takes all batches.
+            whole: True if the consumer takes all batches.
         """
         limit = self.max_rows
         whole = whole and limit is None
@@ -333,7 +333,7 @@ class TaskRun:
     """One run of a scan's tasks. Close it after all threads have ended.
 
     Attributes:
-        options: What to read, and how.
+        options: Options of the scan.
         tasks: All tasks, in order.
         limits: Limits of a batch.
         progress: See `BaseScan.batches`.

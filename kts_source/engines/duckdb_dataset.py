@@ -77,7 +77,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
     calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
 
     Args:
-        scan: What is read.
+        scan: Scan to read.
         condition: Rows for which it is not true are skipped.
     """
 
@@ -214,7 +214,7 @@ class TierScanner:
     """Reads the rows of one query over a `TierDataset`, with the methods of a pyarrow `Scanner`.
 
     Args:
-        scan: What is read.
+        scan: Scan to read.
         columns: Names in order, or expressions by name; `None` = all columns.
         condition: Rows for which it is not true are skipped; `None` = all rows.
         batch_size: Rows of a batch at most.

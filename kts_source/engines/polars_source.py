@@ -35,8 +35,8 @@ def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
     """Returns a frame whose queries read only the columns, offsets and rows that they need.
 
     Args:
-        scan: What is read.
-        threads: Number of reading threads, at least one, besides those of Polars.
+        scan: Scan to read.
+        threads: Number of reading threads, at least one, in addition to those of Polars.
     """
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 

@@ -27,7 +27,7 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray
     """Returns the rows of a scan as a Ray `Dataset`, read by Ray's workers.
 
     Args:
-        scan: What is read; planned immediately.
+        scan: Scan to read; planned immediately.
         **arguments: For `ray.data.read_datasource`.
 
     Raises:
@@ -42,7 +42,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
     """Ray's data source of a scan. Ray passes columns and conditions and does not filter again.
 
     Args:
-        scan: What is read.
+        scan: Scan to read.
     """
 
     def __init__(self, scan: BaseScan) -> None:

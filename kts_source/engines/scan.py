@@ -53,7 +53,7 @@ class Scan(BaseScan):
     credentials travel in it as `Secret`.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
         where: Rows for which it is not true are skipped, besides the condition of the options.
         max_rows: At most this many rows, the first ones; `None` = all.
         shared_plan: The plan of the scan from which this one is derived.
@@ -122,7 +122,7 @@ class Scan(BaseScan):
         """Returns a Polars `LazyFrame`, which passes columns, conditions and limits to the scan.
 
         Args:
-            threads: Number of reading threads, besides those of Polars; default: one per core.
+            threads: Number of reading threads besides Polars' own; default: one per core.
 
         Raises:
             InvalidOptionError: Polars is not installed.

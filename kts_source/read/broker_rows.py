@@ -57,9 +57,9 @@ def read_range(
     """Yields the rows of a range, offsets ascending.
 
     Args:
-        broker_range: What to read.
+        broker_range: Offsets to read.
         cluster: Brokers; no other thread may use its connections in the meantime.
-        settings: How to decode.
+        settings: Settings of the scan.
         meter: Counts the work.
 
     Raises:
@@ -117,7 +117,7 @@ def rows_of(
     Args:
         fetched: The batches, as `RangeFetcher` yields them.
         broker_range: The range; rows outside of it are skipped.
-        settings: How to decode.
+        settings: Settings of the scan.
         aborted: Transactions to skip, if the range is fetched without them.
         transactions: Compares the markers with `aborted`.
         meter: Counts the work.
@@ -199,7 +199,7 @@ class BrokerFallback:
 
     Args:
         cluster: Brokers; no other thread may use its connections in the meantime.
-        settings: How to decode; the columns include `offset`.
+        settings: Settings of the scan; the columns include `offset`.
         meter: Counts the work.
     """
 
@@ -216,7 +216,7 @@ class BrokerFallback:
 
         Args:
             task_slice: The slice that failed.
-            error: Why the tier failed.
+            error: Failure of the tier.
         """
         if not isinstance(error, StoreError | CorruptSegmentError) or not task_slice.lineage:
             raise error
@@ -252,7 +252,7 @@ class BrokerFallback:
             task_slice: The slice.
             next_offset: Rows below it were returned.
             source: Looks up boundaries inside the segment.
-            error: Why the tier failed, for the log.
+            error: Failure of the tier, for the log.
 
         Raises:
             DataLossError: Brokers do not have the rows either.
@@ -314,7 +314,7 @@ class SliceFetch:
         losses: Notes lost offsets.
 
     Attributes:
-        has_lost: Whether brokers lack some of the segment.
+        has_lost: True if brokers lack some of the segment.
     """
 
     def __init__(
@@ -339,13 +339,13 @@ class SliceFetch:
     def positions(self, start: int, stop: int) -> Generator[FetchedBatches]:
         """Yields the batches at positions [start, stop), up to the slice's last offset.
 
-        Brokers know offsets only, but what they send is byte for byte what was uploaded. So bytes
+        Brokers know offsets only, but they send exactly the bytes that were uploaded. So bytes
         are counted from the segment's first batch on, or, if the log start has passed that batch,
         back from the segment's end.
 
         Args:
-            start: Where a batch begins.
-            stop: Where another batch begins, or the segment's end.
+            start: Position of a batch.
+            stop: Position of another batch, or the segment's end.
 
         Raises:
             BrokerError: Brokers refuse, or do not respond.

@@ -52,7 +52,7 @@ class Fetched(NamedTuple, Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """How much to read ahead.
+    """Limits of the read-ahead.
 
     At most `max_concurrent_requests` are under way. Requests under way and answers that wait for
     the consumer have at most `prefetch_bytes`, or are a single larger request. The last answer
@@ -62,7 +62,7 @@ class ReadAhead:
     Attributes:
         max_concurrent_requests: Number of threads, at least one.
         prefetch_bytes: Bytes under way or waiting; 0 reads only the next request.
-        slow_start: Whether the first request is read alone, for consumers that may want no second
+        slow_start: True if the first request is read alone, for consumers that may want no second
             one. After it at most `EARLY_BYTES` are read until the consumer wants more.
 
     Raises:
@@ -100,8 +100,8 @@ def fetch_ranges(
     Args:
         read: Returns the bytes of one request; called from any thread.
         requests: Consumed one by one as there is room, in the consumer's thread.
-        read_ahead: How much to read ahead.
-        near: Whether bytes may be in memory, like local files. Then the consumer's thread reads
+        read_ahead: Limits of the read-ahead.
+        near: True if bytes may be in memory, like local files. Then the consumer's thread reads
             them as long as that is fast; other threads would copy them into another core's cache.
         meanwhile: Called by the consumer's thread while it waits for the first answer of a slow
             start. It may never be called, and its errors are ignored, so it must do work that is

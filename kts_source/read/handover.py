@@ -68,8 +68,8 @@ def in_threads(
 
     Args:
         reads: Each is opened and read to its end in one thread.
-        threads: How many run at a time.
-        ordered: Whether the batches come in the order of the reads; else as they are ready.
+        threads: Number of reads that run at a time.
+        ordered: True if the batches come in the order of the reads; else as they are ready.
     """
     handover = _Handover(reads, threads, ordered=ordered)
     workers = [
@@ -95,7 +95,7 @@ class _Item(NamedTuple):
         number: Number of the read.
         batch: `None` when the read has ended.
         size: The batch's bytes.
-        error: Why it failed.
+        error: Its failure.
     """
 
     number: int

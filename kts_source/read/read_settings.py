@@ -41,21 +41,21 @@ FOR_ENGINES: Final = BatchLimits(65536, 8 << 20)
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How the tasks of a scan are read.
+    """Settings for reading the tasks of a scan.
 
     Attributes:
         columns: Columns of the table, in order.
-        check_crcs: Whether checksums of batches are verified.
+        check_crcs: True if checksums of batches are verified.
         max_batch_bytes: Maximum size of a record batch, stored or decompressed.
-        read_ahead: How much to read ahead.
+        read_ahead: Limits of the read-ahead.
         where: Rows for which it is not true are skipped.
-        fail_on_data_loss: Whether an object that was deleted after planning is an error.
+        fail_on_data_loss: True if an object that was deleted after planning is an error.
         batches: Limits of a batch.
-        brokers: How to connect to brokers; `None` reads the tier only.
-        broker_fallback: Whether brokers serve the rest of a slice if the tier fails.
-        formats: How keys and values are decoded; other columns stay binary.
+        brokers: Connection settings; `None` reads the tier only.
+        broker_fallback: True if brokers serve the rest of a slice if the tier fails.
+        formats: Formats of keys and values; other columns stay binary.
         keys: Records with other keys are skipped; `None` = all keys.
-        read_committed: Whether aborted transactions are skipped and their intervals are compared
+        read_committed: True if aborted transactions are skipped and their intervals are compared
             with the markers of the log.
     """
 
@@ -95,7 +95,7 @@ def read_schema(columns: Iterable[str], formats: Iterable[ColumnFormat] = ()) ->
 
     Args:
         columns: Names, in order.
-        formats: How keys and values are decoded.
+        formats: Formats of keys and values.
     """
     import pyarrow as pa
 

@@ -63,11 +63,11 @@ def run_task(
     Close the generator to cancel the requests under way.
 
     Args:
-        task: What to read.
-        options: How to read it, and where.
+        task: Task to read.
+        options: Options of the scan.
         place: The scan and the number of the task.
         batches: Limits of a batch.
-        whole: Whether the consumer takes all rows, so that the first request need not be alone.
+        whole: True if the consumer takes all rows, so that the first request need not be alone.
         on_end: Called with the metrics when the task has ended in any way.
         opened: The tier, if a thread reads many tasks of it; it stays open.
         set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
@@ -117,9 +117,9 @@ def read_task(
     Close the generator to cancel the requests under way.
 
     Args:
-        task: What to read.
+        task: Task to read.
         source: Reads the segments.
-        settings: How to read.
+        settings: Settings of the scan.
         meter: Counts the work.
         set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
 
@@ -197,13 +197,13 @@ def _read_with_brokers(
 
 @dataclass(slots=True)
 class _Position:
-    """How far the slices of a task were read.
+    """Progress in the slices of a task.
 
     Attributes:
         task_slice: The slice that is being read, or that failed.
         decoder: Decodes that slice; `None` if none of its bytes were read.
         next_offset: Rows of the slice below this offset were returned.
-        is_object_gone: Whether the slice failed because its object does not exist.
+        is_object_gone: True if the slice failed because its object does not exist.
     """
 
     task_slice: SegmentSlice
@@ -212,7 +212,7 @@ class _Position:
     is_object_gone: bool = False
 
     def move(self, task_slice: SegmentSlice, decoder: SliceDecoder | None = None) -> None:
-        """Goes on with the next slice."""
+        """Moves to the next slice."""
         self.task_slice, self.decoder, self.next_offset = task_slice, decoder, 0
 
 
@@ -227,9 +227,9 @@ def read_slices(
     """Yields the rows of slices in order; offsets ascend within a slice.
 
     Args:
-        slices: What to read.
+        slices: Slices to read.
         source: Reads the segments.
-        settings: How to read.
+        settings: Settings of the scan.
         meter: Counts the work.
         fallback: Reads the rest of a slice if the tier fails; the columns must include `offset`.
 
@@ -237,7 +237,7 @@ def read_slices(
         DataLossError: An object was deleted after planning. With `fail_on_data_loss=False` the
             rest of its slice is skipped with a warning.
         ObjectChangedError: An object is not the version that was planned.
-        TieredKafkaError: The bytes are not what was planned; has topic, partition, offset, object
+        TieredKafkaError: The bytes do not match the plan; has topic, partition, offset, object
             and position.
     """
     if meter is not None:

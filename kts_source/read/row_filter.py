@@ -70,7 +70,7 @@ class FilteringDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether a batch at or beyond the stop offset was met."""
+        """True if a batch at or beyond the stop offset was met."""
         return self._decoder.done
 
     @property

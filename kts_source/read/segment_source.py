@@ -94,7 +94,7 @@ class SegmentSource:
         Args:
             objects: The segment.
             kind: The side file.
-            is_cut: Whether a bound cuts the segment, so that all its indexes will be needed.
+            is_cut: True if a bound cuts the segment, so that all its indexes will be needed.
 
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
@@ -151,7 +151,7 @@ class SegmentSource:
 
         Args:
             spans: What to read; consumed one by one as the read-ahead gets to them.
-            read_ahead: How much to read ahead.
+            read_ahead: Limits of the read-ahead.
             meanwhile: Called while this thread waits for the first bytes of a slow start.
 
         Yields:
@@ -273,7 +273,7 @@ class _ChunkRun(NamedTuple):
     """Neighboring chunks of one segment that are read with one request.
 
     Attributes:
-        is_restored: Whether the answer holds original bytes, not those of the stored object.
+        is_restored: True if the answer holds original bytes, not those of the stored object.
     """
 
     objects: SegmentObjects
@@ -362,7 +362,7 @@ def read_side_file(
         pack: Cache of the partition's side files; without it each file goes through the tier's.
         objects: The segment.
         kind: The side file.
-        is_cut: Whether a bound cuts the segment, so that all its indexes will be needed.
+        is_cut: True if a bound cuts the segment, so that all its indexes will be needed.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.

@@ -192,7 +192,7 @@ class BoundaryCheck:
     """Compares the boundaries of one slice with the index while its bytes pass.
 
     Attributes:
-        stop: Where the slice ends; may be set after bytes that are certainly before it.
+        stop: End of the slice; may be set after bytes that are certainly before it.
     """
 
     def __init__(self, start: Boundary) -> None:

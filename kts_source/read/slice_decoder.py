@@ -72,7 +72,7 @@ class SliceDecoder:
     Args:
         span: The first span of the slice.
         source: Reads the segment.
-        settings: How to decode.
+        settings: Settings of the scan.
     """
 
     def __init__(self, span: SliceSpan, source: SegmentSource, settings: ReadSettings) -> None:
@@ -112,7 +112,7 @@ class SliceDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether the slice's last offset has passed."""
+        """True if the slice's last offset has passed."""
         return self._decoder.done
 
     def feed(self, span: SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,7 @@ class SliceSurroundings:
         read_to: End of the offsets that the plan reads without a gap after the slice.
         before: The previous segment and its producer snapshot, if the plan reads its end.
         before_stop: First offset after the previous segment.
-        before_is_cut: Whether it is served only up to an inner offset, so that its snapshot is of
+        before_is_cut: True if it is served only up to an inner offset, so that its snapshot is of
             another offset.
     """
 
@@ -60,7 +60,7 @@ class SegmentSlice:
         lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
             not checked.
         topic_id: Id of the topic.
-        surroundings: Where else the transactions of the slice are compared with the log.
+        surroundings: Other parts of the log to compare transactions with.
     """
 
     topic: str
@@ -80,7 +80,7 @@ class SegmentSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no boundary must be looked up."""
+        """True if no boundary must be looked up."""
         return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
 
     @property
@@ -104,7 +104,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """What one task reads, in this order.
+    """Slices and ranges that one task reads, in this order.
 
     Attributes:
         slices: Slices of segments.

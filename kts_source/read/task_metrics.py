@@ -56,7 +56,7 @@ class LostRange(NamedTuple):
     """Offsets [start, stop) whose object was deleted after planning.
 
     Attributes:
-        in_part: Whether some of them may have been returned.
+        in_part: True if some of them may have been returned.
     """
 
     topic: str
@@ -107,7 +107,7 @@ class TaskMetrics:
         lost: Ranges of offsets that were skipped because their objects were deleted, as text.
         lost_ranges: The same, as values.
         malformed: Rows skipped because their key or value could not be decoded.
-        pinned_by: How reads were held to the planned version of each object.
+        pinned_by: Method that ensures the planned version of each object is read.
     """
 
     scan: str = ""
@@ -268,7 +268,7 @@ class TaskMeter:
     """Counts the work of one task attempt while it runs.
 
     Args:
-        task: What is read.
+        task: The task.
         tier: Where it is read; only work after this call counts.
         place: Scan and number of the task.
     """

@@ -52,7 +52,7 @@ class TypedRows:
 
     Args:
         columns: Wanted columns, in order.
-        formats: How keys and values are decoded.
+        formats: Formats of keys and values.
         where: A condition on their fields; rows for which it is not true are skipped.
         set_aside: Takes malformed rows, which are then skipped; not those of mode PERMISSIVE.
     """
@@ -192,7 +192,7 @@ class _FieldFilter:
     Args:
         where: The condition.
         formats: How the columns of its fields are decoded.
-        fails: Whether a malformed value of mode FAILFAST ends the query; else its row is skipped.
+        fails: True if a malformed value of mode FAILFAST ends the query; else its row is skipped.
 
     Attributes:
         columns: Columns that batches must have.

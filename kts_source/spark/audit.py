@@ -38,8 +38,8 @@ def audit(
         store: The tier; default: opened from the options.
         now_ms: Time in ms since 1970 from which ages are counted; default: the clock.
         on_read: Called with the number of segment bytes that were read, at level `bytes`.
-        state: File that keeps the results; it is created with mode 0600. Only what is new, changed
-            or at fault is read again. An audit that was killed continues from it.
+        state: File that keeps the results; it is created with mode 0600. Only new, changed or
+            faulty segments are read again. An audit that was killed continues from it.
         jobs: Number of processes that audit partitions; the report is the same.
 
     Raises:

@@ -40,7 +40,7 @@ def backfill(
         spark: Runs the tasks; `None` runs them in processes of this machine.
         source: Options as for `spark.read.format("tiered-kafka")`.
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
-        progress: Whether to show the progress on stderr; not with `follow`.
+        progress: Show the progress on stderr; not with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
             "value.country", "date(timestamp)"]`.
@@ -51,7 +51,7 @@ def backfill(
         target_file_bytes: A file is closed when it has this many bytes; default 256 MiB.
         row_group_rows: Maximum rows of a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
-        resume: Whether to continue after the target's offsets (default); else overlaps are errors.
+        resume: Continue after the target's offsets (default); else overlaps are errors.
         export_id: Distinguishes exports into the same target; default `kts`.
         commit_bytes: Minimum original bytes of a commit, which a killed run repeats; default
             64 GiB.
@@ -59,13 +59,13 @@ def backfill(
         catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
         dead_letters: Folder for Parquet files with the stored form of rows that a ready transform
             rejects or that cannot be decoded, and the reason. Without it they are errors.
-        compact: Whether to keep only the latest record of each (topic, partition, key), as Kafka's
+        compact: Keep only the latest record of each (topic, partition, key), as Kafka's
             cleaner does; adds a column `topicId`. Later runs rewrite all files of the table. Plain
             Parquet needs a new folder for each run.
         tombstones: Latest records whose value is null: `keep` (default), `remove`, or `remove-old`
             for those older than `delete_retention_ms` before the newest record.
         delete_retention_ms: See `tombstones`; default one day.
-        follow: Whether to repeat until SIGTERM or SIGINT, and return a report of all rounds. Each
+        follow: Repeat until SIGTERM or SIGINT, and return a report of all rounds. Each
             round commits if there are new records, and waits while the source is unavailable. The
             logger `kts_source.export.follow` logs a JSON line for each round (level INFO).
         interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
@@ -75,7 +75,7 @@ def backfill(
             `add` adds new ones to the table and writes null for missing ones.
         text_partitions: For Parquet partitioned by texts: `checked` (default) refuses texts that
             readers take for numbers, dates, times or booleans; `as-is` writes them.
-        verify: Whether to compare the table's rows with the offsets and counts of its commits
+        verify: Compare the table's rows with the offsets and counts of its commits
             first, which reads `topic`, `partition` and `offset` of the whole table.
 
     Raises:

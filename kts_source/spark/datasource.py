@@ -53,7 +53,7 @@ def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -
 
     Args:
         columns: Names.
-        formats: How keys and values are decoded.
+        formats: Formats of keys and values.
     """
     types_of = _types_with(formats)
     return StructType([StructField(name, types_of[name]) for name in columns])
@@ -79,7 +79,7 @@ def typed_as(
 
     Args:
         schema: Schema of the user, or the result of `spark_schema`.
-        formats: How keys and values are decoded.
+        formats: Formats of keys and values.
 
     Raises:
         InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
@@ -118,7 +118,7 @@ def columns_of(
 
     Args:
         schema: Schema of the user, or the result of `spark_schema`; an Arrow schema on Sail.
-        formats: How keys and values are decoded.
+        formats: Formats of keys and values.
 
     Raises:
         InvalidOptionError: A name or type that the table does not have, or a column that is not

@@ -72,8 +72,8 @@ def run_tasks(
     Args:
         spark: The session.
         tag: Unique name of the run.
-        tasks: What workers run.
-        job: What all tasks share.
+        tasks: Tasks for the workers.
+        job: Shared by all tasks.
         progress: Gets the number of ended tasks before they report, if Spark counts them.
     """
     spark.dataSource.register(export_data_source(tag, tasks, job))
@@ -190,8 +190,8 @@ def export_data_source(
 
     Args:
         name: The format's name, unique to the run.
-        tasks: What it runs; an empty list releases the tasks of an earlier class of that name.
-        job: What all tasks share.
+        tasks: Tasks to run; an empty list releases the tasks of an earlier class of that name.
+        job: Shared by all tasks.
     """
     format_name = name
     # As bytes, so that nothing of this package is unpickled before `load` has found it.

@@ -55,11 +55,11 @@ def task_rows(
     Args:
         partition: Has the task; for an empty list Spark creates one without a value, and 4.0 passes
             `None`.
-        options: What is read.
+        options: Options of the scan.
         scan: Id of the reader.
 
     Raises:
-        TieredKafkaError: The bytes are not what was planned.
+        TieredKafkaError: The bytes do not match the plan.
     """
     task = None if partition is None else partition.value
     if task is None:
@@ -109,7 +109,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     `load()`.
 
     Args:
-        options: What is read.
+        options: Options of the scan.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -140,7 +140,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         """Yields the rows of one task.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned.
+            TieredKafkaError: The bytes do not match the plan.
         """
         return task_rows(partition, self._options, self._scan)
 
@@ -208,7 +208,7 @@ class TieredKafkaStreamReader(
         """Returns the tasks of the batch between two positions; every call returns the same rows.
 
         Raises:
-            TieredKafkaError: The rows cannot be read any more.
+            TieredKafkaError: The rows can no longer be read.
         """
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
@@ -230,7 +230,7 @@ class TieredKafkaStreamReader(
         """Yields the rows of one task.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned.
+            TieredKafkaError: The bytes do not match the plan.
         """
         return task_rows(partition, self._options, self._scan)
 

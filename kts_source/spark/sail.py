@@ -77,7 +77,7 @@ class SailReader(TieredKafkaBatchReader):
         """Yields the rows of one task.
 
         Raises:
-            TieredKafkaError: The bytes are not what was planned.
+            TieredKafkaError: The bytes do not match the plan.
         """
         if partition is None or partition.value is None:
             return iter(())
@@ -144,7 +144,7 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     """Yields the rows of a task in at most `MAX_BATCHES` batches.
 
     Raises:
-        TieredKafkaError: The bytes are not what was planned.
+        TieredKafkaError: The bytes do not match the plan.
     """
     from kts_source.read.read_task import run_task
 

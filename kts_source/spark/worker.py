@@ -74,8 +74,8 @@ _modules_frozen = 0
 def garbage_left_alone() -> Iterator[None]:
     """Disables garbage collection until a worker's first rows.
 
-    Then freezes the imported objects: they are many and no garbage, and collections of them took a
-    fifth of the time.
+    Then freezes the imported objects: they are many, and collecting garbage among them took
+    a fifth of the time.
     """
     if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
