@@ -126,26 +126,6 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
             columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
         return TierScanner(self._scan, columns, condition, batch_size)
 
-    def to_batches(self, **arguments: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
-        """Yields the rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).to_batches()
-
-    def to_table(self, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).to_table()
-
-    def head(self, num_rows: int, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the first rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).head(num_rows)
-
-    def take(self, indices: Any, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the rows at these positions; see `scanner` for the arguments."""
-        return self.scanner(**arguments).take(indices)
-
-    def count_rows(self, **arguments: Any) -> int:  # noqa: ANN401
-        """Returns the number of rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).count_rows()
-
     def filter(self, expression: pc.Expression) -> TierDataset:
         """Returns a dataset of the rows for which the expression is true, too."""
         if not isinstance(expression, pc.Expression):

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import Counter
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
@@ -54,7 +53,8 @@ TASK_BYTES: Final = 16 << 20
 _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
 _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 """Arrow counts the bytes of a batch's column in 32 bits and splits longer ones into two batches."""
-_SLEEP_SECONDS: Final = 0.001
+_turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
+"""Limits how many tasks decode at a time; more would only hold memory."""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,
@@ -149,7 +149,7 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     from kts_source.read.read_task import run_task
 
     # Sail reads all tasks at once, whatever the query's limit.
-    with _turns.turn(), closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
+    with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from join_last(rows)
 
 
@@ -177,33 +177,3 @@ def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             )
     if rest:
         yield from pa.Table.from_batches(rest).combine_chunks().to_batches()
-
-
-class _Turns:
-    """Limits how many tasks decode at a time; more would only hold memory."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._limit = os.cpu_count() or 1
-        self._running = 0
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits for a turn, and ends it after the block."""
-        while not self._take():
-            time.sleep(_SLEEP_SECONDS)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running -= 1
-
-    def _take(self) -> bool:
-        with self._lock:
-            if self._running >= self._limit:
-                return False
-            self._running += 1
-            return True
-
-
-_turns: Final = _Turns()

@@ -1,9 +1,6 @@
-"""Tasks of engines that run them in their own process: few batches, and turns."""
+"""Sail gets few batches of each task."""
 
 from __future__ import annotations
-
-import threading
-import time
 
 import pyarrow as pa
 import pytest
@@ -12,7 +9,7 @@ from hypothesis import strategies as st
 
 from kts_source.errors import InvalidOptionError
 from kts_source.spark import sail
-from kts_source.spark.sail import MAX_BATCHES, _Turns, join_last
+from kts_source.spark.sail import MAX_BATCHES, join_last
 
 
 @settings(max_examples=50, deadline=None)
@@ -38,26 +35,3 @@ def test_rows_that_no_batch_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch
     assert sum(found.num_rows for found in join_last(whole)) == 5 * len(whole)
     with pytest.raises(InvalidOptionError, match="targetPartitionBytes"):
         list(join_last([*whole, batch]))
-
-
-def test_turns_are_taken_and_given_back() -> None:
-    turns = _Turns()
-    turns._limit = 2
-    lock, counts, most = threading.Lock(), [0], [0]
-
-    def work() -> None:
-        with turns.turn():
-            with lock:
-                counts[0] += 1
-                most[0] = max(most[0], counts[0])
-            time.sleep(0.002)
-            with lock:
-                counts[0] -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert most[0] == 2
-    assert turns._running == 0
