@@ -121,18 +121,16 @@ def rows_of(
         aborted: Transactions to skip, if the range is fetched without them.
         transactions: Compares the markers with `aborted`.
         meter: Counts the work.
-        losses: Offsets that were skipped; they grow while batches are fetched.
+        losses: Offsets that were skipped while batches were fetched.
     """
     from kts_source.read.slice_decoder import open_range_decoder
     from segment_format.kernels.decoder import MAX_OFFSET
 
     lost_stops = [] if losses is None else losses.stops
-    decoder = None
     if broker_range.read_committed:
         # No checksum covers a broker's list of aborted transactions.
         transactions = _transaction_check(broker_range, aborted)
-    first_offset = MAX_OFFSET
-    intervals, losses_seen = aborted, 0
+    decoder, intervals, losses_seen, first_offset = None, aborted, 0, MAX_OFFSET
     try:
         for answer in fetched:
             # Rows gather across answers until the transactions to skip change.
@@ -151,8 +149,8 @@ def rows_of(
                 decoder = open_range_decoder(shown, needed, settings, transactions)
                 intervals, losses_seen = needed, len(lost_stops)
             first_offset = min(first_offset, int.from_bytes(answer.data[:8] or b"\x7f" * 8, "big"))
-            decoded = decoder.feed(answer.data)
-            yield from decoded if meter is None else meter.stopwatch.decoding(decoded)
+            rows = decoder.feed(answer.data)
+            yield from rows if meter is None else meter.stopwatch.decoding(rows)
         if decoder is not None:
             if transactions is not None and not (lost_stops or broker_range.read_committed):
                 transactions.finish(first_offset, decoder.next_offset)

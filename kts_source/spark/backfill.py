@@ -33,8 +33,7 @@ def backfill(
 ) -> BackfillReport:
     """Writes a source to a table: the first run everything, later runs only new records.
 
-    The tasks that decode also write, so rows do not pass through the JVM. Each commit moves the
-    committed offsets and adds the files in one step. Restart a killed run to continue it.
+    Each commit moves the offsets and adds the files in one step. Restart a killed run to continue.
 
     Args:
         spark: Runs the tasks; `None` runs them in processes of this machine.
@@ -44,44 +43,37 @@ def backfill(
         table_format: `parquet` (default), `delta` or `iceberg`.
         partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
             "value.country", "date(timestamp)"]`.
-        transform: A picklable, deterministic function from record batch to record batch or `None`,
-            called with at most a few thousand rows. `kts_source.export.transforms.row_transform`
-            and `.wire_format` have ready ones.
+        transform: A picklable, deterministic function from record batch to record batch or `None`;
+            see `kts_source.export.transforms.row_transform` and `.wire_format`.
         sort_within_files: Columns, or fields of decoded ones, by which each file is sorted.
         target_file_bytes: A file is closed when it has this many bytes; default 256 MiB.
         row_group_rows: Maximum rows of a row group; default 1,048,576.
         compression: `zstd` (default), `snappy`, `lz4`, `gzip` or `none`.
         resume: Continue after the target's offsets (default); else overlaps are errors.
         export_id: Distinguishes exports into the same target; default `kts`.
-        commit_bytes: Minimum original bytes of a commit, which a killed run repeats; default
-            64 GiB.
-        target_options: `s3.*` options of the target; default: those of the source.
-        catalog: Properties for PyIceberg's `load_catalog`; only for Iceberg.
-        dead_letters: Folder for Parquet files with the stored form of rows that a ready transform
-            rejects or that cannot be decoded, and the reason. Without it they are errors.
-        compact: Keep only the latest record of each (topic, partition, key), as Kafka's
-            cleaner does; adds a column `topicId`. Later runs rewrite all files of the table. Plain
-            Parquet needs a new folder for each run.
+        commit_bytes: Minimum original bytes of a commit; default 64 GiB.
+        target_options: `s3.*` options of the target; default: options of the source.
+        catalog: Properties for PyIceberg's `load_catalog`.
+        dead_letters: Folder for rows that a ready transform rejects or that cannot be decoded, as
+            they are stored, and the reason. Without it they are errors.
+        compact: Keep only the latest record of each (topic, partition, key), as Kafka's cleaner
+            does. Later runs rewrite all files of the table; plain Parquet needs a new folder.
         tombstones: Latest records whose value is null: `keep` (default), `remove`, or `remove-old`
-            for those older than `delete_retention_ms` before the newest record.
-        delete_retention_ms: See `tombstones`; default one day.
-        follow: Repeat until SIGTERM or SIGINT, and return a report of all rounds. Each
-            round commits if there are new records, and waits while the source is unavailable. The
-            logger `kts_source.export.follow` logs a JSON line for each round (level INFO).
+            for tombstones older than `delete_retention_ms` before the newest record.
+        delete_retention_ms: See `tombstones`; default: one day.
+        follow: Repeat until SIGTERM or SIGINT, then return a report of all rounds, each of which
+            logger `kts_source.export.follow` logs as JSON.
         interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
-        round_bytes: With `follow`, in place of `commit_bytes`: original bytes after which a round
-            ends with the current segment; default 8 GiB.
-        schema_evolution: With typed columns: `none` (default) fails if fields appear or disappear;
-            `add` adds new ones to the table and writes null for missing ones.
-        text_partitions: For Parquet partitioned by texts: `checked` (default) refuses texts that
-            readers take for numbers, dates, times or booleans; `as-is` writes them.
+        round_bytes: With `follow`, in place of `commit_bytes`: bytes of a round; default 8 GiB.
+        schema_evolution: With `add` new fields are added and missing ones are null; with `none`
+            (default) both are errors.
+        text_partitions: `checked` (default) refuses partition texts that look like other types.
         verify: Compare the table's rows with the offsets and counts of its commits
             first, which reads `topic`, `partition` and `offset` of the whole table.
 
     Raises:
         InvalidOptionError: Arguments or options that do not fit.
-        ExportError: Gaps, overlaps, rules other than the table's, a conflicting commit. Earlier
-            commits stay.
+        ExportError: Gaps, overlaps, rules other than the table's, or a conflicting commit.
         TieredKafkaError: The source cannot be read.
         TypeError: An unknown argument.
     """
