@@ -90,7 +90,7 @@ def fetch_ranges(
     read_ahead: ReadAhead,
     *,
     near: bool = False,
-    meanwhile: Callable[[], object] | None = None,
+    while_waiting: Callable[[], object] | None = None,
 ) -> Generator[Fetched[R]]:
     """Reads ahead of the consumer and yields the answers in the order of the requests.
 
@@ -103,7 +103,7 @@ def fetch_ranges(
         read_ahead: Limits of the read-ahead.
         near: True if bytes may be in memory, like local files. Then the consumer's thread reads
             them as long as that is fast; other threads would copy them into another core's cache.
-        meanwhile: Called by the consumer's thread while it waits for the first answer of a slow
+        while_waiting: Called by the consumer's thread while it waits for the first answer of a slow
             start. It may never be called, and its errors are ignored, so it must do work that is
             repeated, or already done, when needed.
 
@@ -118,7 +118,7 @@ def fetch_ranges(
             return
         handed_out = nearby
     if read_ahead.prefetch_bytes:
-        with _Queue(read, wanted, read_ahead, handed_out, meanwhile) as queue:
+        with _Queue(read, wanted, read_ahead, handed_out, while_waiting) as queue:
             while (result := queue.next()) is not None:
                 yield result
                 queue.handed_out += result.request.size  # the consumer wants more than that
@@ -164,7 +164,7 @@ class _Queue(Generic[R]):
         requests: Iterator[R],
         read_ahead: ReadAhead,
         handed_out: int,
-        meanwhile: Callable[[], object] | None,
+        while_waiting: Callable[[], object] | None,
     ) -> None:
         self.handed_out = handed_out
         self._read = read
@@ -172,7 +172,7 @@ class _Queue(Generic[R]):
         self._next_request: R | None = None
         self._failure: Exception | None = None
         self._settings = read_ahead
-        self._meanwhile = meanwhile if read_ahead.slow_start and not handed_out else None
+        self._while_waiting = while_waiting if read_ahead.slow_start and not handed_out else None
         self._cancellation = Cancellation()
         self._pool = ThreadPoolExecutor(
             read_ahead.max_concurrent_requests, thread_name_prefix="kts-fetch"
@@ -195,11 +195,11 @@ class _Queue(Generic[R]):
                 raise self._failure
             return None
         request, future = self._ahead.popleft()
-        if self._meanwhile is not None:
+        if self._while_waiting is not None:
             if not wait([future], timeout=_HEAD_START_SECONDS).done:
                 with contextlib.suppress(Exception):
-                    self._meanwhile()
-            self._meanwhile = None
+                    self._while_waiting()
+            self._while_waiting = None
         # Threads of an engine have a scope of their own and may be cancelled here.
         with cancelled_by(self._cancellation.cancel):
             result = Fetched(request, future.result())

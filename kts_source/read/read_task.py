@@ -278,7 +278,7 @@ def _read_tier(
     ahead = settings.read_ahead
     early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
     spans = slice_spans(slices, source, early=early)
-    windows = source.windows(spans, read_ahead=ahead, meanwhile=_load_decoder)
+    windows = source.windows(spans, read_ahead=ahead, while_waiting=_load_decoder)
     decoder: SliceDecoder | None = None
     with closing(windows):
         while True:

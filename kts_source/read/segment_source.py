@@ -143,7 +143,7 @@ class SegmentSource:
         spans: Iterable[S],
         *,
         read_ahead: ReadAhead = NO_READ_AHEAD,
-        meanwhile: Callable[[], object] | None = None,
+        while_waiting: Callable[[], object] | None = None,
     ) -> Generator[tuple[S, memoryview]]:
         """Yields the original bytes of spans in order, cut at chunk borders.
 
@@ -152,7 +152,7 @@ class SegmentSource:
         Args:
             spans: What to read; consumed one by one as the read-ahead gets to them.
             read_ahead: Limits of the read-ahead.
-            meanwhile: Called while this thread waits for the first bytes of a slow start.
+            while_waiting: Called while this thread waits for the first bytes of a slow start.
 
         Yields:
             The span and its next bytes.
@@ -169,7 +169,7 @@ class SegmentSource:
             self._chunk_runs(spans, pending, is_first_small=read_ahead.prefetch_bytes > 0),
             read_ahead,
             near=self.store.is_near and self._tier.caches.chunks is None,
-            meanwhile=meanwhile,
+            while_waiting=while_waiting,
         )
         with closing(answers):
             try:

@@ -18,7 +18,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_tells_its_place_and_travels(kind: type[TieredKafkaError]) -> None:
+def test_every_error_shows_its_location_and_can_be_pickled(kind: type[TieredKafkaError]) -> None:
     error = kind("what", topic="t", partition=3, offset=0, uri="s3://b/k", position=7)
     assert str(error) == "what [topic t, partition 3, offset 0, object s3://b/k, byte 7]"
     twin = pickle.loads(pickle.dumps(error))
@@ -44,13 +44,11 @@ def test_every_error_tells_its_place_and_travels(kind: type[TieredKafkaError]) -
         (errors.AccessDeniedError, PermissionError),
     ],
 )
-def test_errors_are_what_a_caller_would_catch(
-    kind: type[Exception], builtin: type[Exception]
-) -> None:
+def test_errors_have_builtin_base_classes(kind: type[Exception], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
 
 
-def test_only_what_may_pass_is_retriable() -> None:
+def test_only_temporary_errors_are_retriable() -> None:
     retriable = [
         errors.BrokerUnavailableError,
         errors.LeaderChangedError,
@@ -60,7 +58,7 @@ def test_only_what_may_pass_is_retriable() -> None:
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
-def test_facts_are_filled_in_and_never_replaced() -> None:
+def test_located_fills_in_missing_facts_only() -> None:
     error = TieredKafkaError("what", uri="inner")
     located = error.located(topic="t", uri="outer", offset=0)
     assert located.located(offset=5).offset == 0
@@ -91,7 +89,7 @@ def test_located_result_is_used_everywhere() -> None:
     assert unused == []
 
 
-def test_attempts_are_told_and_travel() -> None:
+def test_attempts_are_shown_and_pickled() -> None:
     error = errors.StoreError("what", uri="u", attempts=("one", "two"))
     assert str(error) == "what [object u]\n  one\n  two"
     assert pickle.loads(pickle.dumps(error)).attempts == ("one", "two")

@@ -42,7 +42,9 @@ def fetch_threads() -> list[str]:
 @pytest.mark.parametrize(
     "batches", [0, *(pytest.param(few, marks=pytest.mark.slow) for few in (1, 3, None))]
 )
-def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | None) -> None:
+def test_task_closed_early_leaves_no_threads_or_sockets(
+    s3_server: S3Server, batches: int | None
+) -> None:
     bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
     s3_server.close()
     options = parse_options(

@@ -42,7 +42,7 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
 @pytest.mark.parametrize("log_start", [0, 1, 3, 11])
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("lost", range(8))
-def test_any_slice_of_a_segment_gives_its_rows(
+def test_fallback_of_any_slice_returns_its_rows(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
     # An index entry has the last offset of an append, and the position of its first batch: rows
@@ -92,7 +92,7 @@ def test_any_slice_of_a_segment_gives_its_rows(
 
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("moved", [1, 12, 13, 61, 100, 119])
-def test_a_log_start_that_moves_behind_the_plan(
+def test_fallback_skips_offsets_deleted_after_planning(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, moved: int
 ) -> None:
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
@@ -141,7 +141,7 @@ def test_a_log_start_that_moves_behind_the_plan(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # Batches are counted back from the segment's end then; the log start may move meanwhile.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
@@ -191,7 +191,7 @@ def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, se
     assert set(range(served.log.log_start, end)) <= set(found)
 
 
-def test_scans_that_take_turns_are_bounded_each() -> None:
+def test_fallback_limits_failures_of_each_scan() -> None:
     # Two scans whose tasks took turns in a process once reset each other's count, so both were
     # moved onto the brokers altogether.
     store: dict[str, bytes] = {}

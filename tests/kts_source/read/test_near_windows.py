@@ -47,9 +47,7 @@ def reader(
 
 
 @given(ends=st.lists(st.tuples(ENDS, ENDS).map(sorted), min_size=1, max_size=3))
-def test_the_bytes_of_the_spans_and_not_one_more(
-    reader: SegmentSource, ends: list[list[int]]
-) -> None:
+def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list[int]]) -> None:
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)
     objects = SegmentObjects(log, index, False, None, {})

@@ -31,7 +31,7 @@ print(json.dumps(told))
 """
 
 
-def test_only_a_broker_range_loads_the_protocol_library(tmp_path: Path) -> None:
+def test_protocol_library_is_loaded_only_for_broker_ranges(tmp_path: Path) -> None:
     builder = LogBuilder(segment_bytes=600)
     for number in range(30):
         builder.append([SimpleRecord(b"%d" % number)] * 2)
