@@ -130,7 +130,8 @@ def rows_of(
     if broker_range.read_committed:
         # No checksum covers a broker's list of aborted transactions.
         transactions = _transaction_check(broker_range, aborted)
-    decoder, intervals, losses_seen, first_offset = None, aborted, 0, MAX_OFFSET
+    decoder: RecordDecoder | FilteringDecoder | None = None
+    intervals, losses_seen, first_offset = aborted, 0, MAX_OFFSET
     try:
         for answer in fetched:
             # Rows gather across answers until the transactions to skip change.

@@ -185,10 +185,9 @@ def _read_with_brokers(
             # The last offset of a batch tells which rows were returned.
             columns = list(settings.columns)
             has_offset = "offset" in columns
-            if not has_offset:
-                settings = replace(settings, columns=(*columns, "offset"))
-            fallback = BrokerFallback(cluster, settings, meter)
-            rows = read_slices(task.slices, source, settings, meter=meter, fallback=fallback)
+            followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
+            fallback = BrokerFallback(cluster, followed, meter)
+            rows = read_slices(task.slices, source, followed, meter=meter, fallback=fallback)
             for batch in rows:
                 yield batch if has_offset else batch.select(columns)
         for broker_range in task.ranges:

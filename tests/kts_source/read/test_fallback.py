@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from kts_source.broker.broker_range import BrokerRange
 from kts_source.errors import DataLossError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
@@ -226,3 +227,41 @@ def test_fallback_limits_failures_of_each_scan() -> None:
                     failed.append((place.scan, place.stage, error.message))
     assert [one[:2] for one in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
     assert all("3 slices before it failed alike" in text for _, _, text in failed)
+
+
+def test_slices_and_ranges_of_a_task_have_the_same_columns() -> None:
+    # The fallback needs the offsets of slices, which must not become a column of the ranges.
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    log = _log(1)
+    (files,) = log.segments
+    writer.write_segment(files)
+    with FakeCluster() as cluster:
+        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
+        options = parse_options(
+            {
+                "path": "/",
+                "layout": "local-tiered-storage",
+                "subscribe": "t",
+                "kafka.bootstrap.servers": cluster.bootstrap,
+                "columns": "value",
+            }
+        )
+        tier = Tier(MemoryStore(store))
+        (task,) = plan_scan(options, tier).tasks
+        (task_slice,) = task.slices
+        broker_range = BrokerRange(
+            topic="t",
+            topic_id=task_slice.topic_id,
+            partition=0,
+            leader_epoch=task_slice.lineage[-1].epoch,
+            start_offset=0,
+            stop_offset=log.end_offset(),
+            read_committed=False,
+            nominal_bytes=1,
+        )
+        both = dataclasses.replace(task, ranges=(broker_range,))
+        reader = SegmentSource(tier, options.key_ring)
+        batches = list(read_task(both, reader, ReadSettings.of(options)))
+    assert {tuple(batch.schema.names) for batch in batches} == {("value",)}
+    assert sum(batch.num_rows for batch in batches) == 2 * log.end_offset()
