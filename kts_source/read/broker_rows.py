@@ -141,7 +141,6 @@ def rows_of(
                 yield from _finish(decoder, meter)
                 decoder = None
             if decoder is None:
-                # Earlier decoders got whole batches.
                 shown = broker_range.from_offset(lost_stops[-1]) if lost_stops else broker_range
                 if transactions is not None and has_lost:  # markers are lost, too
                     transactions = _transaction_check(broker_range, needed)

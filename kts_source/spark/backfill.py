@@ -41,8 +41,7 @@ def backfill(
         target: A folder, `s3://bucket/prefix`, or an Iceberg table's name (`namespace.table`).
         progress: Show the progress on stderr; not with `follow`.
         table_format: `parquet` (default), `delta` or `iceberg`.
-        partition_by: Columns, fields of decoded ones, or `date(column)`; for example `["topic",
-            "value.country", "date(timestamp)"]`.
+        partition_by: Columns, fields such as `value.country`, or `date(timestamp)`.
         transform: A picklable, deterministic function from record batch to record batch or `None`;
             see `kts_source.export.transforms.row_transform` and `.wire_format`.
         sort_within_files: Columns, or fields of decoded ones, by which each file is sorted.
@@ -65,8 +64,8 @@ def backfill(
             logger `kts_source.export.follow` logs as JSON.
         interval: With `follow`, time between rounds: `60s` (default), `15m`, `1h`; at least `1s`.
         round_bytes: With `follow`, in place of `commit_bytes`: bytes of a round; default 8 GiB.
-        schema_evolution: With `add` new fields are added and missing ones are null; with `none`
-            (default) both are errors.
+        schema_evolution: With `add` new fields of typed columns are added and missing ones are
+            null; with `none` (default) both are errors.
         text_partitions: `checked` (default) refuses partition texts that look like other types.
         verify: Compare the table's rows with the offsets and counts of its commits
             first, which reads `topic`, `partition` and `offset` of the whole table.
