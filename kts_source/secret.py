@@ -71,12 +71,7 @@ def is_callback(text: str) -> bool:
 
 
 def call_callback(callback: str, *arguments: str) -> object:
-    """Calls a user's function. Hide what it raises: its message may quote a secret.
-
-    Args:
-        callback: The function as `module:function`.
-        arguments: Its arguments.
-    """
+    """Calls a user's function. Hide what it raises: its message may quote a secret."""
     match = _CALLBACK.fullmatch(callback)
     assert match is not None
     return getattr(importlib.import_module(match["module"]), match["function"])(*arguments)

@@ -38,12 +38,7 @@ _SMALL_LIMIT: Final = 1 << 16
 
 
 class SharedPlan:
-    """The plan of a scan and of all scans derived from it, made at its first use.
-
-    Args:
-        options: Options of the scan.
-        made: The plan, if it exists.
-    """
+    """The plan of a scan and of all scans derived from it, made at its first use."""
 
     def __init__(self, options: ScanOptions, made: ScanPlan | None = None) -> None:
         self.made = made
@@ -286,15 +281,7 @@ class TaskReader:
         progress: Progress | None,
         whole: bool,
     ) -> Generator[pa.RecordBatch]:
-        """Yields the first `max_rows` rows of several tasks; see `BaseScan.batches`.
-
-        Args:
-            tasks: Tasks to read, in order.
-            threads: Number of tasks that are read concurrently.
-            ordered: True if rows come in the order of the tasks.
-            progress: Called after each task.
-            whole: True if the consumer takes all batches.
-        """
+        """Yields the first `max_rows` rows of several tasks; see `BaseScan.batches`."""
         limit = self.max_rows
         whole = whole and limit is None
         run = TaskRun(self.options, tasks, self._limits, progress, whole=whole)

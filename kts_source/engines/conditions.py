@@ -279,12 +279,6 @@ def field_comparison(
 
     Supports integers, which no engine rounds as long as they fit the field, and equal texts. Null
     fields are not kept by either side.
-
-    Args:
-        schema: Schema of the scan.
-        names: A column and names below it, as the engine spells them.
-        op: Any comparison except `SAME`.
-        literal: The integer or text.
     """
     source, *path = names
     if not path or source not in ("key", "value") or source not in schema.names:

@@ -32,12 +32,7 @@ _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.
 
 
 def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
-    """Returns a frame whose queries read only the columns, offsets and rows that they need.
-
-    Args:
-        scan: Scan to read.
-        threads: Number of reading threads, at least one, in addition to those of Polars.
-    """
+    """Returns a frame whose queries read only the columns, offsets and rows that they need."""
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
     def rows(

@@ -39,11 +39,7 @@ def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """Ray's data source of a scan. Ray passes columns and conditions and does not filter again.
-
-    Args:
-        scan: Scan to read.
-    """
+    """Ray's data source of a scan. Ray passes columns and conditions and does not filter again."""
 
     def __init__(self, scan: BaseScan) -> None:
         super().__init__()

@@ -3,6 +3,8 @@
 If the tier fails, brokers serve the same offsets from the first one not yet returned (KIP-1254: a
 failed remote read ends in an ordinary fetch). Brokers are asked for all records, and the aborted
 transactions are the plan's, so a broker that reads the tier itself needs no transaction index.
+
+No other thread may use the connections of a `Cluster` while it is used here.
 """
 
 from __future__ import annotations
@@ -55,12 +57,6 @@ def read_range(
     meter: TaskMeter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a range, offsets ascending.
-
-    Args:
-        broker_range: Offsets to read.
-        cluster: Brokers; no other thread may use its connections in the meantime.
-        settings: Settings of the scan.
-        meter: Counts the work.
 
     Raises:
         DataLossError: Brokers no longer have the offsets that were planned.
@@ -193,12 +189,7 @@ class BrokerFallback:
     """Reads the rest of slices from brokers after the tier failed.
 
     Failures are counted for each run of a scan on the cluster's connections, which the tasks of a
-    run hand on to each other.
-
-    Args:
-        cluster: Brokers; no other thread may use its connections in the meantime.
-        settings: Settings of the scan; the columns include `offset`.
-        meter: Counts the work.
+    run hand on to each other. The columns of the settings include `offset`.
     """
 
     def __init__(
@@ -210,12 +201,7 @@ class BrokerFallback:
         self._run = meter.run if meter is not None else ""
 
     def check(self, task_slice: SegmentSlice, error: TieredKafkaError) -> None:
-        """Raises the error if brokers must not serve the rest of a slice.
-
-        Args:
-            task_slice: The slice that failed.
-            error: Failure of the tier.
-        """
+        """Raises the error if brokers must not serve the rest of a slice."""
         if not isinstance(error, StoreError | CorruptSegmentError) or not task_slice.lineage:
             raise error
         if isinstance(error.__cause__, ContradictedIntervalsError):
@@ -244,13 +230,7 @@ class BrokerFallback:
         source: SegmentSource,
         error: TieredKafkaError,
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a slice from an offset on.
-
-        Args:
-            task_slice: The slice.
-            next_offset: Rows below it were returned.
-            source: Looks up boundaries inside the segment.
-            error: Failure of the tier, for the log.
+        """Yields the rows of a slice from `next_offset` on, since those below were returned.
 
         Raises:
             DataLossError: Brokers do not have the rows either.
@@ -305,12 +285,6 @@ class _Loss:
 class SliceFetch:
     """Fetches the bytes of a slice from brokers. Used by one thread.
 
-    Args:
-        cluster: Brokers; no other thread may use its connections in the meantime.
-        task_slice: The slice.
-        start_offset: Rows below it are not wanted.
-        losses: Notes lost offsets.
-
     Attributes:
         has_lost: True if brokers lack some of the segment.
     """
@@ -337,13 +311,11 @@ class SliceFetch:
     def positions(self, start: int, stop: int) -> Generator[FetchedBatches]:
         """Yields the batches at positions [start, stop), up to the slice's last offset.
 
+        A batch begins at `start`, and at `stop` unless that is the segment's end.
+
         Brokers know offsets only, but they send exactly the bytes that were uploaded. So bytes
         are counted from the segment's first batch on, or, if the log start has passed that batch,
         back from the segment's end.
-
-        Args:
-            start: Position of a batch.
-            stop: Position of another batch, or the segment's end.
 
         Raises:
             BrokerError: Brokers refuse, or do not respond.

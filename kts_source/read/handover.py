@@ -30,11 +30,7 @@ so without this a Ctrl-C would be noticed only after the store has answered.
 
 
 class ThreadTiers:
-    """Opens a tier for each thread that reads. Close it after all threads have ended.
-
-    Args:
-        options: What the tier is, and how to open it.
-    """
+    """Opens a tier for each thread that reads. Close it after all threads have ended."""
 
     def __init__(self, options: ScanOptions) -> None:
         self._options = options

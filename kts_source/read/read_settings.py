@@ -91,12 +91,7 @@ class ReadSettings:
 
 
 def read_schema(columns: Iterable[str], formats: Iterable[ColumnFormat] = ()) -> pa.Schema:
-    """Returns the Arrow schema of the rows that tasks return; every column is nullable.
-
-    Args:
-        columns: Names, in order.
-        formats: Formats of keys and values.
-    """
+    """Returns the Arrow schema of the rows that tasks return; every column is nullable."""
     import pyarrow as pa
 
     from kts_source.options.value_formats import column_types

@@ -116,13 +116,6 @@ def read_task(
 
     Close the generator to cancel the requests under way.
 
-    Args:
-        task: Task to read.
-        source: Reads the segments.
-        settings: Settings of the scan.
-        meter: Counts the work.
-        set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
-
     Raises:
         InvalidOptionError: The task reads from brokers, and the settings have none.
         TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback` and `TypedRows`.
@@ -225,12 +218,7 @@ def read_slices(
 ) -> Generator[pa.RecordBatch]:
     """Yields the rows of slices in order; offsets ascend within a slice.
 
-    Args:
-        slices: Slices to read.
-        source: Reads the segments.
-        settings: Settings of the scan.
-        meter: Counts the work.
-        fallback: Reads the rest of a slice if the tier fails; the columns must include `offset`.
+    With a fallback the columns must include `offset`.
 
     Raises:
         DataLossError: An object was deleted after planning. With `fail_on_data_loss=False` the

@@ -71,10 +71,7 @@ S = TypeVar("S", bound=SegmentSpan)
 class SegmentSource:
     """Reads original segment bytes from the objects of one tier.
 
-    Args:
-        tier: Store and caches.
-        key_ring: Private keys for encrypted segments.
-        pack: Cache of a partition's side files. Only one thread may use the source then.
+    With a pack, which caches the side files of a partition, only one thread may use the source.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
@@ -91,10 +88,7 @@ class SegmentSource:
     ) -> bytes | None:
         """Returns a side file as the broker wrote it; `None` if the segment has none.
 
-        Args:
-            objects: The segment.
-            kind: The side file.
-            is_cut: True if a bound cuts the segment, so that all its indexes will be needed.
+        Set `is_cut` if a bound cuts the segment, so that all its indexes will be needed.
 
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
@@ -355,14 +349,8 @@ def read_side_file(
     """Reads the stored bytes of a side file.
 
     The plugin stores a segment's side files one after the other in one object. With a pack, small
-    neighbors that are usually needed together are read with the same request and kept in the pack.
-
-    Args:
-        tier: Store and caches.
-        pack: Cache of the partition's side files; without it each file goes through the tier's.
-        objects: The segment.
-        kind: The side file.
-        is_cut: True if a bound cuts the segment, so that all its indexes will be needed.
+    neighbors that are usually needed together are read with the same request and kept in the pack;
+    if a bound cuts the segment, all of them. Other files are read through the tier's cache.
 
     Raises:
         TieredKafkaError: See `ObjectStore.get_range`.

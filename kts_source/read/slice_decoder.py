@@ -67,13 +67,7 @@ if TYPE_CHECKING:
 
 
 class SliceDecoder:
-    """Decodes the bytes of one slice as they arrive.
-
-    Args:
-        span: The first span of the slice.
-        source: Reads the segment.
-        settings: Settings of the scan.
-    """
+    """Decodes the bytes of one slice as they arrive."""
 
     def __init__(self, span: SliceSpan, source: SegmentSource, settings: ReadSettings) -> None:
         self.task_slice = task_slice = span.task_slice
@@ -225,12 +219,7 @@ def check_around(
 ) -> None:
     """Compares the intervals of a slice with markers after it and data before it.
 
-    Args:
-        task_slice: The slice.
-        transactions: The check that followed all batches of the slice.
-        source: Reads the segment.
-        position: Position after the last batch that was walked.
-        next_offset: First offset after the slice.
+    `position` is the one after the last batch of the slice, `next_offset` the first offset there.
 
     Raises:
         ContradictedIntervalsError: The log shows another outcome of a transaction.

@@ -265,13 +265,7 @@ class BrokerWork:
 
 
 class TaskMeter:
-    """Counts the work of one task attempt while it runs.
-
-    Args:
-        task: The task.
-        tier: Where it is read; only work after this call counts.
-        place: Scan and number of the task.
-    """
+    """Counts the work of one task attempt from its creation on."""
 
     def __init__(self, task: ScanTask, tier: Tier, place: TaskPlace) -> None:
         self._task = task
@@ -331,13 +325,7 @@ class TaskMeter:
 
 
 def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:
-    """Writes one line of JSON to a new file. A failure is only logged.
-
-    Args:
-        metrics: The metrics.
-        path: Folder or URL; a missing folder is created.
-        storage: Storage options of the URL, including credentials.
-    """
+    """Writes one line of JSON to a new file in a folder or URL. A failure is only logged."""
     numbers = "-".join(
         "x" if number is None else str(number)
         for number in (metrics.stage, metrics.partition, metrics.attempt)

@@ -130,12 +130,7 @@ class TypedRows:
     def _decode(
         self, batch: pa.RecordBatch, known: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch.
-
-        Args:
-            batch: Rows.
-            known: Column -> values that the filter could not decode.
-        """
+        """Decodes the rows of a batch. The filter could not decode the `known` values."""
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
@@ -188,11 +183,6 @@ class _KeptRows:
 
 class _FieldFilter:
     """Keeps the rows of batches for which a condition on fields is true.
-
-    Args:
-        where: The condition.
-        formats: How the columns of its fields are decoded.
-        fails: True if a malformed value of mode FAILFAST ends the query; else its row is skipped.
 
     Attributes:
         columns: Columns that batches must have.

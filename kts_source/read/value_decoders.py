@@ -162,10 +162,6 @@ def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
 
     The id of a header goes in front of the value. If headers say that the id is elsewhere, an
     unknown id does, since the first bytes of the value must not be taken for an id.
-
-    Args:
-        batch: Has the column and `needed_columns`.
-        form: Format of the column.
     """
     values = batch.column(form.column)
     if form.format not in _NAMED_BY_ID:

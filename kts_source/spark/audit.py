@@ -55,11 +55,7 @@ def audit(
 
 
 class SparkAudits:
-    """Audits partitions as a Spark job.
-
-    Args:
-        spark: The session.
-    """
+    """Audits partitions as a Spark job."""
 
     is_near = False
 

@@ -86,12 +86,7 @@ def backfill(
 
 
 class SparkExecutor:
-    """Runs export tasks as Spark jobs, one per wave.
-
-    Args:
-        spark: The session.
-        progress: Gets the number of ended tasks before they report; not through Spark Connect.
-    """
+    """Runs export tasks as Spark jobs, one per wave."""
 
     def __init__(self, spark: SparkSession, progress: Progress = NO_PROGRESS) -> None:
         # Fails early if Spark is missing; a backfill without Spark does not need it.

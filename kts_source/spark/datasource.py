@@ -49,12 +49,7 @@ _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> StructType:
-    """Returns the columns as Spark's types, all nullable, as Spark's Kafka source has them.
-
-    Args:
-        columns: Names.
-        formats: Formats of keys and values.
-    """
+    """Returns the columns as Spark's types, all nullable, as Spark's Kafka source has them."""
     types_of = _types_with(formats)
     return StructType([StructField(name, types_of[name]) for name in columns])
 
@@ -76,10 +71,6 @@ def typed_as(
     schema: StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
     """Returns formats with the types of a schema's columns for JSON without `value.schema`.
-
-    Args:
-        schema: Schema of the user, or the result of `spark_schema`.
-        formats: Formats of keys and values.
 
     Raises:
         InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
@@ -115,10 +106,6 @@ def columns_of(
     schema: StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
     """Returns the table's columns of a user's schema, in its order.
-
-    Args:
-        schema: Schema of the user, or the result of `spark_schema`; an Arrow schema on Sail.
-        formats: Formats of keys and values.
 
     Raises:
         InvalidOptionError: A name or type that the table does not have, or a column that is not

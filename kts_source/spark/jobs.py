@@ -67,15 +67,7 @@ class WorkerTask(Protocol):
 def run_tasks(
     spark: SparkSession, tag: str, tasks: Sequence[WorkerTask], job: object, progress: Progress
 ) -> Iterator[str]:
-    """Yields the reports of all tasks as texts after all have ended.
-
-    Args:
-        spark: The session.
-        tag: Unique name of the run.
-        tasks: Tasks for the workers.
-        job: Shared by all tasks.
-        progress: Gets the number of ended tasks before they report, if Spark counts them.
-    """
+    """Yields the reports of all tasks as texts after all have ended."""
     spark.dataSource.register(export_data_source(tag, tasks, job))
     is_tagged = _add_tag(spark, tag)
     try:

@@ -50,17 +50,7 @@ _ANY_ROWS: Final = (1 << 63) - 1
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of one task.
-
-    Args:
-        partition: Has the task; for an empty list Spark creates one without a value, and 4.0 passes
-            `None`.
-        options: Options of the scan.
-        scan: Id of the reader.
-
-    Raises:
-        TieredKafkaError: The bytes do not match the plan.
-    """
+    """Yields the rows of one task."""
     task = None if partition is None else partition.value
     if task is None:
         return
@@ -107,9 +97,6 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
     It is pickled before `partitions()` runs, so results of planning travel in the partitions.
     It does not implement `pushFilters`, since Spark 4 returns wrong rows if two scans share one
     `load()`.
-
-    Args:
-        options: Options of the scan.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -137,11 +124,7 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task.
-
-        Raises:
-            TieredKafkaError: The bytes do not match the plan.
-        """
+        """Yields the rows of one task."""
         return task_rows(partition, self._options, self._scan)
 
 
@@ -227,11 +210,7 @@ class TieredKafkaStreamReader(
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task.
-
-        Raises:
-            TieredKafkaError: The bytes do not match the plan.
-        """
+        """Yields the rows of one task."""
         return task_rows(partition, self._options, self._scan)
 
     def commit(self, end: Mapping[str, Any]) -> None:

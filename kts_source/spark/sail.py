@@ -74,11 +74,7 @@ class SailReader(TieredKafkaBatchReader):
         super().__init__(options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of one task.
-
-        Raises:
-            TieredKafkaError: The bytes do not match the plan.
-        """
+        """Yields the rows of one task."""
         if partition is None or partition.value is None:
             return iter(())
         return read_few_batches(partition.value, self._options)
@@ -92,11 +88,7 @@ class FilteringSailReader(SailReader):
     """
 
     def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        """Uses the conditions that are translated exactly, and returns all of them.
-
-        Args:
-            filters: Filters of `pyspark.sql.datasource`; a row must satisfy all of them.
-        """
+        """Uses the conditions that are translated exactly, and returns all of them."""
         filters = list(filters)
         where = conjunction(self._options.where, *map(condition_of, filters))
         self._options = replace(self._options, where=where)
@@ -141,11 +133,7 @@ def _is_int64(value: object) -> bool:
 
 
 def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a task in at most `MAX_BATCHES` batches.
-
-    Raises:
-        TieredKafkaError: The bytes do not match the plan.
-    """
+    """Yields the rows of a task in at most `MAX_BATCHES` batches."""
     from kts_source.read.read_task import run_task
 
     # Sail reads all tasks at once, whatever the query's limit.
