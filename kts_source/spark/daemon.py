@@ -27,6 +27,7 @@ MODULES: Final = (
     "pyspark.sql.pandas.types",
     "segment_format.arrow",
     "kts_source.read.read_task",
+    "kts_source.read.slice_decoder",
     "kts_source.spark.datasource",
     "kts_source.spark.readers",
     "kts_source.store.s3_store",
