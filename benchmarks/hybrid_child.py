@@ -41,9 +41,9 @@ def reading(options: ScanOptions) -> dict[str, float]:
     from kts_source.broker.cluster import borrowed_cluster
     from kts_source.broker.fetch_range import RangeFetcher
     from kts_source.planning.planner import plan_scan
-    from kts_source.read.read_ranges import rows_of
+    from kts_source.read.broker_rows import rows_of
     from kts_source.read.read_settings import ReadSettings
-    from kts_source.read.run_task import run_task
+    from kts_source.read.read_task import run_task
 
     assert options.brokers is not None
     tasks = plan_scan(options).tasks
@@ -78,7 +78,7 @@ def logins(options: ScanOptions) -> dict[str, float]:
     """Loading the protocol library, one connection, and how many two tasks of a worker open."""
     from kts_source.broker.connection import Connection
     from kts_source.planning.planner import plan_scan
-    from kts_source.read.run_task import run_task
+    from kts_source.read.read_task import run_task
 
     assert options.brokers is not None
     settings = options.brokers

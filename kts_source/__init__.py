@@ -1,6 +1,4 @@
-"""`spark.read.format("tiered-kafka")`: Kafka's cold tier as a table, read straight from object
-storage.
-"""
+"""Reads Kafka's tiered storage as a table, without brokers: `spark.read.format("tiered-kafka")`."""
 
 from __future__ import annotations
 
@@ -18,9 +16,8 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import explain
     from kts_source.reporting.page import TierReport, report
     from kts_source.spark.audit import audit
-    from kts_source.spark.available_now import run_available_now
     from kts_source.spark.backfill import backfill
-    from kts_source.spark.datasource import TieredKafkaDataSource, register
+    from kts_source.spark.datasource import TieredKafkaDataSource, register, run_available_now
 
 __all__ = [
     "AuditReport",
@@ -58,13 +55,13 @@ _HOMES: Final = {
     "plan": "kts_source.planning.planner",
     "register": "kts_source.spark.datasource",
     "report": "kts_source.reporting.page",
-    "run_available_now": "kts_source.spark.available_now",
+    "run_available_now": "kts_source.spark.datasource",
     "scan": "kts_source.engines.scan",
 }
 
 
 def __getattr__(name: str) -> object:
-    # Lazy, so that planning and reading work where pyspark is not installed, and importing is fast.
+    # Lazy: planning and reading work without pyspark, and the import is fast.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,4 @@
-"""The columns of the table: Spark's Kafka source's, in its order, and those that say where a record
-came from.
-"""
+"""Names of the table's columns: those of Spark's Kafka source, in its order, and further ones."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ LINEAGE_COLUMNS: Final = (
     "codec",
     SEGMENT_ID,
 )
-"""Where a record came from: facts of its batch, and the segment it was read from."""
+"""Facts of a record's batch, and the segment it was read from."""
 ALL_COLUMNS: Final = (*DEFAULT_COLUMNS, HEADERS, *LINEAGE_COLUMNS)
 PLACE_COLUMNS: Final = (TOPIC, PARTITION, SEGMENT_ID)
-"""Known from the plan, the same for all rows of a slice."""
+"""Columns whose values the plan has, the same for all rows of a slice."""
 ERROR_COLUMNS: Final = {"key": "keyError", "value": "valueError"}
-"""Why a key or a value is null that could not be decoded; there with mode PERMISSIVE alone."""
+"""Reasons why keys or values could not be decoded; only with mode PERMISSIVE."""
 RAW_COLUMNS: Final = {"key": "keyRaw", "value": "valueRaw"}
-"""The bytes of a key or a value that is decoded; there where it is named."""
+"""Bytes of decoded keys and values; only if a query names them."""

@@ -7,6 +7,7 @@ pass `secret.scrub`.
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar, Final, Self, TypedDict, Unpack
 
 from kts_source.texts import printable
@@ -37,8 +38,9 @@ class TieredKafkaError(Exception):
         topic: Topic, if known.
         partition: Partition number, if known.
         offset: Kafka offset, if known.
-        uri: Object or folder, without credentials, if known.
+        uri: Object or folder, if known, without credentials.
         position: Byte position in that object, if known.
+        span: Range of a segment whose bytes were wanted, if `SegmentSource.windows` raised it.
     """
 
     retriable: ClassVar[bool] = False
@@ -47,27 +49,48 @@ class TieredKafkaError(Exception):
     offset: int | None = None
     uri: str | None = None
     position: int | None = None
+    span: object | None = None
 
     # Unpickling calls this with `args`, then restores all attributes.
     def __init__(self, message: str, **place: Unpack[Place]) -> None:
         super().__init__(message)
         self.message = message
-        self.located(**place)
+        vars(self).update(_checked(place))
 
     def __str__(self) -> str:
         facts = ((label, getattr(self, name)) for name, label in _LABELS.items())
         where = [f"{label} {value}" for label, value in facts if value is not None]
-        # Object names are untrusted, and this text is shown in terminals and logs.
+        # Object names come from other systems, and terminals and logs show this text.
         return printable(f"{self.message} [{', '.join(where)}]" if where else self.message)
 
     def located(self, **place: Unpack[Place]) -> Self:
-        """Adds facts that are not set yet, and returns the error itself."""
-        if unknown := place.keys() - _LABELS.keys():
-            raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
-        for name, value in place.items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
-        return self
+        """Returns a copy that has these facts where this error has none."""
+        return self._changed(self._missing(place))
+
+    def extended(self, text: str) -> Self:
+        """Returns a copy with more text at the end of the message."""
+        return self._changed({"message": f"{self.message}{text}"})
+
+    def in_span(self, span: object, **place: Unpack[Place]) -> Self:
+        """Returns a located copy that also has the range that was being read."""
+        return self._changed(self._missing(place) | {"span": span})
+
+    def _missing(self, place: Place) -> dict[str, object]:
+        facts = _checked(place).items()
+        return {name: fact for name, fact in facts if getattr(self, name) is None}
+
+    def _changed(self, attributes: dict[str, object]) -> Self:
+        twin = copy.copy(self)
+        vars(twin).update(attributes)
+        # The copy is raised in place of this error: same cause, same traceback, no chain of both.
+        twin.__cause__ = self.__cause__ if self.__suppress_context__ else self.__context__
+        return twin.with_traceback(self.__traceback__)
+
+
+def _checked(place: Place) -> Place:
+    if unknown := place.keys() - _LABELS.keys():
+        raise TypeError(f"an error has no {', '.join(sorted(unknown))}")
+    return place
 
 
 class InvalidOptionError(TieredKafkaError, ValueError):
@@ -140,7 +163,7 @@ class ObjectNotFoundError(StoreError, FileNotFoundError):
 
 
 class StoreNotFoundError(StoreError, TierNotFoundError):
-    """The bucket, container or root folder itself does not exist."""
+    """The bucket, container or root folder does not exist."""
 
 
 class ObjectChangedError(StoreError):
@@ -224,7 +247,7 @@ class RangeOverlapError(ExportError):
 
 
 class CommitConflictError(ExportError):
-    """Another export committed the same partitions in the meantime; nothing was committed."""
+    """Another export committed the same partitions first; nothing was committed."""
 
 
 class FingerprintError(ExportError):

@@ -1,9 +1,8 @@
-"""The private keys that open encrypted segments, by the key id that a manifest names.
+"""Private keys of encrypted segments, by the key id in a manifest.
 
-Ids come out of option names, which Spark hands over in lower case, so they are compared without
-regard to case. A key comes from a file, from an environment variable, or from a function of the
-user's that asks a secret store. All are asked on the driver; a file or a variable that is missing
-there is looked for again where the key is needed.
+Ids are compared case-insensitively, since they are in option names, which Spark passes in lower
+case. A key comes from a file, an environment variable, or a user's function that reads a secret
+store. All are read on the driver; missing files and variables are read again on the worker.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kts_source.callbacks import called, is_callback
 from kts_source.errors import InvalidOptionError
-from kts_source.secret import Secret
+from kts_source.secret import Secret, call_callback, is_callback
 from segment_format.errors import UnknownKeyError
 
 if TYPE_CHECKING:
@@ -36,12 +34,12 @@ KEY_OPTION_PATTERN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Key ids to private keys, as places or as the PEM text found there.
+    """Maps key ids to private keys or to their locations.
 
     Attributes:
-        places: Key id in lower case to its source and the text of its option: `file` and a path,
-            `env` and an environment variable, or `callback` and `module:function`.
-        pems: Key id in lower case to the PEM bytes, for the keys that have been read.
+        places: Key id in lower case -> source and text of its option: `file` and a path, `env` and
+            an environment variable, or `callback` and `module:function`.
+        pems: Key id in lower case -> PEM bytes, for the keys that were read.
     """
 
     places: Secret[Mapping[str, tuple[str, str]]] = field(default_factory=lambda: Secret({}))
@@ -49,10 +47,10 @@ class KeyRing:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> KeyRing:
-        """The ring named by options `encryption.key.pairs.<id>.private.key.{file,env,callback}`.
+        """Parses options `encryption.key.pairs.<id>.private.key.{file,env,callback}`.
 
         Raises:
-            InvalidOptionError: A key from two places, or a callback that is not written as
+            InvalidOptionError: A key with two sources, or a callback that is not written as
                 `module:function`.
         """
         places: dict[str, tuple[str, str]] = {}
@@ -71,55 +69,56 @@ class KeyRing:
         return cls(Secret(places))
 
     def loaded(self) -> KeyRing:
-        """The same ring with every key that can be had here read into memory.
+        """Returns a ring with all keys in memory that are available on this machine.
 
         Raises:
-            UnknownKeyError: A callback that fails or gives no text.
+            UnknownKeyError: A callback fails or returns no text.
         """
         pems = dict(self.pems.reveal())
         for key_id in self.key_ids:
-            if key_id not in pems and (pem := self._here(key_id)) is not None:
+            if key_id not in pems and (pem := self._read(key_id)) is not None:
                 pems[key_id] = pem
         return KeyRing(self.places, Secret(pems))
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids in the ring, in lower case; ids are not secret."""
+        """Ids in lower case; they are not secret."""
         return tuple(sorted(self.places.reveal().keys() | self.pems.reveal().keys()))
 
     def unwrap(self, wrapped: WrappedDataKey) -> bytes:
-        """The data key of a segment (32 bytes).
+        """Decrypts the data key of a segment (32 bytes).
 
         Raises:
-            UnknownKeyError: No private key with that id, or it is not to be had here either.
-            DecryptionError: The key does not open it.
+            UnknownKeyError: No private key with that id, or it is not available on this machine.
+            DecryptionError: The private key does not fit.
         """
-        key_id = wrapped.key_id.lower()
-        pem = self.pems.reveal().get(key_id) or self._here(key_id)
+        pem = self._pem(wrapped.key_id)
         if pem is None:
-            raise self._lacks(wrapped.key_id)
+            raise self._missing_key(wrapped.key_id)
         return _data_key(wrapped, pem)
 
     def fingerprint(self, key_id: str) -> str:
-        """What tells the private key of an id from others: SHA-256 of its public half, in hex.
-        Empty where there is no such key.
+        """Returns the SHA-256 of a key's public half in hex; empty if there is no such key.
 
         Raises:
-            UnknownKeyError: A callback that fails or gives no text.
+            UnknownKeyError: A callback fails or returns no text.
         """
-        pem = self.pems.reveal().get(key_id.lower()) or self._here(key_id.lower())
+        pem = self._pem(key_id)
         return "" if pem is None else _fingerprint(pem)
 
-    def _here(self, key_id: str) -> bytes | None:
-        """The PEM bytes if this machine has them."""
+    def _pem(self, key_id: str) -> bytes | None:
+        return self.pems.reveal().get(key_id.lower()) or self._read(key_id.lower())
+
+    def _read(self, key_id: str) -> bytes | None:
+        """Returns the PEM bytes if this machine has them."""
         source, text = self.places.reveal().get(key_id, (None, ""))
         if source == "file":
             return Path(text).read_bytes() if Path(text).is_file() else None
         if source == "env":
             return os.environ.get(text, "").encode() or None
-        return None if source is None else _called(text, key_id)
+        return None if source is None else _call(text, key_id)
 
-    def _lacks(self, key_id: str) -> UnknownKeyError:
+    def _missing_key(self, key_id: str) -> UnknownKeyError:
         option = f"encryption.key.pairs.{key_id}.private.key"
         source, _ = self.places.reveal().get(key_id.lower(), (None, ""))
         if source is None:
@@ -137,7 +136,7 @@ class KeyRing:
 
 @functools.lru_cache(maxsize=8)
 def _private_key(pem: bytes) -> PrivateKey:
-    """The parsed key; parsing checks that it is one, which takes 30 ms, and tasks may be short."""
+    """Parses a key; the checks take 30 ms, and tasks may be short."""
     from segment_format.manifest.encryption import load_private_key
 
     return load_private_key(pem)
@@ -151,26 +150,24 @@ def _fingerprint(pem: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _data_key(wrapped: WrappedDataKey, pem: bytes) -> bytes:
-    """The opened key, for the next tasks of this worker that read the same segment: an RSA
-    operation in Python takes milliseconds.
-    """
+    """Decrypts a data key once for all tasks of a worker: RSA in Python takes milliseconds."""
     from segment_format.manifest.encryption import unwrap_data_key
 
     return unwrap_data_key(wrapped, _private_key(pem))
 
 
-def _called(callback: str, key_id: str) -> bytes:
-    """What the user's function gives for a key id. Its own error may quote a key: not chained."""
+def _call(callback: str, key_id: str) -> bytes:
+    """Calls the user's function for a key id. Its error may quote a key and is not chained."""
     try:
-        given = called(callback, key_id)
+        pem = call_callback(callback, key_id)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         raise UnknownKeyError(
             f"the callback {callback} failed for key id {key_id!r}: {type(error).__name__}"
         ) from None
-    if isinstance(given, str):
-        given = given.encode()
-    if not isinstance(given, bytes) or not given:
+    if isinstance(pem, str):
+        pem = pem.encode()
+    if not isinstance(pem, bytes) or not pem:
         raise UnknownKeyError(
-            f"the callback {callback} gave {type(given).__name__} for key id {key_id!r}, not text"
+            f"the callback {callback} gave {type(pem).__name__} for key id {key_id!r}, not text"
         )
-    return given
+    return pem

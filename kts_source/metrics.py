@@ -1,10 +1,9 @@
-"""What scans cost, from the lines that their tasks left under option `metricsPath`, and how far a
-stream is behind, from the progress of its query.
+"""Summarizes the metrics that tasks wrote under option `metricsPath`, and the lag of streams.
 
 from kts_source import metrics
-found = metrics.summary("/tmp/metrics")
-print(found)
-found.plot()
+summary = metrics.summary("/tmp/metrics")
+print(summary)
+summary.plot()
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.read.run_task import read_metrics
-from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics
+from kts_source.read.task_metrics import CLOSED, DONE, TaskMetrics, read_metrics
 from kts_source.store.storage_options import storage_options_from
 from kts_source.streaming.lag import PartitionLag, StreamLag, stream_lag
 
@@ -44,22 +42,22 @@ class Summary:
 
     @property
     def total(self) -> Mapping[str, int | float]:
-        """Every number of `TaskMetrics`, added up over all attempts: what was paid for."""
+        """Every number of `TaskMetrics`, summed over all attempts."""
         return {name: sum(getattr(task, name) for task in self.tasks) for name in _SUMMED}
 
     @property
     def outcomes(self) -> Mapping[str, int]:
-        """How many attempts ended how."""
+        """Number of attempts by outcome."""
         return dict(Counter(task.outcome for task in self.tasks))
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Ranges of offsets that were left out because their objects had gone."""
+        """Ranges of offsets that were skipped because their objects were deleted."""
         done = (task for task in self.tasks if task.outcome in (DONE, CLOSED))
         return tuple(dict.fromkeys(text for task in done for text in task.lost))
 
     def of_scan(self, scan: str) -> Summary:
-        """The part of one scan."""
+        """Returns the attempts of one scan."""
         return Summary(tuple(task for task in self.tasks if task.scan == scan))
 
     def __str__(self) -> str:
@@ -88,10 +86,10 @@ class Summary:
         return "\n".join(lines)
 
     def plot(self, axes: Any = None) -> Any:  # noqa: ANN401  # matplotlib ships no types for this
-        """Where the time of each task went, as stacked bars.
+        """Plots the time of each task as stacked bars.
 
         Args:
-            axes: Where to draw; a new figure if none is given.
+            axes: Axes to draw on; default: a new figure.
 
         Returns:
             The axes.
@@ -119,11 +117,11 @@ class Summary:
 
 
 def summary(path: str, options: Mapping[str, str] | None = None) -> Summary:
-    """What the tasks that left their lines at `path` did.
+    """Reads the metrics of all tasks at `path`.
 
     Args:
-        path: As given for option `metricsPath`.
-        options: Storage options (`s3.*`, `storageOptions`) where the path needs them.
+        path: The value of option `metricsPath`.
+        options: Storage options (`s3.*`, `storageOptions`) if the path needs them.
     """
     storage = storage_options_from(options or {})
     return Summary(tuple(read_metrics(path.strip(), storage.reveal())))

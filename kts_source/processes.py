@@ -1,4 +1,4 @@
-"""Tasks in processes of this machine, which a Ctrl-C ends without tracebacks."""
+"""Runs tasks in processes of this machine, which Ctrl-C ends without tracebacks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ R = TypeVar("R")
 
 
 def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[R]:
-    """What `call` gives for each task, in any order, as it becomes known.
+    """Yields the results of `call` for each task as they become available.
 
-    Close the iterator to stop what is under way.
+    Close the iterator to cancel the remaining tasks.
 
     Args:
-        call: Picklable, as are tasks and answers.
-        tasks: What it is called with.
-        workers: Processes, at most.
+        call: Picklable function; its arguments and results must be picklable, too.
+        tasks: Its arguments.
+        workers: Maximum number of processes.
 
     Raises:
         BrokenProcessPool: A process died.
-        Exception: What a call raised.
+        Exception: Raised by a call.
     """
     # Spawned: neither the event loops of the stores nor their connections survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -37,7 +37,7 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
         workers, context, initializer=_begin_worker, initargs=(started,)
     )
     try:
-        # A Ctrl-C while they start would end them with tracebacks: they unblock it themselves.
+        # Ctrl-C during the start would print tracebacks; the workers unblock it later.
         blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             futures = [pool.submit(_call, call, task) for task in tasks]
@@ -57,14 +57,14 @@ def in_processes(call: Callable[[T], R], tasks: Sequence[T], workers: int) -> It
 
 
 class _Worker:
-    """SIGINT in a worker: ends its task and lets it begin no other, without a traceback."""
+    """Ends a worker's task on SIGINT and starts no other, without a traceback."""
 
     interrupted = False
     at_work = False
 
     @classmethod
     def on_interrupt(cls, _number: int, _frame: object) -> None:
-        if not cls.interrupted:  # the clean-up behind the first is not disturbed again
+        if not cls.interrupted:  # later signals must not disturb the clean-up
             cls.interrupted = True
             if cls.at_work:
                 raise KeyboardInterrupt

@@ -1,9 +1,10 @@
-"""The one wrapper for credentials and keys, and what removes them from texts."""
+"""Wraps credentials and keys, removes them from texts, and calls functions that provide them."""
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -12,30 +13,29 @@ T = TypeVar("T")
 
 MASK = "***"
 
-# Values shorter than this are not searched for: erasing "a" from a text hides the text, not a
-# secret.
+# Shorter values are not removed from texts: without every "a" a text cannot be read.
 _MIN_SECRET_LENGTH = 4
 
 _USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*://)[^\s/@'\"]*@")
+_CALLBACK: Final = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 _QUERY = re.compile(r"(?P<url>[A-Za-z][A-Za-z0-9+.\-]*://[^\s?'\"]*)\?[^\s'\"]*")
 
 
 class Secret(Generic[T]):
-    """A value that shows itself only through `reveal`.
+    """Hides a value in texts; only `reveal` returns it.
 
-    `repr`, `str`, `format` and JSON (through `default=str`) give `***`. Pickling keeps the value: a
-    reader must carry it to its tasks. Two secrets are equal when their values are; a secret has no
-    hash.
+    `repr`, `str`, `format` and JSON (through `default=str`) return `***`. Pickling keeps the value,
+    since a reader takes it to its tasks. Secrets are equal if their values are, and have no hash.
     """
 
     __slots__ = ("_value",)
-    __hash__ = None  # type: ignore[assignment]  # a hash of a value is a trace of it
+    __hash__ = None  # type: ignore[assignment]  # a hash would leak the value
 
     def __init__(self, value: T) -> None:
         self._value = value
 
     def reveal(self) -> T:
-        """The value itself. Keep it out of anything that is shown or stored."""
+        """Returns the value. Never show or store it."""
         return self._value
 
     def __repr__(self) -> str:
@@ -52,14 +52,26 @@ class Secret(Generic[T]):
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text without user information and query strings of URLs, and without the given values.
+    """Removes user information and query strings of URLs, and secret values, from a text.
 
     Args:
         text: Message of a client library or a server.
-        secrets: Values to erase wherever they occur; very short ones are ignored.
+        secrets: Values to remove; very short ones are ignored.
     """
     for value in sorted(set(secrets), key=len, reverse=True):
         if len(value) >= _MIN_SECRET_LENGTH:
             text = text.replace(value, MASK)
     text = _USER_INFO.sub(rf"\g<scheme>{MASK}@", text)
     return _QUERY.sub(rf"\g<url>?{MASK}", text)
+
+
+def is_callback(text: str) -> bool:
+    """Returns whether a text is written as `module:function`."""
+    return _CALLBACK.fullmatch(text) is not None
+
+
+def call_callback(callback: str, *arguments: str) -> object:
+    """Calls a user's function. Hide what it raises: its message may quote a secret."""
+    match = _CALLBACK.fullmatch(callback)
+    assert match is not None
+    return getattr(importlib.import_module(match["module"]), match["function"])(*arguments)

@@ -1,31 +1,33 @@
-"""Lists, sizes and names in texts that people read."""
+"""Formats lists, sizes and names for messages, and tables for notebooks."""
 
 from __future__ import annotations
 
+import html
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
-_SHOWN: Final = 5
-_LOOKED_AT: Final = 1000
+MAX_ROWS: Final = 50
+_MAX_SHOWN: Final = 5
+_LEFT: Final = ' style="text-align:left"'
 
 
 def some(texts: Iterable[str]) -> str:
-    """The first few of many, printable, and how many more there are."""
-    found = list(texts)
-    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return ", ".join(map(printable, found[:_SHOWN])) + more
+    """Returns the first few texts, printable, and the number of the others."""
+    texts = list(texts)
+    more = f", and {len(texts) - _MAX_SHOWN} more" if len(texts) > _MAX_SHOWN else ""
+    return ", ".join(map(printable, texts[:_MAX_SHOWN])) + more
 
 
 def one_line(reason: str) -> str:
-    """The beginning of a reason, in one line."""
-    return " ".join(reason[:_LOOKED_AT].split())[:300]  # it may have megabytes
+    """Returns the beginning of a reason in one line."""
+    return " ".join(reason[:1000].split())[:300]  # it may have megabytes
 
 
 def format_bytes(size: int) -> str:
-    """A size in B, KiB, MiB, GiB or TiB."""
+    """Returns a size in B, KiB, MiB, GiB or TiB."""
     amount, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if amount < 1024:
@@ -35,8 +37,9 @@ def format_bytes(size: int) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal or a reader's eye obeys: control characters, line ends and
-    marks that turn the direction of writing become escapes. Names in a store come from strangers.
+    """Escapes control characters, line ends and marks that change the writing direction.
+
+    Names in a store come from other systems and must not control terminals.
     """
     if text.isprintable():
         return text
@@ -46,17 +49,51 @@ def printable(text: str) -> str:
 
 
 def camel_case(name: str) -> str:
-    """An attribute's name as JSON has it: `firstOffset` for `first_offset`."""
+    """Returns an attribute's name for JSON: `firstOffset` for `first_offset`."""
     first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+    return first + "".join(word.capitalize() for word in rest)
 
 
 def json_fields(value: Any) -> Any:  # noqa: ANN401
     """Returns a dataclass as values of JSON, with names in camel case, nested ones too."""
     if is_dataclass(value):
         return {
-            camel_case(one.name): json_fields(getattr(value, one.name)) for one in fields(value)
+            camel_case(field.name): json_fields(getattr(value, field.name))
+            for field in fields(value)
         }
     if isinstance(value, list | tuple):
-        return [json_fields(one) for one in value]
+        return [json_fields(item) for item in value]
     return value
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> str:
+    """Returns names and their facts as an HTML table."""
+    rows = "".join(
+        f"<tr><th{_LEFT}>{_escape(name)}</th><td{_LEFT}>{_escape(text)}</td></tr>"
+        for name, text in facts.items()
+    )
+    return f"<table><caption{_LEFT}><b>{_escape(title)}</b></caption>{rows}</table>"
+
+
+def rows_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns at most `MAX_ROWS` rows as an HTML table, with integers aligned right."""
+    rows = list(rows)
+    head = "".join(f"<th{_LEFT}>{_escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:MAX_ROWS])
+    if len(rows) > MAX_ROWS:
+        more = f"and {len(rows) - MAX_ROWS:,} more"
+        body += f'<tr><td{_LEFT} colspan="{len(header)}">{more}</td></tr>'
+    return (
+        f"<table><caption{_LEFT}><b>{_escape(title)}</b></caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f'<td style="text-align:right">{value:,}</td>'
+    return f"<td{_LEFT}>{_escape(str(value))}</td>"
+
+
+def _escape(text: str) -> str:
+    return html.escape(printable(text))

@@ -1,6 +1,4 @@
-"""A tier as its options describe it: the store with its time-outs, attempts and mirror, and what is
-kept of it on local disk.
-"""
+"""Opens a tier: its store with timeouts, retries and mirror, and the caches on local disk."""
 
 from __future__ import annotations
 
@@ -19,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Where a scan reads.
+    """Store and caches of a scan.
 
     Attributes:
         store: Objects and listings.
-        caches: What is kept of them on this machine's disk; nothing unless given.
+        caches: Copies on this machine's disk.
     """
 
     store: ObjectStore
     caches: Caches = field(default_factory=Caches)
 
     def close(self) -> None:
-        """Lets the connections of the store go; the caches hold nothing open."""
+        """Closes the connections of the store."""
         self.store.close()
 
 
 def open_uncached_tier(options: ScanOptions) -> Tier:
-    """Opens the tier of a scan without any cache, so that every byte comes from the store.
+    """Opens the tier of a scan without caches.
 
     Raises:
         InvalidOptionError: See `open_store`.
@@ -44,12 +42,9 @@ def open_uncached_tier(options: ScanOptions) -> Tier:
 
 
 def open_tier(options: ScanOptions) -> Tier:
-    """The tier that a scan reads. Nothing is asked of it yet.
+    """Opens the tier of a scan, without any request. It is empty if there is no path.
 
-    Without a path there is nothing in it: brokers alone are read.
-
-    A folder of this machine is cached only where an option names a cache folder: its files are as
-    near as their copies would be.
+    Local tiers are cached only if an option names a cache folder.
 
     Raises:
         InvalidOptionError: See `open_store`.

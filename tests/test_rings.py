@@ -88,7 +88,6 @@ LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
 
 # What is imported inside their functions is only handed on to the user who asks for it.
 FACES: dict[str, str] = {
-    "kts_source.engines.scan": "`.to_lazy`, `.to_dataset`, `.to_ray` are other modules' functions",
     "kts_source": "`__getattr__` brings in what a name stands for",
     "kts_source.export.report": "`BackfillReport.save_png` draws with another module",
 }

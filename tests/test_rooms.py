@@ -7,8 +7,8 @@ from tests.test_rings import ALL_IMPORTS
 # The rooms of ring 1 and what is around them, inner ones first: each imports only those before it.
 ROOMS = (
     ("texts",),
-    ("errors", "secret", "columns", "quiet", "callbacks", "notebook", "processes"),
-    ("extras",),
+    ("errors", "secret", "columns", "processes"),
+    ("libraries",),
     ("store", "predicate", "keyring"),
     ("broker",),
     ("layout",),

@@ -12,8 +12,7 @@ from enum import StrEnum
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from kts_source.notebook import rows_table
-from kts_source.texts import camel_case, json_fields, printable
+from kts_source.texts import camel_case, json_fields, printable, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -16,7 +16,7 @@ import atexit
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -215,7 +215,11 @@ _NO_LEADER: Final = -1
 
 
 class Cluster:
-    """A client of one cluster with one connection per broker. From any thread."""
+    """A client of one cluster with one connection per broker. From any thread.
+
+    Attributes:
+        tier_failures: Failures of the tier that brokers replaced, by run of a scan.
+    """
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
@@ -225,6 +229,7 @@ class Cluster:
         self._locks: dict[int, threading.Lock] = {}
         self._any: Connection | None = None
         self._any_lock = threading.RLock()
+        self.tier_failures: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
         """Hangs up everywhere."""

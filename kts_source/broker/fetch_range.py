@@ -1,12 +1,10 @@
-"""A range of offsets of one partition, from whichever brokers lead it or may serve it.
+"""Fetches a range of offsets of one partition from its leader or a follower.
 
-Each answer is trimmed to whole batches: the last one is usually cut. The next request is sent
-before the batches are handed out, so the broker works while they are decoded. An empty answer is
-not the end: a broker that waits for its tier, or throttles, gives nothing and no error.
+Each answer is trimmed to complete batches, since the last one is usually cut. The next request is
+sent before the batches are returned, so the broker works while they are decoded. An empty answer is
+not the end: a broker that waits for its tier, or throttles, returns no records and no error.
 
 Source: `FetchRequest`, `FetchResponse` (KIP-227, KIP-392, KIP-516), `CompletedFetch`.
-
-What is in one answer to a fetch: whole batches, and which of their transactions were aborted.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.broker.cluster import (
     EARLIEST,
@@ -101,7 +99,7 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """Whether the first entry of an answer holds no record below an offset.
+    """True if the first entry of an answer holds no record below an offset.
 
     The offset field of a compressed message set (formats 0 and 1) is that of its last record, so
     only the records in it tell where it begins. Returns `False` where the entry cannot be read.
@@ -147,33 +145,83 @@ def aborted_intervals(
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 120.0
-"""Without a single new batch."""
+"""Maximum time without a new batch."""
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _MAX_PAUSE_SECONDS: Final = 1.0
-_MOST_SILENT: Final = 3
-"""Empty answers in a row before it is asked whether anything is left."""
+_MAX_SILENT: Final = 3
+"""Consecutive empty answers before the fetcher checks whether any batch is left."""
 _ANSWER_SLACK: Final = 1 << 20
-"""Bytes of an answer that are not records: aborted transactions, mostly."""
+"""Bytes of an answer that are not records, mostly aborted transactions."""
 _MAX_PROBES: Final = 1024
-"""Offsets tried to find where a hole in the brokers' tier ends."""
+"""Offsets tried to find the end of a hole in the brokers' tier."""
 _NO_SESSION: Final = (0, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A fetch was sent and its answer is pending."""
+
+    connection: Connection
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The same offset must be asked for again after a pause.
+
+    Attributes:
+        reason: For the error after too many attempts.
+        is_empty: True if an answer had neither an error nor a record.
+    """
+
+    reason: str
+    is_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Offsets below `stop` are lost."""
+
+    stop: int
+    error: DataLossError
+
+
+_State = _Asked | _Waiting | _Lost | FetchedBatches
+
+
+class _Patience:
+    """Pauses between attempts since the last batch."""
+
+    def __init__(self) -> None:
+        self.silent = 0
+        self._progress = time.monotonic()
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def is_exhausted(self) -> bool:
+        """True if the last batch came too long ago."""
+        return time.monotonic() - self._progress > _PATIENCE_SECONDS
+
+    def sleep(self) -> None:
+        """Waits twice as long as before."""
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
 
 
 class RangeFetcher:
     """Fetches one range. Used by one thread.
 
     Args:
-        cluster: Whom to ask. Its connections to the brokers asked must be nobody else's meanwhile.
-        wanted: What to fetch.
-        max_batch_bytes: Bound on one batch.
-        on_loss: Called with offsets [start, stop) that are gone, and why, to go on behind them;
-            they are an error without it.
+        cluster: Brokers; no other thread may use its connections in the meantime.
+        wanted: Range to fetch.
+        max_batch_bytes: Maximum size of one batch.
+        on_loss: Called with lost offsets [start, stop) and the reason. The fetch continues after
+            them, or ends if it returns True. Without it they are an error.
 
     Attributes:
-        bytes: Of whole batches, so far.
-        requests: Sent so far.
-        lost_offsets: Whether some of the range is gone.
-        met_hole: Whether the brokers' own tier lacks some of it.
+        bytes: Bytes of complete batches so far.
+        requests: Requests sent so far.
+        lost_offsets: True if some of the range is lost.
+        met_hole: True if the brokers' own tier lacks some of it.
     """
 
     def __init__(
@@ -182,13 +230,13 @@ class RangeFetcher:
         wanted: BrokerRange,
         *,
         max_batch_bytes: int,
-        on_loss: Callable[[int, int, DataLossError], None] | None = None,
+        on_loss: Callable[[int, int, DataLossError], bool | None] | None = None,
     ) -> None:
         self._on_loss = on_loss
         self._cluster = cluster
         self._wanted = wanted
         self._settings = cluster.settings
-        self._most_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
+        self._max_bytes = max(self._settings.partition_fetch_bytes, max_batch_bytes)
         self._rack = self._settings.rack
         self._epoch = wanted.leader_epoch
         self._leader = -1
@@ -201,102 +249,105 @@ class RangeFetcher:
         self._refused_at = -1
 
     def batches(self) -> Generator[FetchedBatches]:
-        """The batches that hold the range, in order.
+        """Yields the batches that hold the range, in order.
 
         Raises:
-            DataLossError: The log start has passed the range, the topic is gone, or another
+            DataLossError: The log start has passed the range, the topic was deleted, or another
                 leader does not have the offsets that were planned.
-            BrokerError: Brokers refuse, or do not answer for too long.
+            BrokerError: Brokers refuse, or do not respond for too long.
         """
-        at = self._wanted.start_offset
-        sent: tuple[Connection, Pending] | None = None
-        pause = _FIRST_PAUSE_SECONDS
-        progress = time.monotonic()
-        why, silent = "no answer", 0
+        offset, stop = self._wanted.start_offset, self._wanted.stop_offset
+        if offset >= stop:
+            return
+        state: _State = self._ask(offset)
+        wait = _Patience()
         try:
-            while at < self._wanted.stop_offset:
-                try:
-                    connection, pending = sent or self._sent(at)
-                    sent = None
-                    answer = connection.receive(
-                        pending, most_bytes=self._most_bytes + _ANSWER_SLACK
-                    )
-                    found = self._found(answer, at)
-                except (LostConnectionError, LeaderChangedError) as error:
-                    # Perhaps another broker leads now, and this one will never come back.
-                    why = str(error)
-                    if isinstance(error, LeaderChangedError):
-                        self._leader = -1
-                    else:
-                        self._lose_node()
-                    found = None
-                except _GoneError as gone:
-                    at = self._behind_loss(at, gone.stop, gone.error)
-                    continue
-                except DataLossError as error:
-                    at = self._behind_loss(at, self._wanted.stop_offset, error)
-                    continue
-                except _TryAgain as error:
-                    why = str(error)
-                    found = None
-                    silent += isinstance(error, _Empty)
-                    if silent >= _MOST_SILENT:
-                        silent = 0
-                        if self._is_over(at):
+            while True:
+                match state:
+                    case _Asked() as asked:
+                        state = _Waiting("no answer")  # nothing is pending if an error is raised
+                        state = self._receive(asked, offset)
+                    case _Waiting(reason, is_empty):
+                        wait.silent += is_empty
+                        if wait.silent >= _MAX_SILENT:
+                            wait.silent = 0
+                            if self._is_over(offset):
+                                return
+                        if wait.is_exhausted():
+                            raise BrokerUnavailableError(
+                                f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {reason}",
+                                **self._place(offset),
+                            )
+                        wait.sleep()
+                        state = self._ask(offset)
+                    case _Lost():
+                        offset = self._skip(offset, state)
+                        if offset >= stop:
                             return
-                if found is None:
-                    if time.monotonic() - progress > _PATIENCE_SECONDS:
-                        raise BrokerUnavailableError(
-                            f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {why}",
-                            **self._place(at),
-                        )
-                    time.sleep(pause)
-                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-                    continue
-                at, silent = found.next_offset, 0
-                if at < self._wanted.stop_offset:
-                    try:
-                        sent = self._sent(at)
-                    except (LostConnectionError, LeaderChangedError) as error:
-                        why = str(error)
-                        self._lose_node()
-                    except (_TryAgain, DataLossError) as error:
-                        why = str(error)  # met again behind these batches
-                yield found
-                progress = time.monotonic()
-                pause = _FIRST_PAUSE_SECONDS
+                        state = self._ask(offset)
+                    case FetchedBatches() as batches:
+                        offset = batches.next_offset
+                        # The broker works on the next answer while the caller decodes this one.
+                        state = self._ask(offset) if offset < stop else batches
+                        yield batches
+                        if offset >= stop:
+                            return
+                        wait = _Patience()
         finally:
-            if sent is not None:  # its answer would be taken for another's
-                sent[0].close()
+            if isinstance(state, _Asked):  # its answer would be taken for another request's
+                state.connection.close()
 
-    def _behind_loss(self, at: int, first_left: int, error: DataLossError) -> int:
-        """Where to go on behind what is gone."""
+    def _skip(self, offset: int, lost: _Lost) -> int:
+        """Reports lost offsets. Returns the first one after them, or the range's end to stop."""
         self.lost_offsets = True
-        behind = min(first_left, self._wanted.stop_offset)
-        if self._on_loss is None or behind <= at:
-            raise error from None
-        self._on_loss(at, behind, error)
-        return behind
+        stop = min(lost.stop, self._wanted.stop_offset)
+        if self._on_loss is None or stop <= offset:
+            raise lost.error
+        return self._wanted.stop_offset if self._on_loss(offset, stop, lost.error) else stop
 
-    def _sent(self, at: int) -> tuple[Connection, Pending]:
-        if self._leader < 0 and not self._knows_leader():
-            self._find_leader()
-        if self._node < 0:
-            self._node = self._leader
-        if self._rack and self._wanted.read_committed:
-            # An old leader reports aborted transactions from its local log start on. A follower's
-            # disk may begin elsewhere, and an old follower does not report them all either.
-            nodes = {self._leader, self._node}
-            if not all(node_tells_all(self._cluster, node) for node in nodes):
-                self._node, self._rack = self._leader, ""
-        connection = self._cluster.connection(self._node)
-        self.requests += 1
-        patience = self._settings.fetch_max_wait_ms / 1000
-        return connection, connection.send(self._request(at), patience_seconds=patience)
+    def _ask(self, offset: int) -> _Asked | _Waiting | _Lost:
+        """Sends a fetch to the leader, or to the follower that it prefers."""
+        try:
+            if self._leader < 0 and not self._takes_known_leader():
+                problem = self._find_leader()
+                if problem is not None:
+                    return problem
+            if self._node < 0:
+                self._node = self._leader
+            if self._rack and self._wanted.read_committed:
+                # An old leader reports aborted transactions from its local log start on. The disk
+                # of a follower may begin elsewhere, and an old follower misses some as well.
+                nodes = {self._leader, self._node}
+                if not all(node_tells_all(self._cluster, node) for node in nodes):
+                    self._node, self._rack = self._leader, ""
+            connection = self._cluster.connection(self._node)
+            self.requests += 1
+            patience = self._settings.fetch_max_wait_ms / 1000
+            pending = connection.send(self._request(offset), patience_seconds=patience)
+            return _Asked(connection, pending)
+        except (LostConnectionError, LeaderChangedError) as error:
+            return self._changed_node(error)
+
+    def _receive(self, asked: _Asked, offset: int) -> FetchedBatches | _Waiting | _Lost:
+        """Reads the answer to a fetch."""
+        try:
+            limit = self._max_bytes + _ANSWER_SLACK
+            answer = asked.connection.receive(asked.pending, most_bytes=limit)
+            return self._check_answer(answer, offset)
+        except (LostConnectionError, LeaderChangedError) as error:
+            return self._changed_node(error)
+
+    def _changed_node(self, error: BrokerError) -> _Waiting:
+        """Looks for another leader next: this broker may never come back."""
+        if isinstance(error, LeaderChangedError):
+            self._leader = -1
+        else:
+            self._lose_node()
+        return _Waiting(str(error))
 
     def _lose_node(self) -> None:
-        """The broker asked does not answer: the leader may have a successor by now, and a follower
-        is not asked again.
+        """Forgets a broker that does not respond: a leader may have a successor by now, and a
+        follower is not asked again.
         """
         if self._node == self._leader:
             self._leader = -1
@@ -305,8 +356,10 @@ class RangeFetcher:
         self._node = -1
 
     def _is_over(self, at: int) -> bool:
-        """Whether no batch of the range is left, which empty answers do not say: compaction may
-        have taken the last ones below the last stable offset. A silent follower is asked no more.
+        """Returns whether no batch of the range is left.
+
+        Empty answers do not say so: compaction may have removed the last batches below the last
+        stable offset. After empty answers of a follower the leader is asked.
         """
         if self._node != self._leader:
             self._node, self._rack = -1, ""
@@ -319,11 +372,11 @@ class RangeFetcher:
                 self._request(at, read_committed=False),
                 patience_seconds=self._settings.fetch_max_wait_ms / 1000,
             )
-            answer = connection.receive(pending, most_bytes=self._most_bytes + _ANSWER_SLACK)
+            answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
         except LostConnectionError:
             self._lose_node()
             return False
-        # An error in this answer comes again in the next one.
+        # The next answer repeats an error of this one.
         parts = [part for topic in answer.responses for part in topic.partitions]
         if len(parts) != 1 or not parts[0].records:
             return False
@@ -332,9 +385,7 @@ class RangeFetcher:
     def _request(
         self, at: int, *, read_committed: bool | None = None, max_bytes: int | None = None
     ) -> Any:  # noqa: ANN401
-        """A fetch at an offset; `max_bytes` other than the settings' marks a probe of the leader
-        itself.
-        """
+        """Returns a fetch request; `max_bytes` is given only for probes of the leader itself."""
         from kafka.protocol.consumer import FetchRequest
 
         wanted, settings = self._wanted, self._settings
@@ -362,9 +413,10 @@ class RangeFetcher:
             topics=[topic_type(topic_id=uuid_from_text(wanted.topic_id), partitions=[part])],
         )
 
-    def _knows_leader(self) -> bool:
-        """Takes the leader that the cluster knows, if it is of the epoch that was planned. One that
-        leads no more says so; the topic is asked for by its id.
+    def _takes_known_leader(self) -> bool:
+        """Uses the cached leader once, if it has the planned epoch.
+
+        A broker that is no longer the leader responds so, since requests have the topic's id.
         """
         known = self._cluster.known_leader((self._wanted.topic, self._wanted.partition))
         if self._asked or known is None or known.epoch != self._wanted.leader_epoch:
@@ -373,41 +425,40 @@ class RangeFetcher:
         self._asked = True
         return True
 
-    def _find_leader(self) -> None:
-        """Asks who leads now; a new leader must prove that it has what was planned."""
+    def _find_leader(self) -> _Waiting | _Lost | None:
+        """Looks up the leader; a new one must have the offsets that were planned."""
         wanted = self._wanted
         place = wanted.topic, wanted.partition
         topic = self._cluster.renew_leader(place, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
             now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
-            raise DataLossError(
-                f"topic id {wanted.topic_id} was planned, and the topic {now}",
-                **self._place(wanted.start_offset),
-            )
+            return self._all_lost(f"topic id {wanted.topic_id} was planned, and the topic {now}")
         leader = topic.leaders[wanted.partition]
         if leader.node < 0:
-            raise _TryAgain("the partition has no leader")
+            return _Waiting("the partition has no leader")
         if leader.epoch < wanted.leader_epoch:
-            raise _TryAgain(f"a broker still knows the leader of epoch {leader.epoch}")
+            return _Waiting(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
             (end,) = self._cluster.epoch_ends({place: [wanted.leader_epoch]})[place]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
-                raise DataLossError(
+                return self._all_lost(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
                     f" planned; the leader of epoch {leader.epoch} has epoch {end.epoch} up to"
-                    f" {end.end_offset}: records were lost in an unclean election",
-                    **self._place(wanted.start_offset),
+                    f" {end.end_offset}: records were lost in an unclean election"
                 )
         self._leader, self._epoch = leader.node, leader.epoch
         self._node = -1
+        return None
 
-    def _check_refused(self, at: int) -> NoReturn:
-        """Finds out what is gone where the leader refuses an offset: its answer does not say.
+    def _all_lost(self, text: str) -> _Lost:
+        error = DataLossError(text, **self._place(self._wanted.start_offset))
+        return _Lost(self._wanted.stop_offset, error)
 
-        Raises:
-            _GoneError: Retention or DeleteRecords passed the offset, or the brokers' own tier lacks
-                the segment that holds it.
-            _TryAgain: The log holds the offset. It is asked for once more before it counts as gone.
+    def _check_refused(self, at: int) -> _Lost | _Waiting:
+        """Finds out which offsets are lost after the leader refused one, since it does not say.
+
+        Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
+        that holds it. If the log holds the offset, it is asked for once more.
         """
         place = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(place) is None:
@@ -418,10 +469,10 @@ class RangeFetcher:
                 f"offset {at} is gone since the plan was made: the log of the brokers starts at"
                 f" {log_start}"
             )
-            raise _GoneError(log_start, DataLossError(text, **self._place(at)))
+            return _Lost(log_start, DataLossError(text, **self._place(at)))
         if self._refused_at != at:
             self._refused_at = at
-            raise _TryAgain(f"a broker refuses offset {at} of a log that starts at {log_start}")
+            return _Waiting(f"a broker refuses offset {at} of a log that starts at {log_start}")
         self.met_hole = True
         stop = self._first_served(at)
         text = (
@@ -429,7 +480,7 @@ class RangeFetcher:
             f" {log_start}: their own tier has lost a segment. Restore it there, or set"
             " failOnDataLoss=false to skip these offsets"
         )
-        raise _GoneError(stop, DataLossError(text, **self._place(at)))
+        return _Lost(stop, DataLossError(text, **self._place(at)))
 
     def _first_served(self, refused: int) -> int:
         """Returns the first offset above a refused one that the leader serves, at most the range's
@@ -454,27 +505,31 @@ class RangeFetcher:
         return high
 
     def _serves(self, offset: int) -> bool:
-        """Whether the leader does not refuse an offset as out of range."""
+        """Returns whether the leader serves an offset.
+
+        Raises:
+            LeaderChangedError: The broker reports an error other than that it lacks the offset.
+        """
         connection = self._cluster.connection(self._leader)
         request = self._request(offset, read_committed=False, max_bytes=1)
         self.requests += 1
         pending = connection.send(request, patience_seconds=self._settings.fetch_max_wait_ms / 1000)
-        answer = connection.receive(pending, most_bytes=self._most_bytes + _ANSWER_SLACK)
+        answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
         parts = [part for topic in answer.responses for part in topic.partitions]
         code = answer.error_code or (parts[0].error_code if len(parts) == 1 else -1)
         if code not in (0, OFFSET_OUT_OF_RANGE):
-            raise _TryAgain(f"a broker says {error_name(code)} about offset {offset}")
+            raise LeaderChangedError(f"a broker says {error_name(code)} about offset {offset}")
         return bool(code == 0)
 
-    def _found(self, answer: Any, at: int) -> FetchedBatches | None:  # noqa: ANN401
-        """The whole batches of an answer, or `None` where there are none yet."""
+    def _check_answer(self, answer: Any, at: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
+        """Checks an answer, and returns its complete batches if it has any."""
         code = answer.error_code
         parts = [part for topic in answer.responses for part in topic.partitions]
-        if not code and not parts:  # a client quota: the broker says how long to stay away
+        if not code and not parts:  # throttled by a client quota
             time.sleep(min(answer.throttle_time_ms / 1000, _PATIENCE_SECONDS / 4))
-            raise _TryAgain("the client quota is used up")
-        if code or not parts:
-            self._handle(code, at)
+            return _Waiting("the client quota is used up")
+        if code:
+            return self._handle(code, at)
         (part, *others) = parts
         told = answer.responses[0].topic_id, part.partition_index
         if others or told != (uuid_from_text(self._wanted.topic_id), self._wanted.partition):
@@ -484,14 +539,19 @@ class RangeFetcher:
                 **self._place(at),
             )
         if part.error_code:
-            self._handle(part.error_code, at)
+            return self._handle(part.error_code, at)
         if part.preferred_read_replica >= 0 and not part.records:
             self._node = part.preferred_read_replica
-            raise _TryAgain(f"broker {self._node} is nearer")
-        records = part.records
-        if not records:
-            raise _Empty("answers are empty: the broker waits for its tier, or a quota is used up")
-        data = memoryview(records)
+            return _Waiting(f"broker {self._node} is nearer")
+        if not part.records:
+            return _Waiting(
+                "answers are empty: the broker waits for its tier, or a quota is used up",
+                is_empty=True,
+            )
+        return self._check_records(part, at)
+
+    def _check_records(self, part: Any, at: int) -> FetchedBatches | _Waiting:  # noqa: ANN401
+        data = memoryview(part.records)
         try:
             size, next_offset = whole_batches(data)
         except SegmentFormatError as error:
@@ -499,13 +559,13 @@ class RangeFetcher:
                 f"a broker sent what is no record batch: {error.message}", **self._place(at)
             ) from error
         if not size or next_offset <= at:
-            raise _TryAgain("answers hold no whole batch")
+            return _Waiting("answers hold no whole batch")
         self.bytes += size
         data = data[:size]
         if self._wanted.read_committed and not node_tells_all(self._cluster, self._node):
             if self._node != self._leader:
                 self._node, self._rack = -1, ""
-                raise _TryAgain("the follower is older than Kafka 4.0")
+                return _Waiting("the follower is older than Kafka 4.0")
             data = memoryview(bytes(data))  # the next answer overwrites it
             self._check_told(at)
         listed = frozenset(
@@ -517,7 +577,7 @@ class RangeFetcher:
         return FetchedBatches(data, at, next_offset, aborted, listed)
 
     def _check_told(self, at: int) -> None:
-        """Refuses what an old broker has read from its tier since the plan was made."""
+        """Refuses batches that an old broker has read from its tier since the plan was made."""
         told = told_from(self._cluster, (self._wanted.topic, self._wanted.partition))
         if at < told:
             raise OldBrokerError(
@@ -526,19 +586,22 @@ class RangeFetcher:
                 **self._place(at),
             )
 
-    def _handle(self, code: int, at: int) -> NoReturn:
-        """Raises what an error code means."""
+    def _handle(self, code: int, at: int) -> _Waiting | _Lost:
+        """Handles an error code.
+
+        Raises:
+            BrokerError: The broker refuses the request.
+        """
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
             # A follower may lag behind, and the leader would name it again.
             self._node, self._rack = -1, ""
-            raise _TryAgain(f"a follower says {error_name(code)}")
+            return _Waiting(f"a follower says {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:
             self._leader = -1  # also of a failed disk, or a partition that was moved away
-            raise _TryAgain(f"a broker says {error_name(code)}")
-        place = self._place(at)
+            return _Waiting(f"a broker says {error_name(code)}")
         if code == OFFSET_OUT_OF_RANGE:
-            self._check_refused(at)
-        raise refusal(code, **place)
+            return self._check_refused(at)
+        raise refusal(code, **self._place(at))
 
     def _place(self, offset: int) -> Any:  # noqa: ANN401
         return {
@@ -546,20 +609,3 @@ class RangeFetcher:
             "partition": self._wanted.partition,
             "offset": offset,
         }
-
-
-class _GoneError(Exception):
-    """Offsets up to `stop` are gone; `error` says why."""
-
-    def __init__(self, stop: int, error: DataLossError) -> None:
-        super().__init__(stop)
-        self.stop = stop
-        self.error = error
-
-
-class _TryAgain(Exception):  # noqa: N818  # no error, but what an answer asks for
-    """The same offset must be asked for again."""
-
-
-class _Empty(_TryAgain):
-    """An answer without an error and without a record."""

@@ -54,9 +54,8 @@ from kts_source.broker.tls import (
     pem_key,
     trusted_certificates,
 )
-from kts_source.callbacks import is_callback
 from kts_source.errors import InvalidOptionError
-from kts_source.secret import Secret
+from kts_source.secret import Secret, is_callback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

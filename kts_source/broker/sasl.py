@@ -32,8 +32,8 @@ from kts_source.broker.settings import (
     TokenCallback,
     TokenEndpoint,
 )
-from kts_source.callbacks import called
 from kts_source.errors import BrokerError, BrokerUnavailableError, InvalidOptionError
+from kts_source.secret import call_callback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def forget(source: TokenEndpoint | TokenCallback) -> None:
 
 def _from_callback(source: TokenCallback) -> str:
     try:
-        given = called(source.function)
+        given = call_callback(source.function)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         # Its own error may quote a credential: not chained.
         raise BrokerError(

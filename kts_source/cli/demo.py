@@ -55,7 +55,7 @@ def demo(given_path: str | None, path: str | None, key_prefix: str) -> None:
     topic = SAMPLE_TOPIC if SAMPLE_TOPIC in topics else topics[0]
     chosen = {**options, "subscribe": topic, "includeHeaders": "true"}
     try:
-        from kts_source.spark.session import session_builder
+        from kts_source.spark.datasource import session_builder
     except UnsupportedSparkError as error:
         shown = scan(chosen).limit(SHOWN_ROWS).to_table().to_batches()
         rows = [row for batch in shown for row in dated_rows(batch)]

@@ -8,7 +8,7 @@ import click
 
 from kts_source.cli.output import print_json
 from kts_source.cli.scan_options import add_location, json_flag, scan_options
-from kts_source.extras import require
+from kts_source.libraries import require
 from kts_source.store.open_store import local_file
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _run(
     if with_spark:
         require("pyspark", "spark", "--spark")
         from kts_source.spark.backfill import SparkExecutor
-        from kts_source.spark.session import session_builder
+        from kts_source.spark.datasource import session_builder
 
         executor = SparkExecutor(session_builder().getOrCreate(), progress)
     if follows:

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.read.handover import in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
-    from kts_source.engines.scan import Scan
+    from kts_source.engines.base_scan import BaseScan
 
 
 Columns = Sequence[str] | Mapping[str, pc.Expression]
@@ -77,11 +77,11 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
     calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
 
     Args:
-        scan: What is read.
+        scan: Scan to read.
         condition: Rows for which it is not true are skipped.
     """
 
-    def __init__(self, scan: Scan, condition: pc.Expression | None = None) -> None:
+    def __init__(self, scan: BaseScan, condition: pc.Expression | None = None) -> None:
         # Arrow scans this instead of reading through a null pointer.
         fragment = ds.IpcFileFormat().make_fragment(_NoFile())
         no_files = ds.FileSystemDataset([fragment], scan.schema, ds.IpcFileFormat())
@@ -119,33 +119,12 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         """
         if unknown := arguments.keys() - _IGNORED:
             raise TypeError(f"scanner() got an unexpected keyword argument {min(unknown)!r}")
-        conditions = [one for one in (self._condition, filter) if one is not None]
-        both = None if not conditions else conditions[0]
-        if len(conditions) > 1:
-            both = conditions[0] & conditions[1]
+        condition = self._condition if filter is None else filter
+        if self._condition is not None and filter is not None:
+            condition = self._condition & filter
         if columns is not None:
             columns = dict(columns) if isinstance(columns, Mapping) else list(columns)
-        return TierScanner(self._scan, columns, both, batch_size)
-
-    def to_batches(self, **arguments: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401
-        """Yields the rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).to_batches()
-
-    def to_table(self, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).to_table()
-
-    def head(self, num_rows: int, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the first rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).head(num_rows)
-
-    def take(self, indices: Any, **arguments: Any) -> pa.Table:  # noqa: ANN401
-        """Returns the rows at these positions; see `scanner` for the arguments."""
-        return self.scanner(**arguments).take(indices)
-
-    def count_rows(self, **arguments: Any) -> int:  # noqa: ANN401
-        """Returns the number of rows; see `scanner` for the arguments."""
-        return self.scanner(**arguments).count_rows()
+        return TierScanner(self._scan, columns, condition, batch_size)
 
     def filter(self, expression: pc.Expression) -> TierDataset:
         """Returns a dataset of the rows for which the expression is true, too."""
@@ -208,14 +187,14 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
-        return self._scan._repr_html_()  # notebooks call it by this name
+        return self._scan._repr_html_()  # the name that notebooks call
 
 
 class TierScanner:
     """Reads the rows of one query over a `TierDataset`, with the methods of a pyarrow `Scanner`.
 
     Args:
-        scan: What is read.
+        scan: Scan to read.
         columns: Names in order, or expressions by name; `None` = all columns.
         condition: Rows for which it is not true are skipped; `None` = all rows.
         batch_size: Rows of a batch at most.
@@ -226,7 +205,7 @@ class TierScanner:
 
     def __init__(
         self,
-        scan: Scan,
+        scan: BaseScan,
         columns: Columns | None,
         condition: pc.Expression | None,
         batch_size: int | None,
@@ -263,8 +242,8 @@ class TierScanner:
         """Returns the first rows, and reads no more tasks than that takes."""
         batches: list[pa.RecordBatch] = []
         missing = num_rows
-        with closing(self.to_batches()) as found:
-            while missing > 0 and (batch := next(found, None)) is not None:
+        with closing(self.to_batches()) as rows:
+            while missing > 0 and (batch := next(rows, None)) is not None:
                 batches.append(batch.slice(0, missing))
                 missing -= batch.num_rows
         return pa.Table.from_batches(batches, self.projected_schema)
@@ -293,11 +272,11 @@ class TierScanner:
         plain = self._columns is None or not isinstance(self._columns, dict)
         if plain and self._condition is None and set(names) <= set(batch.schema.names):
             return (batch.select(names),)
-        whole = pa.Table.from_batches([self._padded(batch)])
-        if plain and set(names) <= set(whole.schema.names):
-            table = _filtered(whole, self._condition).select(names)
+        padded = pa.Table.from_batches([self._padded(batch)])
+        if plain and set(names) <= set(padded.schema.names):
+            table = _filtered(padded, self._condition).select(names)
         else:
-            scanner = ds.InMemoryDataset(whole).scanner(
+            scanner = ds.InMemoryDataset(padded).scanner(
                 columns=self._columns, filter=self._condition, use_threads=False
             )
             table = scanner.to_table()
@@ -319,11 +298,11 @@ class TierScanner:
         )
 
 
-def _needed(scan: Scan, columns: Columns | None, condition: pc.Expression | None) -> Scan:
+def _needed(scan: BaseScan, columns: Columns | None, condition: pc.Expression | None) -> BaseScan:
     """Returns the scan of the columns and rows that a query needs."""
     needed = set(scan.columns)
     if isinstance(columns, dict):
-        needed = set(chain(*(columns_in(one, scan.columns) for one in columns.values())))
+        needed = set(chain(*(columns_in(value, scan.columns) for value in columns.values())))
     elif columns is not None:
         needed = set(columns)
     if condition is not None:
@@ -347,13 +326,10 @@ def _filtered(table: pa.Table, condition: pc.Expression | None) -> pa.Table:
     return acero.Declaration.from_sequence(steps).to_table(use_threads=False)
 
 
-def _pieces(batch: pa.RecordBatch, most: int | None) -> Iterator[pa.RecordBatch]:
-    if most is None or batch.num_rows <= most:
-        if batch.num_rows:
-            yield batch
-        return
-    for begin in range(0, batch.num_rows, most):
-        yield batch.slice(begin, most)
+def _pieces(batch: pa.RecordBatch, max_rows: int | None) -> Iterator[pa.RecordBatch]:
+    size = max_rows or max(batch.num_rows, 1)
+    for start in range(0, batch.num_rows, size):
+        yield batch.slice(start, size)
 
 
 def _in_memory(dataset: Any) -> Any:  # noqa: ANN401  # pyarrow's

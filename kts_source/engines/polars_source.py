@@ -13,7 +13,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from kts_source.columns import PARTITION
-from kts_source.engines.field_conditions import field_comparison
+from kts_source.engines.conditions import field_comparison
 from kts_source.planning.slicing import conjunction
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 from kts_source.read.handover import in_threads
@@ -23,21 +23,16 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from kts_source.engines.scan import Scan
+    from kts_source.engines.base_scan import BaseScan
     from kts_source.predicate.model import Predicate
 
 _DYNAMIC: Final = "dynamic_pred"
-"""How Polars names conditions of its own, such as the bound of a top-k, which a source may skip."""
+"""Polars' name for conditions of its own, such as the bound of a top-k; a source may skip them."""
 _OPS: Final = {"Eq": Op.EQ, "Lt": Op.LT, "LtEq": Op.LE, "Gt": Op.GT, "GtEq": Op.GE}
 
 
-def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
-    """The rows of a scan; each query reads the columns, offsets and rows that it needs.
-
-    Args:
-        scan: What is read.
-        threads: How many read, at least one, besides those of Polars.
-    """
+def lazy_frame(scan: BaseScan, threads: int) -> pl.LazyFrame:
+    """Returns a frame whose queries read only the columns, offsets and rows that they need."""
     schema = pl.DataFrame(scan.schema.empty_table()).schema
 
     def rows(
@@ -46,20 +41,20 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
         n_rows: int | None,
         _batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
-        part = scan
+        narrowed = scan
         if predicate is not None:
             predicate = applicable_part(predicate)
         if n_rows is not None:
-            # Polars means the first rows of all, of which it wants those that match.
-            part = part.limit(n_rows)
+            # Polars limits the rows before it applies the predicate.
+            narrowed = narrowed.limit(n_rows)
         elif predicate is not None and not scan.is_limited:
             certain = certain_part(predicate, scan.schema)
-            part = part if certain is None else part.where_predicate(certain)
+            narrowed = narrowed if certain is None else narrowed.where_predicate(certain)
         if with_columns is not None:
             # Polars 1.30 takes columns by position, in the order of the schema; later ones by name.
             with_columns = [name for name in scan.columns if name in with_columns]
-            part = part.select(with_columns or scan.columns[:1])
-        with closing(_beside(part, threads)) as batches:
+            narrowed = narrowed.select(with_columns or scan.columns[:1])
+        with closing(_read_in_threads(narrowed, threads)) as batches:
             for batch in batches:
                 frame = pl.DataFrame(batch)
                 if predicate is not None:
@@ -67,14 +62,15 @@ def lazy_frame(scan: Scan, threads: int) -> pl.LazyFrame:
                 yield frame if with_columns is None else frame.select(with_columns)
 
     # Polars 1.30 does not know that a source can be pure.
-    known = inspect.signature(register_io_source).parameters
-    pure: dict[str, Any] = {"is_pure": True} if "is_pure" in known else {}
+    parameters = inspect.signature(register_io_source).parameters
+    pure: dict[str, Any] = {"is_pure": True} if "is_pure" in parameters else {}
     return register_io_source(rows, schema=schema, validate_schema=True, **pure)
 
 
-def _beside(scan: Scan, threads: int) -> Generator[pa.RecordBatch]:
-    """The rows, read in other threads than the one that asks. Polars' thread makes its own layout
-    of each batch, and what Polars computes waits for that: reading there would come on top.
+def _read_in_threads(scan: BaseScan, threads: int) -> Generator[pa.RecordBatch]:
+    """Yields the rows, read in other threads than the calling one.
+
+    Polars' thread converts each batch to its own layout, and its computations wait for that.
     """
     if min(threads, len(scan.tasks)) > 1:
         return scan.batches(threads=threads)
@@ -124,10 +120,10 @@ def _is_dynamic(term: pl.Expr) -> bool:
 
 
 def certain_part(predicate: pl.Expr, schema: pa.Schema) -> Predicate | None:
-    """A condition that is true for every row for which the predicate is; `None` for none.
+    """Returns a condition that is true for every row for which the predicate is, or `None`.
 
-    Read from Polars' own JSON, which no version promises: what is not known by name is left to
-    Polars, which gets the whole predicate in any case.
+    It reads Polars' own JSON, whose format may change. Unknown parts are ignored, since Polars
+    applies the whole predicate again.
     """
     try:
         tree = json.loads(predicate.meta.serialize(format="json"))
@@ -141,25 +137,25 @@ def _certain(node: Any, schema: pa.Schema) -> Predicate | None:  # noqa: ANN401 
         case {"BinaryExpr": {"left": left, "op": "And", "right": right}}:
             return conjunction(_certain(left, schema), _certain(right, schema))
         case {"BinaryExpr": {"left": left, "op": str(op), "right": right}}:
-            known = _OPS.get(op)
-            if known is None:
+            operator = _OPS.get(op)
+            if operator is None:
                 return None
             if names := _names(left):
-                return _comparison(names, known, right, schema)
+                return _comparison(names, operator, right, schema)
             if names := _names(right):
-                return _comparison(names, known.flipped, left, schema)
+                return _comparison(names, operator.flipped, left, schema)
     return None
 
 
 def _names(node: Any) -> tuple[str, ...]:  # noqa: ANN401  # JSON
-    """A column and names below it; empty for anything else."""
+    """Returns a column and the names below it; empty for anything else."""
     match node:
         case {"Column": str(name)}:
             return (name,)
         case {
-            "Function": {"input": [above], "function": {"StructExpr": {"FieldByName": str(name)}}}
+            "Function": {"input": [parent], "function": {"StructExpr": {"FieldByName": str(name)}}}
         }:
-            names = _names(above)
+            names = _names(parent)
             return (*names, name) if names else ()
     return ()
 
@@ -179,7 +175,7 @@ def _comparison(
 
 
 def _whole_number(literal: Any) -> int | None:  # noqa: ANN401  # JSON
-    """The number of a literal; `None` where it is no whole one."""
+    """Returns the integer of a literal, or `None`."""
     match literal:
         case {"Literal": {"Dyn": {"Int": int(number)}}}:
             return number

@@ -11,7 +11,7 @@ import ray
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -19,20 +19,19 @@ if TYPE_CHECKING:
 
     import pyarrow.compute as pc
 
-    from kts_source.engines.scan import Scan
-    from kts_source.engines.task_reader import TaskReader
+    from kts_source.engines.base_scan import BaseScan, TaskReader
     from kts_source.read.task import ScanTask
 
 
-def ray_dataset(scan: Scan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
-    """The rows of a scan, read by Ray's workers.
+def ray_dataset(scan: BaseScan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's Dataset is not typed
+    """Returns the rows of a scan as a Ray `Dataset`, read by Ray's workers.
 
     Args:
-        scan: What is read; planned at once.
+        scan: Scan to read; planned immediately.
         **arguments: For `ray.data.read_datasource`.
 
     Raises:
-        InvalidOptionError: The scan has a limit, which no task can know of.
+        InvalidOptionError: The scan has a limit, which independent tasks cannot apply.
     """
     if scan.is_limited:
         raise InvalidOptionError("a scan with a limit() cannot go to Ray; use its own limit()")
@@ -40,32 +39,28 @@ def ray_dataset(scan: Scan, **arguments: Any) -> Any:  # noqa: ANN401  # Ray's D
 
 
 class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types for it
-    """What Ray calls. It passes columns and conditions on, and does not filter again.
+    """Ray's data source of a scan. Ray passes columns and conditions and does not filter again."""
 
-    Args:
-        scan: What is read.
-    """
-
-    def __init__(self, scan: Scan) -> None:
+    def __init__(self, scan: BaseScan) -> None:
         super().__init__()
         self._projection_map = None  # Ray's base reads it and does not set it
         self._scan = scan
         self._size = scan.plan.nominal_bytes  # planned once, however often Ray asks for tasks
 
     def get_name(self) -> str:
-        """For Ray's progress."""
+        """Returns the name for Ray's progress."""
         return "tiered-kafka"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Original bytes of the segments; compressed batches grow."""
+        """Returns the original bytes of the segments; compressed batches need more memory."""
         return self._size
 
     def supports_projection_pushdown(self) -> bool:
-        """Columns are passed on."""
+        """Returns True."""
         return True
 
     def supports_predicate_pushdown(self) -> bool:
-        """Conditions are passed on."""
+        """Returns True."""
         return True
 
     def get_read_tasks(
@@ -74,7 +69,7 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
         per_task_row_limit: int | None = None,
         data_context: object = None,
     ) -> list[ReadTask]:
-        """One for each task of the plan."""
+        """Returns a read task for each task of the plan."""
         columns = self._get_data_columns()
         condition = None if self._predicate_expr is None else self._predicate_expr.to_pyarrow()
         scan = self._scan
@@ -84,18 +79,18 @@ class TierDatasource(Datasource):  # type: ignore[misc]  # Ray ships no types fo
             needed |= dict.fromkeys(columns_in(condition, scan.columns))
             certain = certain_part(condition, scan.schema)
             scan = scan if certain is None else scan.where_predicate(certain)
-        part = scan.select(list(needed))
-        schema = pa.schema([part.schema.field(name) for name in wanted])
+        selected = scan.select(list(needed))
+        schema = pa.schema([selected.schema.field(name) for name in wanted])
         return [
             ReadTask(
-                partial(_tables, part.task_reader, task, wanted, condition),
+                partial(_tables, selected.task_reader, task, wanted, condition),
                 BlockMetadata(
                     num_rows=None, size_bytes=task.nominal_bytes, exec_stats=None, input_files=None
                 ),
                 schema=schema,
                 per_task_row_limit=per_task_row_limit,
             )
-            for task in part.tasks
+            for task in selected.tasks
         ]
 
 

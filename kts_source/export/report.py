@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from kts_source.notebook import rows_table
 from kts_source.store.open_store import local_file
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

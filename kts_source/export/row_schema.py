@@ -17,7 +17,7 @@ from kts_source.export.partitioning import type_at
 from kts_source.export.settings import DELTA, ICEBERG, NO_EVOLUTION
 from kts_source.export.task import TOPIC_ID
 from kts_source.export.transforms import RowTransform
-from kts_source.read.row_schema import read_schema
+from kts_source.read.read_settings import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

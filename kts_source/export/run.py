@@ -58,7 +58,7 @@ from kts_source.export.task import ExportJob
 from kts_source.export.verify import verify
 from kts_source.options import parse_options
 from kts_source.planning.estimate import estimate
-from kts_source.read.row_schema import read_schema
+from kts_source.read.read_settings import read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -363,7 +363,7 @@ def read_rows(
     `take` is called with every batch, which has the columns `needed`, and `set_aside` with rows
     that cannot be decoded.
     """
-    from kts_source.read.run_task import run_task
+    from kts_source.read.read_task import run_task
     from kts_source.read.task_metrics import TaskPlace
 
     columns = tuple(dict.fromkeys((*job.options.columns, *needed)))

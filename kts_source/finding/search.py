@@ -42,14 +42,12 @@ from kts_source.options.selection import Assign
 from kts_source.options.value_formats import DROP_MALFORMED
 from kts_source.planning.infer_types import with_types
 from kts_source.planning.planner import plan_scan
-from kts_source.read.handover import in_threads
-from kts_source.read.read_settings import FOR_ENGINES, ReadSettings
+from kts_source.read.handover import ThreadTiers, in_threads
+from kts_source.read.read_settings import FOR_ENGINES, ReadSettings, read_schema
 from kts_source.read.read_task import read_task
-from kts_source.read.row_schema import read_schema
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask
 from kts_source.read.task_metrics import DONE, TaskMeter, TaskPlace
-from kts_source.read.thread_tiers import ThreadTiers
 from kts_source.texts import one_line
 from kts_source.tier import open_tier
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import pyarrow as pa
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
-from kts_source.extras import require
-from kts_source.notebook import rows_table
+from kts_source.libraries import require
 from kts_source.options import READ_COMMITTED, ScanOptions, parse_options
 from kts_source.options.selection import Assign, EarliestBound, LatestBound
 from kts_source.planning.planner import plan_scan
@@ -21,7 +20,7 @@ from kts_source.planning.side_files import SideFiles
 from kts_source.planning.tier_source import layout_of
 from kts_source.read.segment_source import SegmentSource
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes
+from kts_source.texts import format_bytes, rows_table
 from kts_source.tier import Tier, open_tier
 from segment_format.errors import UnknownKeyError
 

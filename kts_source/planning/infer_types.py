@@ -13,11 +13,11 @@ from kts_source.options.selection import EarliestBound, mentions
 from kts_source.options.value_formats import JSON_CONFLUENT
 from kts_source.planning.planner import plan_scan
 from kts_source.predicate.model import split_by_fields
-from kts_source.read.header_ids import framed, needed_columns
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task import ScanTask, SegmentSlice
+from kts_source.read.value_decoders import framed, needed_columns
 from kts_source.tier import open_tier
 from segment_format.values.registry_framing import read_confluent_header
 

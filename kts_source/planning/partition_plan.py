@@ -1,7 +1,7 @@
 """The plan of one partition as a value: which offsets are read, and from which sources.
 
 A slice also records which offsets around it the plan reads (`with_surroundings`), because a task
-compares the transactions of its slices with the log: see `read.slice_transactions`.
+compares the transactions of its slices with the log: see `read.slice_decoder`.
 """
 
 from __future__ import annotations

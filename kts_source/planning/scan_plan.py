@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kts_source.notebook import rows_table
 from kts_source.planning.estimate import S3_PRICES, estimate
 from kts_source.planning.partition_plan import PlanContent, segment_name, with_surroundings
 from kts_source.planning.plan_json import plan_from_json, plan_to_json
 from kts_source.read.task import ScanTask
 from kts_source.store.joined_store import is_beside
-from kts_source.texts import format_bytes, printable
+from kts_source.texts import format_bytes, printable, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

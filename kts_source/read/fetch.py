@@ -1,4 +1,4 @@
-"""Ordered read-ahead over many reads, bounded in requests and in bytes."""
+"""Reads ranges ahead in order, with a limit on requests and bytes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 _QUEUE_PER_THREAD = 4
-# What may be read in vain for a consumer that stops soon, as LIMIT does: Spark takes a tenth of a
-# second and more to end one. A consumer that wants more never waits for a round trip again.
+# Read in vain if the consumer stops early, as with LIMIT, which Spark ends after 0.1 s and more. A
+# consumer that wants more never waits for a round trip again.
 EARLY_BYTES: Final = 12 << 20
-# Bytes in memory come at gigabytes a second, and whoever reads them waits some milliseconds
-# for a core and for Python's lock. Slower ones come sooner by several requests at a time.
+# Bytes in memory arrive at gigabytes a second, plus milliseconds for a core and the GIL. Slower
+# bytes arrive sooner by several concurrent requests.
 _NEAR_BYTES_PER_SECOND: Final = 250e6
 _NEAR_SECONDS_PER_READ: Final = 1e-3
 _PATIENCE_SECONDS: Final = 0.1
 _HEAD_START_SECONDS: Final = 0.01
-"""By then a request is on its way; other work would have competed with it for the core."""
+"""Until then a request is being sent, and other work would compete with it for the core."""
 
 
 class Sized(Protocol):
-    """A request: whatever the reader understands."""
+    """A request."""
 
     @property
     def size(self) -> int:
@@ -52,19 +52,18 @@ class Fetched(NamedTuple, Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ReadAhead:
-    """How much is under way beyond what was asked for.
+    """Limits of the read-ahead.
 
-    At any time at most `max_concurrent_requests` are under way, and what is under way or waits for
-    the consumer is at most `prefetch_bytes`, or a single larger request. The result handed out last
-    is the consumer's and not counted. So memory is bounded by the larger of `prefetch_bytes` and
-    one request, plus the request the consumer holds.
+    At most `max_concurrent_requests` are under way. Requests under way and answers that wait for
+    the consumer have at most `prefetch_bytes`, or are a single larger request. The last answer
+    belongs to the consumer and is not counted. So memory is limited to the larger of
+    `prefetch_bytes` and one request, plus the consumer's answer.
 
     Attributes:
-        max_concurrent_requests: Threads, at least one.
-        prefetch_bytes: Bytes under way or waiting; 0 reads only what is asked for next.
-        slow_start: Whether the first request is read by itself, so that a consumer that wants no
-            second one costs no more; and from then on at most `EARLY_BYTES` in all, until the
-            consumer asks for more than that.
+        max_concurrent_requests: Number of threads, at least one.
+        prefetch_bytes: Bytes under way or waiting; 0 reads only the next request.
+        slow_start: True if the first request is read alone, for consumers that may want no second
+            one. After it at most `EARLY_BYTES` are read until the consumer wants more.
 
     Raises:
         ValueError: A bound out of range.
@@ -91,27 +90,25 @@ def fetch_ranges(
     read_ahead: ReadAhead,
     *,
     near: bool = False,
-    meanwhile: Callable[[], object] | None = None,
+    while_waiting: Callable[[], object] | None = None,
 ) -> Generator[Fetched[R]]:
     """Reads ahead of the consumer and yields the answers in the order of the requests.
 
-    Nothing is read before the first answer is asked for. Closing the generator drops what was not
-    handed out, aborts what is under way and waits until its threads have ended. Exhausting it, an
-    error, or forgetting it altogether does the same.
+    Nothing is read before the first answer is asked for. Closing the generator cancels the requests
+    under way and waits until its threads have ended. So do an error and garbage collection.
 
     Args:
-        read: Answers one request; called in any thread.
-        requests: In the order wanted; taken one by one as room appears, in the consumer's thread.
-        read_ahead: How much to have under way.
-        near: Whether bytes may lie in memory, as files of this machine do: then the consumer's own
-            thread reads them, as long as they come fast. Threads would only copy them into memory
-            that no core has at hand.
-        meanwhile: What the consumer's thread may do while it waits for the first answer of a slow
-            start. It may never be called, and its errors are dropped: it must be what is done
-            again, or already done, when needed.
+        read: Returns the bytes of one request; called from any thread.
+        requests: Consumed one by one as there is room, in the consumer's thread.
+        read_ahead: Limits of the read-ahead.
+        near: True if bytes may be in memory, like local files. Then the consumer's thread reads
+            them as long as that is fast; other threads would copy them into another core's cache.
+        while_waiting: Called by the consumer's thread while it waits for the first answer of a slow
+            start. It may never be called, and its errors are ignored, so it must do work that is
+            repeated, or already done, when needed.
 
     Raises:
-        Exception: What `read` or `requests` raises, in its place in the order.
+        Exception: Raised by `read` or `requests`; raised again in its turn.
     """
     wanted = iter(requests)
     handed_out = 0
@@ -121,13 +118,13 @@ def fetch_ranges(
             return
         handed_out = nearby
     if read_ahead.prefetch_bytes:
-        with _Queue(read, wanted, read_ahead, handed_out, meanwhile) as queue:
+        with _Queue(read, wanted, read_ahead, handed_out, while_waiting) as queue:
             while (result := queue.next()) is not None:
                 yield result
                 queue.handed_out += result.request.size  # the consumer wants more than that
                 del result
     else:
-        # In this thread: planning does it thousands of times, and threads cost more than the work.
+        # Planning does this thousands of times, and threads cost more than the reads.
         for request in wanted:
             yield Fetched(request, read(request))
 
@@ -135,8 +132,9 @@ def fetch_ranges(
 def _near(
     read: Callable[[R], Data], requests: Iterator[R]
 ) -> Generator[Fetched[R], None, int | None]:
-    """Reads in this thread until it has waited too long. Returns the bytes handed out, or `None` if
-    they were all that was wanted.
+    """Reads in this thread until it has waited too long.
+
+    Returns the bytes handed out, or `None` if no requests are left.
     """
     handed_out, patience = 0, _PATIENCE_SECONDS
     while patience > 0:
@@ -154,10 +152,10 @@ def _near(
 
 
 class _Queue(Generic[R]):
-    """What is under way in threads, in order. Leaving its `with` ends all of it.
+    """Requests under way in threads, in order. Leaving the `with` block cancels them.
 
     Attributes:
-        handed_out: Bytes that the consumer is done with. They limit the read-ahead of a slow start.
+        handed_out: Bytes that the consumer has used; they limit the read-ahead of a slow start.
     """
 
     def __init__(
@@ -166,7 +164,7 @@ class _Queue(Generic[R]):
         requests: Iterator[R],
         read_ahead: ReadAhead,
         handed_out: int,
-        meanwhile: Callable[[], object] | None,
+        while_waiting: Callable[[], object] | None,
     ) -> None:
         self.handed_out = handed_out
         self._read = read
@@ -174,7 +172,7 @@ class _Queue(Generic[R]):
         self._next_request: R | None = None
         self._failure: Exception | None = None
         self._settings = read_ahead
-        self._meanwhile = meanwhile if read_ahead.slow_start and not handed_out else None
+        self._while_waiting = while_waiting if read_ahead.slow_start and not handed_out else None
         self._cancellation = Cancellation()
         self._pool = ThreadPoolExecutor(
             read_ahead.max_concurrent_requests, thread_name_prefix="kts-fetch"
@@ -190,33 +188,32 @@ class _Queue(Generic[R]):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def next(self) -> Fetched[R] | None:
-        """The next answer; `None` when all were given."""
-        # Asked for: at least one request, and what else there is room for.
+        """Returns the next answer; `None` after the last one."""
         self._fill(at_least_one=True)
         if not self._ahead:
             if self._failure is not None:
                 raise self._failure
             return None
         request, future = self._ahead.popleft()
-        if self._meanwhile is not None:
+        if self._while_waiting is not None:
             if not wait([future], timeout=_HEAD_START_SECONDS).done:
                 with contextlib.suppress(Exception):
-                    self._meanwhile()
-            self._meanwhile = None
-        # Who reads in a scope of its own, as an engine's threads do, may be told to stop here.
+                    self._while_waiting()
+            self._while_waiting = None
+        # Threads of an engine have a scope of their own and may be cancelled here.
         with cancelled_by(self._cancellation.cancel):
             result = Fetched(request, future.result())
         self._ahead_bytes -= request.size
-        # While the consumer works on this result, what it leaves room for is read.
+        # Read on while the consumer works on this result.
         self._fill(at_least_one=False, held=request.size)
         return result
 
     def _fill(self, *, at_least_one: bool, held: int = 0) -> None:
         room = self._settings.prefetch_bytes
         if self._settings.slow_start and self.handed_out < EARLY_BYTES:
-            # The first request stands alone.
+            # The first request is read alone.
             room = min(room, EARLY_BYTES - self.handed_out - held) if self.handed_out else -1
-        # Many tiny requests must not make a long queue either.
+        # The queue stays short even with many small requests.
         while (
             len(self._ahead) < _QUEUE_PER_THREAD * self._settings.max_concurrent_requests
             and (request := self._peek()) is not None
@@ -227,11 +224,11 @@ class _Queue(Generic[R]):
             self._ahead_bytes += request.size
 
     def _peek(self) -> R | None:
-        """The next request, still to be taken. What their iterator raises waits for its turn."""
+        """Returns the next request without removing it. An error of the iterator is kept."""
         if self._next_request is None and self._failure is None:
             try:
                 self._next_request = next(self._requests, None)
-            except Exception as error:  # noqa: BLE001  # raised again, in its place in the order
+            except Exception as error:  # noqa: BLE001  # raised again in its turn
                 self._failure = error
         return self._next_request
 

@@ -1,4 +1,4 @@
-"""Hands batches from threads that read to the one that uses them: in order, and never too many."""
+"""Reads in several threads, and hands the batches to the consumer in order and bounded in bytes."""
 
 from __future__ import annotations
 
@@ -8,38 +8,64 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kts_source.store.cancel import Cancellation
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     import pyarrow as pa
 
+    from kts_source.options import ScanOptions
+    from kts_source.tier import Tier
+
 WAITING_BYTES: Final = 64 << 20
-"""Of the batches of one read that wait for the consumer, about; one batch may always wait. Reads in
-order run side by side only as far as their batches may wait for the first one's end.
+"""Approximate bytes of one read's batches that wait for the consumer; one batch may always wait.
+Ordered reads run concurrently only as far as their batches may wait for the first read.
 """
 
 _SIGNAL_SECONDS: Final = 0.5
-"""How long the consumer waits at a stretch. A signal that arrives just before a wait begins does
-not end it: without this, such a Ctrl-C would be noticed only when a store has answered.
+"""How long the consumer blocks at a time. A signal that arrives just before a wait does not end it,
+so without this a Ctrl-C would be noticed only after the store has answered.
 """
+
+
+class ThreadTiers:
+    """Opens a tier for each thread that reads. Close it after all threads have ended."""
+
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = options
+        self._tiers: dict[int, Tier] = {}
+
+    def mine(self) -> Tier:
+        """Returns the calling thread's tier."""
+        thread = threading.get_ident()
+        tier = self._tiers.get(thread)
+        if tier is None:
+            tier = self._tiers[thread] = open_tier(self._options)
+        return tier
+
+    def close(self) -> None:
+        """Closes the connections."""
+        tiers, self._tiers = self._tiers, {}
+        for tier in tiers.values():
+            tier.close()
 
 
 def in_threads(
     reads: Sequence[Callable[[], Iterator[pa.RecordBatch]]], threads: int, *, ordered: bool
 ) -> Generator[pa.RecordBatch]:
-    """The batches of many reads, of which `threads` run at a time.
+    """Yields the batches of many reads, of which `threads` run at a time.
 
-    Nothing runs before the first batch is asked for. Close the generator to stop what is under way:
-    it aborts what its threads wait for in a store, and waits until they have ended. An error of a
-    read comes in its place, where `ordered`, else as soon as it is known; it ends the others.
+    Nothing runs before the first batch is asked for. Closing the generator cancels requests to the
+    store and waits until the threads have ended. An error of a read is raised in its turn if
+    `ordered`, else immediately, and ends the other reads.
 
-    Memory: up to about twice `WAITING_BYTES` a thread, and the batch in each one's hand.
+    Memory: up to about twice `WAITING_BYTES` a thread, and the batch that each one works on.
 
     Args:
-        reads: What to read, each opened and read to its end in one thread.
-        threads: How many run at a time.
-        ordered: Whether the batches come in the order of the reads; else as they are ready.
+        reads: Each is opened and read to its end in one thread.
+        threads: Number of reads that run at a time.
+        ordered: True if the batches come in the order of the reads; else as they are ready.
     """
     handover = _Handover(reads, threads, ordered=ordered)
     workers = [
@@ -58,14 +84,14 @@ def in_threads(
         handover.clear()
 
 
-class _Given(NamedTuple):
-    """What a read gives the consumer.
+class _Item(NamedTuple):
+    """A batch, the end or the error of a read.
 
     Attributes:
-        number: Which read.
+        number: Number of the read.
         batch: `None` when the read has ended.
         size: The batch's bytes.
-        error: What ended it early.
+        error: Its failure.
     """
 
     number: int
@@ -75,10 +101,10 @@ class _Given(NamedTuple):
 
 
 class _Handover:
-    """What the threads share.
+    """State that the threads share.
 
-    Batches go through a queue that wakes the consumer without a second lock for it to wait for. A
-    lock of its own guards what is counted: bytes that wait.
+    The queue of batches wakes the consumer without a second lock. A separate lock guards the count
+    of waiting bytes.
     """
 
     def __init__(
@@ -90,11 +116,11 @@ class _Handover:
     ) -> None:
         self._reads = reads
         self._ordered = ordered
-        self._most_bytes = threads * WAITING_BYTES
+        self._max_bytes = threads * WAITING_BYTES
         self._cancellation = Cancellation()
-        self._given: SimpleQueue[_Given] = SimpleQueue()
-        # In order: what came before its turn.
-        self._early: dict[int, deque[_Given]] = {}
+        self._queue: SimpleQueue[_Item] = SimpleQueue()
+        # Items of ordered reads that arrived before their turn.
+        self._early: dict[int, deque[_Item]] = {}
         self._room = threading.Condition()
         self._begun = 0
         self._stopped = False
@@ -103,7 +129,7 @@ class _Handover:
         self._all_waiting = 0
 
     def work(self) -> None:
-        """Reads what is next, until nothing is left. Runs in several threads."""
+        """Reads one read after the other. Runs in several threads."""
         with self._cancellation.scope():
             while (number := self._begin()) is not None:
                 error = None
@@ -111,7 +137,7 @@ class _Handover:
                     self._work(number)
                 except BaseException as raised:  # noqa: BLE001  # raised in the consumer's thread
                     error = raised
-                self._given.put(_Given(number, None, error=error))
+                self._queue.put(_Item(number, None, error=error))
 
     def _work(self, number: int) -> None:
         batches = self._reads[number]()
@@ -126,46 +152,47 @@ class _Handover:
                 close()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches, in the consumer's thread."""
-        used_up = 0
+        """Yields all batches in the consumer's thread."""
+        ended = 0
         early = self._early
-        while used_up < len(self._reads):
-            waiting = early.get(used_up)
-            given = waiting.popleft() if waiting else self._next()
-            if self._ordered and given.number != used_up:
-                early.setdefault(given.number, deque()).append(given)
-            elif given.batch is not None:
-                self._take(given)
-                batch = given.batch
-                del given
+        while ended < len(self._reads):
+            waiting = early.get(ended)
+            item = waiting.popleft() if waiting else self._next()
+            if self._ordered and item.number != ended:
+                early.setdefault(item.number, deque()).append(item)
+            elif item.batch is not None:
+                self._take(item)
+                batch = item.batch
+                del item
                 yield batch
                 del batch
-            elif given.error is not None:
-                raise given.error
+            elif item.error is not None:
+                raise item.error
             else:
-                early.pop(used_up, None)
-                used_up += 1
+                early.pop(ended, None)
+                ended += 1
 
     def stop(self) -> None:
-        """Lets the threads end."""
+        """Ends the threads."""
         with self._room:
             self._stopped = True
             self._room.notify_all()
         self._cancellation.cancel()
 
     def clear(self) -> None:
-        """Drops what nobody took: the traceback of an error may keep this object for long. Call it
-        when the threads have ended.
+        """Drops waiting batches, since the traceback of an error may keep this object for long.
+
+        Call it after the threads have ended.
         """
         for waiting in self._early.values():
             waiting.clear()
-        while not self._given.empty():
-            self._given.get()
+        while not self._queue.empty():
+            self._queue.get()
 
     def _begin(self) -> int | None:
-        """The number of the next read; waits while the consumer is too far behind."""
+        """Returns the number of the next read; waits while too many bytes wait."""
         with self._room:
-            while not self._stopped and self._all_waiting >= self._most_bytes:
+            while not self._stopped and self._all_waiting >= self._max_bytes:
                 self._room.wait()
             if self._stopped or self._begun == len(self._reads):
                 return None
@@ -173,7 +200,7 @@ class _Handover:
             return self._begun - 1
 
     def _put(self, number: int, batch: pa.RecordBatch) -> bool:
-        """Adds a batch when there is room; False when nobody wants it any more."""
+        """Adds a batch when there is room. Returns False if the consumer has stopped."""
         size = batch.nbytes
         with self._room:
             waiting = self._waiting
@@ -183,20 +210,19 @@ class _Handover:
                 return False
             waiting[number] += size
             self._all_waiting += size
-        self._given.put(_Given(number, batch, size))
+        self._queue.put(_Item(number, batch, size))
         return True
 
-    def _next(self) -> _Given:
-        """What comes next, of any read."""
+    def _next(self) -> _Item:
         while True:
             try:
-                return self._given.get(timeout=_SIGNAL_SECONDS)
+                return self._queue.get(timeout=_SIGNAL_SECONDS)
             except Empty:
                 continue
 
-    def _take(self, given: _Given) -> None:
-        """Makes room for more."""
+    def _take(self, item: _Item) -> None:
+        """Makes room for more batches."""
         with self._room:
-            self._waiting[given.number] -= given.size
-            self._all_waiting -= given.size
+            self._waiting[item.number] -= item.size
+            self._all_waiting -= item.size
             self._room.notify_all()

@@ -1,13 +1,18 @@
-"""How the tasks of one scan decode."""
+"""Settings for reading the tasks of a scan, and the schema of the rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
 from kts_source.read.fetch import ReadAhead
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
     from kts_source.broker.settings import BrokerSettings
     from kts_source.options import ScanOptions
     from kts_source.options.value_formats import ColumnFormat
@@ -20,9 +25,8 @@ class BatchLimits:
     """When a batch of rows is full.
 
     Attributes:
-        rows: Most rows.
-        size: Most bytes of keys, values and headers; a record larger than that is a batch of its
-            own.
+        rows: Maximum number of rows.
+        size: Maximum bytes of keys, values and headers. A larger record is a batch of its own.
     """
 
     rows: int
@@ -30,31 +34,28 @@ class BatchLimits:
 
 
 FOR_SPARK: Final = BatchLimits(8192, 2 << 20)
-"""What its Arrow reader takes fastest: many records, since each batch has the same fixed cost, but
-no more bytes than the processor's cache holds.
-"""
-
-
+"""Fastest for Spark's Arrow reader: each batch has a fixed cost, and should fit the CPU cache."""
 FOR_ENGINES: Final = BatchLimits(65536, 8 << 20)
-"""What readers in threads hand over: so few batches that they seldom wait for Python's lock."""
+"""For reading in threads: fewer batches, so threads rarely wait for the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How tasks of one scan decode.
+    """Settings for reading the tasks of a scan.
 
     Attributes:
         columns: Columns of the table, in order.
-        check_crcs: Whether checksums of batches are verified.
-        max_batch_bytes: Bound on one record batch, stored or decompressed.
-        where: Rows for which it is not true are left out.
-        fail_on_data_loss: Whether an object that has gone since planning is an error.
-        batches: How large batches grow.
-        brokers: How brokers are reached; `None` = the tier alone is read.
-        broker_fallback: Whether brokers finish a slice that the tier does not give.
-        formats: How keys and values are decoded; what is not named stays bytes.
-        keys: Records with other keys are left out; `None` wants all.
-        read_committed: Whether aborted transactions are left out; their intervals are then compared
+        check_crcs: True if checksums of batches are verified.
+        max_batch_bytes: Maximum size of a record batch, stored or decompressed.
+        read_ahead: Limits of the read-ahead.
+        where: Rows for which it is not true are skipped.
+        fail_on_data_loss: True if an object that was deleted after planning is an error.
+        batches: Limits of a batch.
+        brokers: Connection settings; `None` reads the tier only.
+        broker_fallback: True if brokers serve the rest of a slice if the tier fails.
+        formats: Formats of keys and values; other columns stay binary.
+        keys: Records with other keys are skipped; `None` = all keys.
+        read_committed: True if aborted transactions are skipped and their intervals are compared
             with the markers of the log.
     """
 
@@ -73,7 +74,7 @@ class ReadSettings:
 
     @classmethod
     def of(cls, options: ScanOptions) -> ReadSettings:
-        """The settings that the options of a `load()` ask for."""
+        """Returns the settings that options ask for."""
         ahead = ReadAhead(options.max_concurrent_requests, options.prefetch_bytes, slow_start=True)
         return cls(
             options.columns,
@@ -87,3 +88,20 @@ class ReadSettings:
             formats=options.formats,
             read_committed=options.read_committed,
         )
+
+
+def read_schema(columns: Iterable[str], formats: Iterable[ColumnFormat] = ()) -> pa.Schema:
+    """Returns the Arrow schema of the rows that tasks return; every column is nullable."""
+    import pyarrow as pa
+
+    from kts_source.options.value_formats import column_types
+    from segment_format.arrow import record_schema
+
+    names = tuple(columns)
+    types = {TOPIC: pa.string(), PARTITION: pa.int32(), SEGMENT_ID: pa.string()}
+    types |= column_types(formats)
+    of_records = record_schema([name for name in names if name not in types])
+    fields = [
+        pa.field(name, types[name]) if name in types else of_records.field(name) for name in names
+    ]
+    return pa.schema(fields)

@@ -2,93 +2,340 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kts_source.errors import InvalidOptionError
+from kts_source.errors import (
+    DataLossError,
+    InvalidOptionError,
+    ObjectNotFoundError,
+    TieredKafkaError,
+)
 from kts_source.predicate.model import split_by_fields
-from kts_source.read.read_settings import FOR_ENGINES
-from kts_source.read.read_slices import read_slices
+from kts_source.read.read_settings import FOR_ENGINES, FOR_SPARK, BatchLimits, ReadSettings
+from kts_source.read.segment_source import SegmentSource
+from kts_source.read.slice_boundaries import SliceSpan, slice_spans
+from kts_source.read.task_metrics import (
+    CLOSED,
+    DONE,
+    LostRange,
+    TaskMeter,
+    TaskMetrics,
+    TaskPlace,
+    write_metrics,
+)
+from kts_source.store.cancel import CancelledFetchError
+from kts_source.tier import open_tier
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
     import pyarrow as pa
 
-    from kts_source.read.read_settings import BatchLimits, ReadSettings
-    from kts_source.read.segment_source import SegmentSource
-    from kts_source.read.task import ScanTask
-    from kts_source.read.task_metrics import TaskMeter
+    from kts_source.broker.settings import BrokerSettings
+    from kts_source.options import ScanOptions
+    from kts_source.read.broker_rows import BrokerFallback
+    from kts_source.read.slice_decoder import SliceDecoder
+    from kts_source.read.task import ScanTask, SegmentSlice
     from kts_source.read.typed_rows import SetAside
+    from kts_source.tier import Tier
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN_PLACE = TaskPlace()
+
+
+def run_task(
+    task: ScanTask,
+    options: ScanOptions,
+    place: TaskPlace = _UNKNOWN_PLACE,
+    *,
+    batches: BatchLimits = FOR_SPARK,
+    whole: bool = False,
+    on_end: Callable[[TaskMetrics], object] = lambda _metrics: None,
+    opened: Tier | None = None,
+    set_aside: SetAside | None = None,
+) -> Generator[pa.RecordBatch]:
+    """Opens the tier, yields the rows of a task, and logs its metrics.
+
+    Close the generator to cancel the requests under way.
+
+    Args:
+        task: Task to read.
+        options: Options of the scan.
+        place: The scan and the number of the task.
+        batches: Limits of a batch.
+        whole: True if the consumer takes all rows, so that the first request need not be alone.
+        on_end: Called with the metrics when the task has ended in any way.
+        opened: The tier, if a thread reads many tasks of it; it stays open.
+        set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
+
+    Raises:
+        TieredKafkaError: See `read_task`.
+    """
+    tier = open_tier(options) if opened is None else opened
+    meter = TaskMeter(task, tier, place)
+    outcome = CLOSED
+    try:
+        source = SegmentSource(tier, options.key_ring)
+        settings = replace(ReadSettings.of(options), batches=batches)
+        if whole or place.partition:
+            # A LIMIT asks for the first task only; later ones are read whole and need not wait.
+            ahead = replace(settings.read_ahead, slow_start=False)
+            settings = replace(settings, read_ahead=ahead)
+        for batch in read_task(task, source, settings, meter=meter, set_aside=set_aside):
+            meter.rows += batch.num_rows
+            yield batch
+        outcome = DONE
+    except CancelledFetchError:  # closed by the thread that consumes the rows
+        raise
+    except Exception as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        metrics = meter.finished(outcome)
+        if opened is None:
+            tier.close()
+        log.info("%s", metrics)
+        if options.fetch.metrics_path is not None:
+            write_metrics(metrics, options.fetch.metrics_path, options.storage.reveal())
+        on_end(metrics)
 
 
 def read_task(
     task: ScanTask,
-    reader: SegmentSource,
+    source: SegmentSource,
     settings: ReadSettings,
     *,
     meter: TaskMeter | None = None,
     set_aside: SetAside | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, in the order of its parts; offsets ascend within a part.
+    """Yields the rows of a task in the order of its parts; offsets ascend within a part.
 
-    Close the iterator to stop what is under way.
-
-    Args:
-        task: What to read.
-        reader: What reads its slices.
-        settings: How.
-        meter: Where to count.
-        set_aside: See `TypedRows`.
+    Close the generator to cancel the requests under way.
 
     Raises:
-        InvalidOptionError: The task reads from brokers, and the settings name none.
+        InvalidOptionError: The task reads from brokers, and the settings have none.
         TieredKafkaError: See `read_slices`, `read_range`, `BrokerFallback` and `TypedRows`.
     """
-    if settings.formats:
-        # Not at import time: most scans take bytes as they are.
-        from kts_source.read.typed_rows import TypedRows
-
-        where, of_fields = split_by_fields(settings.where)
-        typed = TypedRows(settings.columns, settings.formats, of_fields, set_aside)
-        # Where few rows of a batch are kept, those of a small one are not worth a call.
-        limits = settings.batches if of_fields is None else FOR_ENGINES
-        of_bytes = replace(
-            settings, columns=typed.read_columns, where=where, formats=(), batches=limits
-        )
-        with closing(_read(task, reader, of_bytes, meter)) as batches:
-            decoded = typed.decoded(batches, meter)
-            if of_fields is None:
-                yield from decoded
-            else:
-                yield from _cut(decoded, settings.batches)
+    if not settings.formats:
+        yield from _read_parts(task, source, settings, meter)
         return
-    yield from _read(task, reader, settings, meter)
+    # Most scans return bytes and need no value decoders.
+    from kts_source.read.typed_rows import TypedRows
+
+    where, where_fields = split_by_fields(settings.where)
+    typed = TypedRows(settings.columns, settings.formats, where_fields, set_aside)
+    # With a condition on fields few rows of a batch may be left, so larger batches are decoded.
+    limits = settings.batches if where_fields is None else FOR_ENGINES
+    binary = replace(settings, columns=typed.read_columns, where=where, formats=(), batches=limits)
+    with closing(_read_parts(task, source, binary, meter)) as batches:
+        decoded = typed.decoded(batches, meter)
+        yield from decoded if where_fields is None else _cut(decoded, settings.batches)
 
 
 def _cut(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that the limits allow, about."""
+    """Cuts batches to about the limits."""
     for batch in batches:
-        most = limits.rows
+        rows = limits.rows
         if batch.nbytes > limits.size:
-            most = max(1, min(most, batch.num_rows * limits.size // batch.nbytes))
-        for start in range(0, batch.num_rows, most):
-            yield batch.slice(start, most)
+            rows = max(1, min(rows, batch.num_rows * limits.size // batch.nbytes))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
-def _read(
-    task: ScanTask, reader: SegmentSource, settings: ReadSettings, meter: TaskMeter | None
+def _read_parts(
+    task: ScanTask, source: SegmentSource, settings: ReadSettings, meter: TaskMeter | None
 ) -> Generator[pa.RecordBatch]:
-    """The rows as they are stored."""
-    if settings.brokers is not None and (task.ranges or settings.broker_fallback):
-        # Not at import time: most scans are of the tier alone.
-        from kts_source.read.with_brokers import rows_with_brokers
-
-        yield from rows_with_brokers(task, reader, settings, settings.brokers, meter)
-        return
+    """Reads a task with binary keys and values."""
+    brokers = settings.brokers
+    if brokers is not None and (task.ranges or settings.broker_fallback):
+        return _read_with_brokers(task, source, settings, brokers, meter)
     if task.ranges:
         raise InvalidOptionError(
             "the plan reads from brokers, so option kafka.bootstrap.servers must be given"
         )
-    yield from read_slices(task.slices, reader, settings, meter=meter)
+    return read_slices(task.slices, source, settings, meter=meter)
+
+
+def _read_with_brokers(
+    task: ScanTask,
+    source: SegmentSource,
+    settings: ReadSettings,
+    brokers: BrokerSettings,
+    meter: TaskMeter | None,
+) -> Generator[pa.RecordBatch]:
+    # Most scans read the tier only.
+    from kts_source.broker.cluster import borrowed_cluster
+    from kts_source.read.broker_rows import BrokerFallback, read_range
+
+    with borrowed_cluster(brokers) as cluster:
+        if not settings.broker_fallback:
+            yield from read_slices(task.slices, source, settings, meter=meter)
+        elif task.slices:
+            # The last offset of a batch tells which rows were returned.
+            columns = list(settings.columns)
+            has_offset = "offset" in columns
+            followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
+            fallback = BrokerFallback(cluster, followed, meter)
+            rows = read_slices(task.slices, source, followed, meter=meter, fallback=fallback)
+            for batch in rows:
+                yield batch if has_offset else batch.select(columns)
+        for broker_range in task.ranges:
+            yield from read_range(broker_range, cluster, settings, meter=meter)
+
+
+@dataclass(slots=True)
+class _Position:
+    """Progress in the slices of a task.
+
+    Attributes:
+        task_slice: The slice that is being read, or that failed.
+        decoder: Decodes that slice; `None` if none of its bytes were read.
+        next_offset: Rows of the slice below this offset were returned.
+        is_object_gone: True if the slice failed because its object does not exist.
+    """
+
+    task_slice: SegmentSlice
+    decoder: SliceDecoder | None = None
+    next_offset: int = 0
+    is_object_gone: bool = False
+
+    def move(self, task_slice: SegmentSlice, decoder: SliceDecoder | None = None) -> None:
+        """Moves to the next slice."""
+        self.task_slice, self.decoder, self.next_offset = task_slice, decoder, 0
+
+
+def read_slices(
+    slices: tuple[SegmentSlice, ...],
+    source: SegmentSource,
+    settings: ReadSettings,
+    *,
+    meter: TaskMeter | None = None,
+    fallback: BrokerFallback | None = None,
+) -> Generator[pa.RecordBatch]:
+    """Yields the rows of slices in order; offsets ascend within a slice.
+
+    With a fallback the columns must include `offset`.
+
+    Raises:
+        DataLossError: An object was deleted after planning. With `fail_on_data_loss=False` the
+            rest of its slice is skipped with a warning.
+        ObjectChangedError: An object is not the version that was planned.
+        TieredKafkaError: The bytes do not match the plan; has topic, partition, offset, object
+            and position.
+    """
+    if meter is not None:
+        source.stopwatch = meter.stopwatch
+    while slices:
+        position = _Position(slices[0])
+        try:
+            for batch in _read_tier(slices, source, settings, meter, position):
+                yield batch
+                if fallback is not None:
+                    position.next_offset = batch.column("offset")[-1].as_py() + 1
+        except TieredKafkaError as error:
+            failure = error
+        else:
+            if fallback is not None:
+                fallback.forget_failures()
+            return
+        failed = position.task_slice
+        if fallback is not None:
+            fallback.check(failed, failure)
+            yield from fallback.rest(failed, position.next_offset, source, failure)
+        else:
+            _skip_rest(position, failure, settings, meter)
+            if position.decoder is not None:
+                yield from position.decoder.finish(meter, rest_is_lost=True)
+        number = next(at for at, task_slice in enumerate(slices) if task_slice is failed)
+        slices = slices[number + 1 :]
+
+
+def _read_tier(
+    slices: tuple[SegmentSlice, ...],
+    source: SegmentSource,
+    settings: ReadSettings,
+    meter: TaskMeter | None,
+    position: _Position,
+) -> Generator[pa.RecordBatch]:
+    """Yields the rows of slices, and moves the position before an error is raised."""
+    ahead = settings.read_ahead
+    early = ahead.slow_start or (ahead.prefetch_bytes > 0 and not source.store.is_near)
+    spans = slice_spans(slices, source, early=early)
+    windows = source.windows(spans, read_ahead=ahead, while_waiting=_load_decoder)
+    decoder: SliceDecoder | None = None
+    with closing(windows):
+        while True:
+            try:
+                span, window = next(windows)
+            except StopIteration:
+                break
+            except TieredKafkaError as error:
+                if not isinstance(error.span, SliceSpan):
+                    raise
+                failed = error.span.task_slice
+                if failed is not position.task_slice or decoder is None:
+                    if decoder is not None:  # all bytes of its slice were read
+                        yield from decoder.finish(meter)
+                    position.move(failed)
+                position.is_object_gone = isinstance(error, ObjectNotFoundError)
+                raise
+            if decoder is None or decoder.task_slice is not span.task_slice:
+                if decoder is not None:
+                    yield from decoder.finish(meter)
+                from kts_source.read.slice_decoder import SliceDecoder  # see `_load_decoder`
+
+                decoder = SliceDecoder(span, source, settings)
+                position.move(span.task_slice, decoder)
+            yield from decoder.feed(span, window)
+            del window  # the next read may reuse this memory, which the CPU cache still holds
+            if decoder.done and span.task_slice is slices[-1]:
+                break
+        if decoder is not None:
+            yield from decoder.finish(meter)
+
+
+def _load_decoder() -> None:
+    """Imports the decoder and links its kernel, which takes long in a new process."""
+    import kts_source.read.slice_decoder  # noqa: F401
+    from segment_format.kernels.decoder import load_kernel
+
+    load_kernel()
+
+
+def _skip_rest(
+    position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
+) -> None:
+    """Logs and counts the rest of a slice whose object was deleted.
+
+    Raises:
+        DataLossError: The settings say that this is an error.
+        TieredKafkaError: The slice failed for another reason.
+    """
+    if not position.is_object_gone:
+        raise error
+    task_slice, is_started = position.task_slice, position.decoder is not None
+    topic, partition = task_slice.topic, task_slice.partition
+    offsets = task_slice.start_offset, task_slice.stop_offset
+    what = "offsets" if task_slice.is_whole else "a slice of offsets"
+    rest = ", of which the first may have been returned," if is_started else ""
+    text = (
+        f"{what} [{offsets[0]}, {offsets[1]}){rest} have gone since the plan was made: no object"
+        f" {error.uri}"
+    )
+    if settings.fail_on_data_loss:
+        raise DataLossError(
+            f"{text}; failOnDataLoss=false leaves them out",
+            topic=topic,
+            partition=partition,
+            offset=task_slice.start_offset,
+            uri=error.uri,
+        ) from error
+    log.warning("%s-%s: %s; not read", topic, partition, text)
+    if meter is not None:
+        in_part = is_started or not task_slice.is_whole
+        lost = LostRange(topic, partition, *offsets, in_part)
+        meter.add_lost(lost, f"{topic}-{partition} {text}")

@@ -1,9 +1,8 @@
-"""Decodes a slice and lets through the rows for which option `where` is true.
+"""Decodes a slice and keeps the rows for which option `where` is true.
 
-The columns that decide are decoded first. Only where a window holds a match, the other columns of
-the rows from its first match to its last are decoded in a second pass. Where matches lie so dense
-that most rows would be decoded twice, or where nothing is saved, all columns are decoded at once.
-Both ways give the same rows.
+The columns of the condition are decoded first. If a window has a match, a second pass decodes all
+columns of the rows from its first to its last match. If most rows would be decoded twice, or
+nothing would be saved, all columns are decoded in one pass. Both ways return the same rows.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ if TYPE_CHECKING:
     from segment_format.arrow import RecordDecoder
 
 _PROBE_ROWS: Final = 32768
-"""More than a window of small records has: every batch costs the same calls."""
+"""More than the rows of a window of small records, since each batch has a fixed cost."""
 _LARGE_COLUMNS: Final = frozenset(("value", "headers"))
-"""Worth a second pass: the others are as quickly decoded as stepped over."""
+"""Columns worth a second pass; the others are decoded as fast as they are skipped."""
 
 
 class FilteringDecoder:
-    """A `RecordDecoder` that leaves rows out.
+    """A `RecordDecoder` that filters rows.
 
     Args:
-        predicate: Rows for which it is not true are left out; it names no place column.
-        decoder: Makes a `RecordDecoder` of the slice; arguments given here win over the slice's.
-        columns: Of the batches, in order.
+        predicate: Rows for which it is not true are skipped; it names no constant column.
+        decoder: Makes a `RecordDecoder` of the slice; its arguments override the slice's.
+        columns: Columns of the batches, in order.
         position: Log position of the first byte that will be fed.
-        batches: How large batches grow.
+        batches: Limits of a batch.
     """
 
     def __init__(
@@ -64,14 +63,14 @@ class FilteringDecoder:
             self._decoder = decoder(columns=names, max_rows=_PROBE_ROWS, position=position)
         else:
             self._decoder = self._make(position=position)
-        # Of the first pass: the entry under way, and the position behind all bytes fed.
+        # Bytes of the entry that the first pass has begun, and the position after all bytes fed.
         self._carry = bytearray()
         self._fed = position
         self._earlier = DecodeCounters()
 
     @property
     def done(self) -> bool:
-        """Whether a batch at or beyond the stop offset was met."""
+        """True if a batch at or beyond the stop offset was met."""
         return self._decoder.done
 
     @property
@@ -81,22 +80,17 @@ class FilteringDecoder:
 
     @property
     def counters(self) -> DecodeCounters:
-        """Of the first pass, and of the only one since the way changed; rows that are left out
-        later are in them.
-        """
+        """Counters of the first pass, or of the only one; they include filtered rows."""
         return self._earlier + self._decoder.counters
 
     def feed(self, window: memoryview) -> Iterator[pa.RecordBatch]:
-        """The matching rows that are complete with the next bytes."""
-        if self._late:
-            found = self._late_rows(window)
-        else:
-            found = self._filtered(self._decoder.feed(window))
-        yield from _packed(found, self._batches)
+        """Yields the matching rows that are complete with the next bytes."""
+        rows = self._late_rows(window) if self._late else self._filtered(self._decoder.feed(window))
+        yield from _packed(rows, self._batches)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The matching rows that still wait."""
-        # Of the first pass none does: it is flushed after every window.
+        """Yields the remaining matching rows."""
+        # The first pass has none: it is flushed after every window.
         yield from _packed(self._filtered(self._decoder.finish()), self._batches)
 
     def _filtered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -110,16 +104,16 @@ class FilteringDecoder:
         first, last, spread, rows = self._matches(window)
         self._fed += len(window)
         start = self._fed - len(window) - len(self._carry)
-        whole = self._position + self._decoder.counters.bytes - start
+        complete = self._position + self._decoder.counters.bytes - start
         if last is not None and first is not None:
-            yield from self._second_pass(window, whole, first, last)
-        self._take_rest(window, whole)
+            yield from self._second_pass(window, complete, first, last)
+        self._carry_rest(window, complete)
         if 2 * spread > rows and not self.done:
             yield from self._decode_at_once()
 
     def _matches(self, window: memoryview) -> tuple[int | None, int | None, int, int]:
-        """First and last offset that match, about how many rows lie from one to the other, and the
-        rows in the window.
+        """Returns the first and last matching offset, the number of rows from the first to the
+        last match, and the number of rows in the window.
         """
         first = last = None
         before = rows = 0
@@ -141,10 +135,10 @@ class FilteringDecoder:
         yield from self._decoder.flush()
 
     def _second_pass(
-        self, window: memoryview, whole: int, first: int, last: int
+        self, window: memoryview, complete: int, first: int, last: int
     ) -> Iterator[pa.RecordBatch]:
-        """All columns of the matching rows with offsets from `first` to `last`, within the first
-        `whole` bytes of carry and window.
+        """Yields all columns of the matching rows with offsets from `first` to `last`, which are in
+        the first `complete` bytes of carry and window.
         """
         decoder = self._make(
             position=self._fed - len(window) - len(self._carry),
@@ -158,20 +152,20 @@ class FilteringDecoder:
         if self._carry:
             yield from self._filtered(decoder.feed(bytes(self._carry)))
         if not decoder.done:
-            yield from self._filtered(decoder.feed(window[: whole - len(self._carry)]))
+            yield from self._filtered(decoder.feed(window[: complete - len(self._carry)]))
         yield from self._filtered(decoder.finish())
 
-    def _take_rest(self, window: memoryview, whole: int) -> None:
-        """Keep what is not whole of carry and window."""
+    def _carry_rest(self, window: memoryview, complete: int) -> None:
+        """Keeps the bytes of carry and window that are no complete entry."""
         if self.done:
             self._carry = bytearray()
-        elif whole:
-            self._carry = bytearray(window[whole - len(self._carry) :])
+        elif complete:
+            self._carry = bytearray(window[complete - len(self._carry) :])
         else:
             self._carry += window
 
     def _decode_at_once(self) -> Iterator[pa.RecordBatch]:
-        """Go on without a second pass."""
+        """Continues with a single pass."""
         self._late = False
         self._earlier = self._decoder.counters
         bounds = self._decoder.open_bounds
@@ -181,7 +175,7 @@ class FilteringDecoder:
 
 
 def _packed(batches: Iterable[pa.RecordBatch], limits: BatchLimits) -> Iterator[pa.RecordBatch]:
-    """The same rows in fewer batches, each as large as the limits allow, about."""
+    """Joins batches up to about the limits."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

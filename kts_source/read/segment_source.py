@@ -1,5 +1,6 @@
-"""Original segment bytes from stored objects: ranged reads of whole chunks, decrypted,
-decompressed, trimmed.
+"""Reads bytes of original segments and their side files from stored objects.
+
+Chunks are fetched with ranged reads, decrypted, decompressed and trimmed.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ import time
 from collections import deque
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from kts_source.errors import CorruptSegmentError, ObjectNotFoundError, TieredKafkaError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from kts_source.layout.remote_segment import IndexType
 from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead, fetch_ranges
-from kts_source.read.side_file_reader import read_side_file
 from kts_source.read.task_metrics import Stopwatch
 from segment_format.errors import ChunkError, DecryptionError, SegmentFormatError
 from segment_format.manifest.chunk_index import Chunk
@@ -23,17 +24,29 @@ if TYPE_CHECKING:
 
     from kts_source.cache.packs import SideFilePack
     from kts_source.keyring import KeyRing
-    from kts_source.layout.remote_segment import IndexType, SegmentObjects, StoredIndex
+    from kts_source.layout.remote_segment import SegmentObjects, StoredIndex
     from kts_source.store.object_store import Data
     from kts_source.tier import Tier
     from segment_format.manifest.encryption import Encryption, WrappedDataKey
 
-# Object stores serve ranges of 8-16 MB at full speed: a request ends with the chunk that makes it
-# long enough, which is less than as much again.
+# Object stores serve ranges of 8-16 MB at full speed. A request ends with the first chunk that
+# brings it to ENOUGH_REQUEST_BYTES.
 ENOUGH_REQUEST_BYTES = 8 << 20
 MAX_REQUEST_BYTES = 16 << 20
 FIRST_REQUEST_BYTES = 1 << 20  # of a task: a LIMIT may need no more
-MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB); a bound, not an expectation
+MAX_INDEX_BYTES = 64 << 20  # far above segment.index.bytes (10 MiB)
+
+MAX_TOGETHER_BYTES: Final = 64 << 10
+"""Limit for reading neighboring side files with one request; a second request costs more."""
+_STATE: Final = (IndexType.PRODUCER_SNAPSHOT, IndexType.LEADER_EPOCH, IndexType.TRANSACTION)
+_ALL: Final = (IndexType.OFFSET, IndexType.TIMESTAMP, *_STATE)
+_READ_TOGETHER: Final = {
+    IndexType.PRODUCER_SNAPSHOT: _STATE,
+    IndexType.LEADER_EPOCH: _STATE,
+    # A search by time looks up a position next.
+    IndexType.TIMESTAMP: _ALL,
+}
+"""Side files that are usually needed together. Offset and transaction indexes are read alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,7 @@ class SegmentSpan:
     """Original bytes [start, stop) of a segment.
 
     Attributes:
-        topic: For error texts, as are `partition` and `offset`, the first wanted in the span.
+        topic: Topic for error messages, like `partition` and `offset`, the first wanted offset.
     """
 
     topic: str
@@ -55,35 +68,10 @@ class SegmentSpan:
 S = TypeVar("S", bound=SegmentSpan)
 
 
-class VanishedSpanError(ObjectNotFoundError):
-    """The object of a span is not there any more.
-
-    Attributes:
-        span: The one whose bytes were wanted; those before it were read to their end.
-    """
-
-    span: SegmentSpan | None = None
-
-    @classmethod
-    def of(cls, span: SegmentSpan, error: ObjectNotFoundError) -> VanishedSpanError:
-        """The error that a store gave for a span, with its place."""
-        vanished = cls(error.message)
-        vars(vanished).update(vars(error))
-        vanished.span = span
-        return vanished
-
-
 class SegmentSource:
-    """The bytes of original segments, as the broker wrote them, from the objects of one tier.
+    """Reads original segment bytes from the objects of one tier.
 
-    Ranged reads of whole chunks, ahead of who wants them; from the cache of chunks where it has
-    them; decrypted, decompressed, trimmed.
-
-    Args:
-        tier: Where the objects are.
-        key_ring: Private keys for encrypted ones.
-        pack: Where a plan of one partition keeps its side files. Only that plan's thread may use
-            the source then.
+    With a pack, which caches the side files of a partition, only one thread may use the source.
     """
 
     def __init__(self, tier: Tier, key_ring: KeyRing, *, pack: SideFilePack | None = None) -> None:
@@ -91,19 +79,16 @@ class SegmentSource:
         self._tier = tier
         self._pack = pack
         self._key_ring = key_ring
-        # For every chunk the ring would look for the private key, which may be in a file.
+        # The ring may read the private key from a file, for every chunk.
         self._data_keys: dict[WrappedDataKey, bytes] = {}
         self.stopwatch = Stopwatch()
 
     def index(
         self, objects: SegmentObjects, kind: IndexType, *, is_cut: bool = False
     ) -> bytes | None:
-        """The bytes of a side file as the broker wrote it; `None` when the segment has none.
+        """Returns a side file as the broker wrote it; `None` if the segment has none.
 
-        Args:
-            objects: The segment.
-            kind: Which.
-            is_cut: Whether a bound cuts the segment, so that its indexes will be asked for too.
+        Set `is_cut` if a bound cuts the segment, so that all its indexes will be needed.
 
         Raises:
             CorruptSegmentError: It is too large, or cannot be decrypted.
@@ -127,12 +112,12 @@ class SegmentSource:
     def _restored_index(
         self, objects: SegmentObjects, kind: IndexType, stored: StoredIndex, data: bytes
     ) -> bytes:
-        from segment_format.manifest.segment_manifest import IndexRange  # with all of a manifest
+        from segment_format.manifest.segment_manifest import IndexRange  # imports the JSON parser
 
         data_key, aad = self._keys(objects)
-        place = IndexRange(stored.start, stored.size)
+        stored_range = IndexRange(stored.start, stored.size)
         try:
-            return bytes(restore_index(data, place, data_key=data_key, aad=aad))
+            return bytes(restore_index(data, stored_range, data_key=data_key, aad=aad))
         except SegmentFormatError as error:
             uri = self.store.uri(stored.source.key)
             raise CorruptSegmentError(
@@ -140,8 +125,9 @@ class SegmentSource:
             ) from error
 
     def reads_parts(self, objects: SegmentObjects) -> bool:
-        """Whether of a span's first and last chunks only its own bytes are read: where chunks are
-        stored as they are, and no cache keeps them whole.
+        """Returns whether parts of chunks can be read.
+
+        True if chunks are stored unchanged and no cache keeps whole chunks.
         """
         is_plain = not objects.compression and objects.encryption is None
         return is_plain and self._tier.caches.chunks is None
@@ -151,45 +137,33 @@ class SegmentSource:
         spans: Iterable[S],
         *,
         read_ahead: ReadAhead = NO_READ_AHEAD,
-        meanwhile: Callable[[], object] | None = None,
+        while_waiting: Callable[[], object] | None = None,
     ) -> Generator[tuple[S, memoryview]]:
-        """The original bytes of spans, one span after the other, cut at chunk borders.
+        """Yields the original bytes of spans in order, cut at chunk borders.
 
-        Reads ahead across chunks and spans. Close the iterator to stop what is under way.
+        Reads ahead across chunks and spans. Close the generator to cancel the requests under way.
 
         Args:
-            spans: What to read; taken one by one as the read-ahead gets to them.
-            read_ahead: How much to have under way.
-            meanwhile: What this thread may do while it waits for a slow start's first bytes.
+            spans: What to read; consumed one by one as the read-ahead gets to them.
+            read_ahead: Limits of the read-ahead.
+            while_waiting: Called while this thread waits for the first bytes of a slow start.
 
         Yields:
-            The span and its next bytes, in order.
+            The span and its next bytes.
 
         Raises:
-            VanishedSpanError: A segment's object has gone.
-            CorruptSegmentError: A chunk that is not what the manifest says, does not
-                authenticate, or has no key.
-            ObjectChangedError: A segment's object is not the version that was planned.
+            TieredKafkaError: Has the attribute `span`; all earlier spans were read to their end.
+                ObjectNotFoundError if the segment's object does not exist, ObjectChangedError if
+                it is not the planned version, CorruptSegmentError if a chunk does not match the
+                manifest, does not authenticate, or has no key.
         """
-        under_way: deque[S] = deque()
-
-        def requests() -> Iterator[_ChunkRun]:
-            first = read_ahead.prefetch_bytes > 0
-            for span in spans:
-                chunks = span.objects.chunk_index.chunks(span.start, span.stop)
-                is_plain = self.reads_parts(span.objects)
-                if is_plain:
-                    chunks = tuple(_inside(span, chunk) for chunk in chunks)
-                for group in request_groups(chunks, first):
-                    first = False
-                    if is_plain:
-                        group = (_joined(group),)
-                    under_way.append(span)
-                    yield _ChunkRun(span.objects, group, is_restored=self._tier.caches.plaintext)
-
-        near = self.store.is_near and self._tier.caches.chunks is None
+        pending: deque[S] = deque()
         answers = fetch_ranges(
-            self._fetched, requests(), read_ahead, near=near, meanwhile=meanwhile
+            self._fetch,
+            self._chunk_runs(spans, pending, is_first_small=read_ahead.prefetch_bytes > 0),
+            read_ahead,
+            near=self.store.is_near and self._tier.caches.chunks is None,
+            while_waiting=while_waiting,
         )
         with closing(answers):
             try:
@@ -198,35 +172,50 @@ class SegmentSource:
                         answer = next(answers, None)
                     if answer is None:
                         return
-                    span, run = under_way[0], answer.request
-                    for chunk, data in run.parts(memoryview(answer.data)):
-                        window = (
-                            data if run.is_restored else self._restore(run.objects, chunk, data)
-                        )
+                    span, run = pending[0], answer.request
+                    for chunk, data in run.split(memoryview(answer.data)):
+                        if not run.is_restored:
+                            data = self._restore(run.objects, chunk, data)
                         low = max(span.start - chunk.original_position, 0)
-                        yield span, window[low : span.stop - chunk.original_position]
-                        # The next chunk may have this memory, which the cache still holds.
-                        del window
-                    under_way.popleft()
-                    del answer, data  # and the next read that of this one
+                        yield span, data[low : span.stop - chunk.original_position]
+                        # Free the memory, which the CPU cache still holds, for the next chunk.
+                        del data
+                    pending.popleft()
+                    del answer
             except TieredKafkaError as error:
-                if not under_way:
+                if error.span is not None or not pending:
                     raise
-                span = under_way[0]
-                error.located(
-                    topic=span.topic,
-                    partition=span.partition,
-                    offset=span.offset,
-                    uri=self.store.uri(span.objects.log.key),
-                )
-                if isinstance(error, ObjectNotFoundError):
-                    raise VanishedSpanError.of(span, error) from error
-                raise
+                raise self.error_in_span(error, pending[0]) from error.__cause__
 
-    def _fetched(self, run: _ChunkRun) -> Data:
-        """The bytes of a run of chunks, as the run wants them. Called in any thread."""
+    def error_in_span(self, error: TieredKafkaError, span: SegmentSpan) -> TieredKafkaError:
+        """Returns a copy of an error that names the span which was being read."""
+        return error.in_span(
+            span,
+            topic=span.topic,
+            partition=span.partition,
+            offset=span.offset,
+            uri=self.store.uri(span.objects.log.key),
+        )
+
+    def _chunk_runs(
+        self, spans: Iterable[S], pending: deque[S], *, is_first_small: bool
+    ) -> Iterator[_ChunkRun]:
+        """Yields the requests of spans, and appends the span of each to `pending`."""
+        for span in spans:
+            chunks = span.objects.chunk_index.chunks(span.start, span.stop)
+            is_plain = self.reads_parts(span.objects)
+            if is_plain:
+                chunks = tuple(_trim(chunk, span) for chunk in chunks)
+            for group in request_groups(chunks, is_first_small):
+                is_first_small = False
+                pending.append(span)
+                # Plain chunks become one window: fewer, larger windows decode faster.
+                run = (_join(group),) if is_plain else group
+                yield _ChunkRun(span.objects, run, is_restored=self._tier.caches.plaintext)
+
+    def _fetch(self, run: _ChunkRun) -> Data:
+        """Reads the bytes of a run. Called from any thread."""
         began = time.perf_counter()
-        log = run.objects.log
         spans = [(chunk.transformed_position, chunk.transformed_stop) for chunk in run.chunks]
 
         def restore(number: int, stored: memoryview) -> memoryview:
@@ -234,12 +223,13 @@ class SegmentSource:
 
         try:
             return self._tier.caches.chunk_run(
-                self.store, log, spans, restore if run.is_restored else None
+                self.store, run.objects.log, spans, restore if run.is_restored else None
             )
         finally:
             self.stopwatch.fetched(time.perf_counter() - began)
 
     def _restore(self, objects: SegmentObjects, chunk: Chunk, stored: memoryview) -> memoryview:
+        """Decrypts and decompresses a chunk."""
         data_key, aad = self._keys(objects)
         zstd, times = objects.compression, RestoreTimes()
         try:
@@ -258,7 +248,7 @@ class SegmentSource:
             self.stopwatch.restored(times)
 
     def _keys(self, objects: SegmentObjects) -> tuple[bytes | None, bytes | None]:
-        """Data key and additional authenticated data; `None` where nothing is encrypted."""
+        """Returns data key and additional authenticated data; `None` if nothing is encrypted."""
         encryption = objects.encryption
         if encryption is None:
             return None, None
@@ -274,10 +264,10 @@ class SegmentSource:
 
 
 class _ChunkRun(NamedTuple):
-    """Neighbouring chunks of one segment that are read together.
+    """Neighboring chunks of one segment that are read with one request.
 
     Attributes:
-        is_restored: Whether the answer holds original bytes, not those of the stored object.
+        is_restored: True if the answer holds original bytes, not those of the stored object.
     """
 
     objects: SegmentObjects
@@ -292,8 +282,8 @@ class _ChunkRun(NamedTuple):
             return last.original_stop - first.original_position
         return last.transformed_stop - first.transformed_position
 
-    def parts(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
-        """Each chunk with its part of the answer."""
+    def split(self, answer: memoryview) -> Iterator[tuple[Chunk, memoryview]]:
+        """Yields each chunk with its bytes."""
         start = 0
         for chunk in self.chunks:
             size = chunk.original_size if self.is_restored else chunk.transformed_size
@@ -306,7 +296,7 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
         return ""
     key_id = encryption.data_key.key_id
     if isinstance(error, DecryptionError):
-        # Unwrapping proves the data key by its padding: what does not open is not what was stored.
+        # The data key's padding proves that it was unwrapped correctly.
         return (
             f" (the private key of key id {key_id!r} opened the segment's data key, so the stored"
             f" bytes were changed)"
@@ -314,28 +304,26 @@ def _key_hint(error: SegmentFormatError, encryption: Encryption | None) -> str:
     return f" (encrypted with key id {key_id!r})"
 
 
-def _inside(span: SegmentSpan, chunk: Chunk) -> Chunk:
-    """What of a chunk belongs to the span, where it is stored as it is."""
+def _trim(chunk: Chunk, span: SegmentSpan) -> Chunk:
+    """Returns the part of a chunk that belongs to the span. The chunk is stored unchanged."""
     low = max(span.start, chunk.original_position)
     size = min(span.stop, chunk.original_stop) - low
     stored = chunk.transformed_position + low - chunk.original_position
     return Chunk(chunk.id, low, size, stored, size)
 
 
-def _joined(chunks: tuple[Chunk, ...]) -> Chunk:
-    """Neighbouring chunks that are stored as they are, as one: whoever decodes takes fewer, larger
-    pieces faster.
-    """
+def _join(chunks: tuple[Chunk, ...]) -> Chunk:
+    """Returns neighboring chunks as one chunk. They are stored unchanged."""
     first, size = chunks[0], chunks[-1].original_stop - chunks[0].original_position
     return Chunk(first.id, first.original_position, size, first.transformed_position, size)
 
 
 def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[tuple[Chunk, ...]]:
-    """Runs of neighbouring chunks, each a request.
+    """Yields runs of neighboring chunks, one for each request.
 
-    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it would have more than
-    `MAX_REQUEST_BYTES`, unless one chunk alone has. The first may be small: at most
-    `FIRST_REQUEST_BYTES`, or one chunk.
+    A run ends when it has `ENOUGH_REQUEST_BYTES`, and before it exceeds `MAX_REQUEST_BYTES` unless
+    a single chunk does. If `first_is_small`, the first run has at most `FIRST_REQUEST_BYTES`, or
+    one chunk.
     """
     limit = FIRST_REQUEST_BYTES if first_is_small else MAX_REQUEST_BYTES
     group: list[Chunk] = []
@@ -348,3 +336,57 @@ def request_groups(chunks: tuple[Chunk, ...], first_is_small: bool) -> Iterator[
         group.append(chunk)
     if group:
         yield tuple(group)
+
+
+def read_side_file(
+    tier: Tier,
+    pack: SideFilePack | None,
+    objects: SegmentObjects,
+    kind: IndexType,
+    *,
+    is_cut: bool = False,
+) -> bytes:
+    """Reads the stored bytes of a side file.
+
+    The plugin stores a segment's side files one after the other in one object. With a pack, small
+    neighbors that are usually needed together are read with the same request and kept in the pack;
+    if a bound cuts the segment, all of them. Other files are read through the tier's cache.
+
+    Raises:
+        TieredKafkaError: See `ObjectStore.get_range`.
+    """
+    wanted = objects.indexes[kind]
+    source = wanted.source
+    if pack is not None:
+        data = pack.find(source, wanted.start, wanted.stop)
+        if data is not None:
+            return data
+        kinds = _ALL if is_cut else _READ_TOGETHER.get(kind, ())
+        start, stop = _common_range(objects, kind, kinds)
+        # Planners rarely start at the same time, so these reads take no lock (see `SideFilePack`).
+        if stop - start <= MAX_TOGETHER_BYTES and pack.has_room(stop - start):
+            data = bytes(tier.store.get_range(source.key, start, stop, version=source.version))
+            pack.add(source, start, data)
+            return data[wanted.start - start : wanted.stop - start]
+    return bytes(tier.caches.side_file(tier.store, source, wanted.start, wanted.stop))
+
+
+def _common_range(
+    objects: SegmentObjects, kind: IndexType, kinds: tuple[IndexType, ...]
+) -> tuple[int, int]:
+    """Returns the range of a side file and of its neighbors of `kinds`, without gaps and small."""
+    wanted = objects.indexes[kind]
+    start, stop = wanted.start, wanted.stop
+    candidates = [index for name in kinds if (index := objects.indexes.get(name)) is not None]
+    neighbors = sorted(
+        (index.start, index.stop)
+        for index in candidates
+        if index.source == wanted.source and index.size
+    )
+    for low, high in neighbors:
+        if low == stop and high - start <= MAX_TOGETHER_BYTES:
+            stop = high
+    for low, high in reversed(neighbors):
+        if high == start and stop - low <= MAX_TOGETHER_BYTES:
+            start = low
+    return start, stop

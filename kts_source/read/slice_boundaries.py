@@ -1,23 +1,25 @@
-"""Where a slice really begins and ends: offset-index entries, checked against the batches that
-stand there.
+"""Finds where a slice begins and ends, and checks the offset index against the log there.
 
-An index that does not fit its log would lose rows without a trace where an offset bound relies on
-it, so the first 17 bytes at each boundary must be the start of a batch that the entry describes.
+An index that does not fit its log would silently lose rows. So the first 17 bytes at each boundary
+must be the start of the batch that the index entry describes.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kts_source.errors import CorruptSegmentError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
 from kts_source.layout.remote_segment import IndexType
-from kts_source.read.segment_source import FIRST_REQUEST_BYTES, request_groups
+from kts_source.read.segment_source import FIRST_REQUEST_BYTES, SegmentSpan, request_groups
 from segment_format.errors import SegmentFormatError
 from segment_format.record.framing import ENTRY_PREFIX_SIZE, read_prefix
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from kts_source.read.segment_source import SegmentSource
     from kts_source.read.task import SegmentSlice
     from segment_format.index.sparse_indexes import OffsetIndex
@@ -27,12 +29,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A position in the original segment where a batch begins, or its end.
+    """A position in the original segment where a batch begins, or the segment's end.
 
     Attributes:
-        last_offset: Last offset of what was appended at the position; `None` at the segment's
-            start and end.
-        after_offset: Every offset at or behind the position is larger.
+        last_offset: Last offset of the append at the position; `None` at the segment's start and
+            end.
+        after_offset: Every offset at or after the position is larger.
     """
 
     position: int
@@ -40,11 +42,11 @@ class Boundary:
     after_offset: int
 
     def check(self, data: bytes, next_offset: int) -> None:
-        """Compares the `ENTRY_PREFIX_SIZE` bytes at the boundary with what the index says of them.
+        """Compares the first `ENTRY_PREFIX_SIZE` bytes at the boundary with the index entry.
 
         Raises:
             CorruptSegmentError: They are not the start of the batch that the index describes, or
-                it begins below `next_offset`.
+                that batch begins below `next_offset`.
         """
         if self.last_offset is None:
             return
@@ -62,70 +64,135 @@ class Boundary:
             )
 
 
-def slice_boundaries(part: SegmentSlice, reader: SegmentSource) -> tuple[Boundary, Boundary]:
-    """The boundaries that the slice's cuts stand for.
+@dataclass(frozen=True, slots=True)
+class SliceSpan(SegmentSpan):
+    """Bytes of one slice, and the first bytes after it if its end is to be checked.
 
-    Each cut is moved to the first offset-index entry at or beyond it, or to the segment's end.
-    Without a usable index all inner cuts move to the end, so the slice that begins at 0 reads the
-    segment.
+    Attributes:
+        last: `None` if the next span has the rest of the slice, whose end is not looked up yet.
+    """
+
+    task_slice: SegmentSlice
+    first: Boundary
+    last: Boundary | None
+
+    @classmethod
+    def of(
+        cls,
+        task_slice: SegmentSlice,
+        start: int,
+        stop: int,
+        first: Boundary,
+        last: Boundary | None = None,
+    ) -> SliceSpan:
+        """Returns original bytes [start, stop) of the slice's segment."""
+        location = task_slice.topic, task_slice.partition, task_slice.start_offset
+        return cls(*location, task_slice.objects, start, stop, task_slice, first, last)
+
+
+def slice_spans(
+    slices: Iterable[SegmentSlice], source: SegmentSource, *, early: bool
+) -> Iterator[SliceSpan]:
+    """Yields the byte ranges of slices.
+
+    With `early`, the first request is a span of its own if it needs no index: a LIMIT may need no
+    more, and its bytes arrive sooner than those of a whole chunk.
+    """
+    for task_slice in slices:
+        start = segment_start(task_slice)
+        early_stop = first_request_stop(task_slice, source) if early else 0
+        early = False
+        if early_stop:
+            yield SliceSpan.of(task_slice, 0, early_stop, start)
+        with errors_in_span(SliceSpan.of(task_slice, 0, 0, start), source):
+            first, last = slice_boundaries(task_slice, source)
+        if first.position < last.position:
+            stop = checked_stop(last, task_slice.objects.size_in_bytes)
+            yield SliceSpan.of(task_slice, max(first.position, early_stop), stop, first, last)
+
+
+@contextmanager
+def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
+    """Raises errors of the block as `TieredKafkaError` with the span and its location."""
+    try:
+        yield
+    except TieredKafkaError as error:
+        raise source.error_in_span(error, span) from error.__cause__
+    except SegmentFormatError as error:
+        corrupt = CorruptSegmentError(error.message, offset=error.offset, position=error.position)
+        raise source.error_in_span(corrupt, span) from error
+
+
+def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
+    """Returns the boundaries that the slice's cuts stand for.
+
+    Each cut moves to the first offset-index entry at or after it, or to the segment's end. Without
+    a usable index all inner cuts move to the end, so the slice that begins at 0 reads the segment.
 
     Raises:
-        CorruptSegmentError: The index is not usable, and it was when the plan was made: a store
-            may not tell that an object has changed. No slice of these offsets may begin at 0 then.
+        CorruptSegmentError: The index is not usable although it was when the plan was made, which
+            happens if the store does not report that an object changed. No slice of these offsets
+            may begin at 0 then.
     """
     index = None
-    if not part.is_whole:
-        stored = reader.index(part.objects, IndexType.OFFSET)
-        index = usable_offset_index(stored, part.segment_start, part.objects.size_in_bytes)
-        # Only a usable index makes a plan begin behind 0 for an offset inside of the segment.
-        if index is None and part.cut_start > 0 and part.start_offset > part.segment_start:
+    if not task_slice.is_whole:
+        stored = source.index(task_slice.objects, IndexType.OFFSET)
+        size = task_slice.objects.size_in_bytes
+        index = usable_offset_index(stored, task_slice.segment_start, size)
+        # A plan begins after position 0 for an offset inside the segment only by a usable index.
+        is_inside = task_slice.start_offset > task_slice.segment_start
+        if index is None and task_slice.cut_start > 0 and is_inside:
             raise CorruptSegmentError(
                 "the offset index cannot be used, and it could when the plan was made: nothing"
-                f" tells where offset {part.start_offset} is; plan again",
-                offset=part.start_offset,
+                f" tells where offset {task_slice.start_offset} is; plan again",
+                offset=task_slice.start_offset,
             )
-    return _boundary(index, part.cut_start, part), _boundary(index, part.cut_stop, part)
+    return (
+        _boundary(index, task_slice.cut_start, task_slice),
+        _boundary(index, task_slice.cut_stop, task_slice),
+    )
 
 
-def segment_start(part: SegmentSlice) -> Boundary:
-    """Where a slice begins that no cut begins."""
-    return Boundary(0, None, part.segment_start - 1)
+def segment_start(task_slice: SegmentSlice) -> Boundary:
+    """Returns the start of the slice's segment."""
+    return Boundary(0, None, task_slice.segment_start - 1)
 
 
-def first_request_stop(part: SegmentSlice, reader: SegmentSource) -> int:
-    """How far the first request may read before anybody looks up where the slice ends: at the
-    beginning of a segment, unless the slice is that short. 0 elsewhere, and where the request is
-    as small in any case with nothing to look up.
+def first_request_stop(task_slice: SegmentSlice, source: SegmentSource) -> int:
+    """Returns where the first request may stop before the slice's end is looked up.
+
+    0 if the slice does not begin at the segment's start, or if the first request is small anyway
+    and needs no index.
     """
-    if part.cut_start != 0:
+    if task_slice.cut_start != 0:
         return 0
-    if reader.reads_parts(part.objects):
-        return FIRST_REQUEST_BYTES if part.cut_stop > FIRST_REQUEST_BYTES else 0
-    if part.is_whole:
+    if source.reads_parts(task_slice.objects):
+        return FIRST_REQUEST_BYTES if task_slice.cut_stop > FIRST_REQUEST_BYTES else 0
+    if task_slice.is_whole:
         return 0
-    chunks = part.objects.chunk_index.chunks(0, part.cut_stop)
+    chunks = task_slice.objects.chunk_index.chunks(0, task_slice.cut_stop)
     first = next(request_groups(chunks, True))
     return first[-1].original_stop if len(first) < len(chunks) else 0
 
 
-def _boundary(index: OffsetIndex | None, cut: int, part: SegmentSlice) -> Boundary:
+def _boundary(index: OffsetIndex | None, cut: int, task_slice: SegmentSlice) -> Boundary:
     if cut == 0:
-        return segment_start(part)
-    end = Boundary(part.objects.size_in_bytes, None, part.segment_start - 1)
+        return segment_start(task_slice)
+    end = Boundary(task_slice.objects.size_in_bytes, None, task_slice.segment_start - 1)
     if index is None:
         return end
     number = int(index.positions.searchsorted(cut, side="left"))
     if number == len(index.positions):
         return end
-    before = int(index.offsets[number - 1]) if number else part.segment_start - 1
+    before = int(index.offsets[number - 1]) if number else task_slice.segment_start - 1
     return Boundary(int(index.positions[number]), int(index.offsets[number]), before)
 
 
 class BoundaryCheck:
-    """Follows the bytes of one slice and compares its boundaries with the index as they pass.
+    """Compares the boundaries of one slice with the index while its bytes pass.
 
     Attributes:
-        stop: Where the slice ends; may be told later than bytes that are surely before it.
+        stop: End of the slice; may be set after bytes that are certainly before it.
     """
 
     def __init__(self, start: Boundary) -> None:
@@ -136,7 +203,7 @@ class BoundaryCheck:
         self._tail = b""
 
     def inside(self, window: memoryview) -> memoryview:
-        """What of the next bytes belongs to the slice.
+        """Returns the bytes of the next window that belong to the slice.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
@@ -152,42 +219,42 @@ class BoundaryCheck:
         self._position += len(window)
         return window[:size]
 
-    def first_offset(self, part: SegmentSlice) -> int:
-        """First offset of the slice's bytes, once the first ones have passed."""
+    def first_offset(self, task_slice: SegmentSlice) -> int:
+        """Returns the first offset of the slice's bytes. Call it after the first window."""
         if self._start.last_offset is None:
-            return part.segment_start
+            return task_slice.segment_start
         return int.from_bytes(self._head[:8], "big")
 
-    def stop_offset(self, part: SegmentSlice) -> int:
-        """First offset after the slice's bytes, once all have passed."""
-        assert self.stop is not None, "the last span of a slice tells its end"
+    def stop_offset(self, task_slice: SegmentSlice) -> int:
+        """Returns the first offset after the slice's bytes. Call it after the last window."""
+        assert self.stop is not None, "the last span of a slice has its end"
         if self.stop.last_offset is None:
-            return part.segment_stop
+            return task_slice.segment_stop
         return int.from_bytes(self._tail[:8], "big")
 
     def finish(self, next_offset: int) -> None:
-        """To be called when all bytes have passed; `next_offset` is one past their last offset.
+        """Checks the end of the slice; `next_offset` is the first one after the slice's records.
 
         Raises:
             CorruptSegmentError: See `Boundary.check`.
         """
-        assert self.stop is not None, "the last span of a slice tells its end"
+        assert self.stop is not None, "the last span of a slice has its end"
         self.stop.check(self._tail, next_offset)
 
 
 def checked_stop(stop: Boundary, size: int) -> int:
-    """One past the last byte to read of a segment of `size` bytes to check the boundary, too."""
+    """Returns the end of the bytes needed to check a boundary of a segment of `size` bytes."""
     prefix = 0 if stop.last_offset is None else ENTRY_PREFIX_SIZE
     return min(stop.position + prefix, size)
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """An offset index whose positions may serve as boundaries; `None` when it is empty or
-    contradicts itself.
+    """Returns an offset index whose positions may serve as boundaries.
 
-    The answer depends on nothing but the file, so all slices of a segment agree on it.
+    Returns `None` if it is empty or contradicts itself. The result depends on the file alone, so
+    all slices of a segment agree on it.
     """
-    from segment_format.index.sparse_indexes import OffsetIndex  # the first bytes are read without
+    from segment_format.index.sparse_indexes import OffsetIndex  # the first request needs none
 
     try:
         index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None

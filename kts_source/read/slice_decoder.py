@@ -1,11 +1,28 @@
-"""The decoder of a slice. Importing it takes long: `read_task` does so while it waits for bytes."""
+"""Decodes the batches of a slice, and compares its transactions with the log around it.
+
+Importing this module takes long, so `read_task` imports it while it waits for the first bytes.
+
+Within a slice the kernel compares the aborted intervals with the markers. `check_around` does the
+rest:
+
+* A transaction is open at the end of a slice, and the plan does not read the segment to its end.
+  The segment is read on until the transaction's marker, or to its end. Planning has compared the
+  transactions that end in later segments.
+* The first marker of a producer in a slice is an ABORT that no index has. If the plan also reads
+  the offsets before the slice, they are searched for data of the producer: it was returned, and
+  should not have been.
+"""
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kts_source.columns import PARTITION, SEGMENT_ID, TOPIC
+from kts_source.errors import CorruptSegmentError, ObjectNotFoundError
+from kts_source.layout.remote_segment import IndexType
 from kts_source.predicate.implied_ranges import (
     TRUE,
     first_millisecond,
@@ -13,76 +30,160 @@ from kts_source.predicate.implied_ranges import (
     region,
     specialised,
 )
+from kts_source.read.segment_source import SegmentSpan
+from kts_source.read.slice_boundaries import BoundaryCheck, errors_in_span
 from segment_format.arrow import RecordDecoder
+from segment_format.errors import SegmentFormatError, TruncatedBatchError
+from segment_format.index.producer_snapshot import parse_producer_snapshot
+from segment_format.index.rebuild import marker_of
 from segment_format.kernels.decoder import MAX_OFFSET
+from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.framing import iter_entries
+from segment_format.record.records import iter_batches
+from segment_format.transaction_check import (
+    TransactionCheck,
+    check_markers_found,
+    check_next_marker,
+    unindexed_abort,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterator, Mapping
+
+    import pyarrow as pa
 
     from kts_source.broker.broker_range import BrokerRange
+    from kts_source.layout.remote_segment import SegmentObjects
     from kts_source.read.read_settings import ReadSettings
     from kts_source.read.row_filter import FilteringDecoder
-    from kts_source.read.slice_boundaries import Boundary
-    from kts_source.read.task import SegmentSlice
+    from kts_source.read.segment_source import SegmentSource
+    from kts_source.read.slice_boundaries import SliceSpan
+    from kts_source.read.task import SegmentSlice, SliceSurroundings
+    from kts_source.read.task_metrics import TaskMeter
     from segment_format.isolation import AbortedIntervals
-    from segment_format.transaction_check import TransactionCheck
+    from segment_format.record.control_record import ControlRecordType
+
+    _Batch = tuple[RecordBatchHeader, ControlRecordType | None]
 
 
-def open_decoder(
-    part: SegmentSlice,
-    first: Boundary,
-    last: Boundary | None,
-    settings: ReadSettings,
-    transactions: TransactionCheck | None = None,
-) -> RecordDecoder | FilteringDecoder:
-    """Decodes the bytes of a slice from `first` to `last`, which is `None` where it is not known
-    yet. `transactions` compares the markers in the slice with its aborted intervals.
-    """
-    return _decoder(
-        settings,
-        place={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: part.segment_id},
-        position=first.position,
-        start_offset=part.start_offset,
-        stop_offset=part.stop_offset,
-        aborted=part.aborted,
-        lineage=part.lineage or None,
-        offset_bounds=(
-            first.after_offset + 1,
-            # Where the slice's end is not known yet, what follows it is checked when it is.
-            part.segment_stop if last is None or last.last_offset is None else last.last_offset,
-        ),
-        transactions=transactions,
-    )
+class SliceDecoder:
+    """Decodes the bytes of one slice as they arrive."""
+
+    def __init__(self, span: SliceSpan, source: SegmentSource, settings: ReadSettings) -> None:
+        self.task_slice = task_slice = span.task_slice
+        self._span = span
+        self._source = source
+        self._check = BoundaryCheck(span.first)
+        self._transactions: TransactionCheck | None = None
+        if settings.read_committed:
+            self._transactions = TransactionCheck(
+                task_slice.aborted,
+                start_offset=task_slice.start_offset,
+                stop_offset=task_slice.stop_offset,
+            )
+        last = span.last
+        self._decoder = _open_decoder(
+            settings,
+            constants={
+                TOPIC: task_slice.topic,
+                PARTITION: task_slice.partition,
+                SEGMENT_ID: task_slice.segment_id,
+            },
+            position=span.first.position,
+            start_offset=task_slice.start_offset,
+            stop_offset=task_slice.stop_offset,
+            aborted=task_slice.aborted,
+            lineage=task_slice.lineage or None,
+            offset_bounds=(
+                span.first.after_offset + 1,
+                # If the slice's end is not known yet, it is checked later.
+                task_slice.segment_stop
+                if last is None or last.last_offset is None
+                else last.last_offset,
+            ),
+            transactions=self._transactions,
+        )
+
+    @property
+    def done(self) -> bool:
+        """True if the slice's last offset has passed."""
+        return self._decoder.done
+
+    def feed(self, span: SliceSpan, window: memoryview) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that are complete with the next bytes of a span of the slice."""
+        if span.last is not None:
+            self._check.stop = span.last
+        if self.done:
+            return
+        with errors_in_span(self._span, self._source):
+            decoded = self._decoder.feed(self._check.inside(window))
+            yield from self._source.stopwatch.decoding(decoded)
+
+    def finish(
+        self, meter: TaskMeter | None, *, rest_is_lost: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the remaining rows after all bytes were fed, or after the rest was lost."""
+        with errors_in_span(self._span, self._source):
+            if not rest_is_lost:
+                if not self.done:
+                    self._check.finish(self._decoder.next_offset)
+                self._check_transactions()
+            try:
+                yield from self._decoder.finish()
+            except TruncatedBatchError:
+                if not rest_is_lost:
+                    raise
+        if meter is not None:
+            meter.add_decoded(self._decoder.counters)
+
+    def _check_transactions(self) -> None:
+        """Compares the aborted intervals that end in the slice with its markers."""
+        if self._transactions is None:
+            return
+        task_slice = self.task_slice
+        stop = task_slice.stop_offset if self.done else self._check.stop_offset(task_slice)
+        self._transactions.finish(self._check.first_offset(task_slice), stop)
+        check_around(
+            task_slice,
+            self._transactions,
+            self._source,
+            position=self._span.first.position + self._decoder.counters.bytes,
+            next_offset=stop,
+        )
 
 
 def open_range_decoder(
-    part: BrokerRange,
+    broker_range: BrokerRange,
     aborted: AbortedIntervals,
     settings: ReadSettings,
     transactions: TransactionCheck | None = None,
 ) -> RecordDecoder | FilteringDecoder:
-    """Decodes batches of a range that brokers sent; they are of no segment that has an id."""
-    return _decoder(
+    """Returns a decoder of batches that brokers sent; their rows have no segment id."""
+    return _open_decoder(
         settings,
-        place={TOPIC: part.topic, PARTITION: part.partition, SEGMENT_ID: None},
+        constants={
+            TOPIC: broker_range.topic,
+            PARTITION: broker_range.partition,
+            SEGMENT_ID: None,
+        },
         position=0,
-        start_offset=part.start_offset,
-        stop_offset=part.stop_offset,
+        start_offset=broker_range.start_offset,
+        stop_offset=broker_range.stop_offset,
         aborted=aborted,
         offset_bounds=(0, MAX_OFFSET),
         transactions=transactions,
     )
 
 
-def _decoder(
+def _open_decoder(
     settings: ReadSettings,
     *,
-    place: Mapping[str, Any],
+    constants: Mapping[str, Any],
     position: int,
-    **wanted: Any,  # noqa: ANN401  # arguments of `RecordDecoder`
+    **arguments: Any,  # noqa: ANN401  # of `RecordDecoder`
 ) -> RecordDecoder | FilteringDecoder:
     where = settings.where
-    rest = TRUE if where is None else specialised(where, place[TOPIC], place[PARTITION])
+    rest = TRUE if where is None else specialised(where, constants[TOPIC], constants[PARTITION])
     box = region(rest)
     make = partial(
         RecordDecoder,
@@ -90,9 +191,9 @@ def _decoder(
         max_batch_bytes=settings.max_batch_bytes,
         first_timestamp=first_millisecond(box),
         last_timestamp=last_millisecond(box),
-        constants=place,
+        constants=constants,
         keys=settings.keys,
-        **wanted,
+        **arguments,
     )
     if rest == TRUE:
         return make(
@@ -101,8 +202,145 @@ def _decoder(
             max_rows=settings.batches.rows,
             max_bytes=settings.batches.size,
         )
-    from kts_source.read.row_filter import FilteringDecoder  # brings in Arrow's functions
+    from kts_source.read.row_filter import FilteringDecoder  # imports pyarrow.compute
 
     return FilteringDecoder(
         rest, make, columns=settings.columns, position=position, batches=settings.batches
     )
+
+
+def check_around(
+    task_slice: SegmentSlice,
+    transactions: TransactionCheck,
+    source: SegmentSource,
+    *,
+    position: int,
+    next_offset: int,
+) -> None:
+    """Compares the intervals of a slice with markers after it and data before it.
+
+    `position` is the one after the last batch of the slice, `next_offset` the first offset there.
+
+    Raises:
+        ContradictedIntervalsError: The log shows another outcome of a transaction.
+    """
+    around = task_slice.surroundings
+    only_doubtful = around is None or around.read_to >= around.range_stop
+    range_stop = task_slice.stop_offset if around is None else around.range_stop
+    expected = transactions.next_markers(next_offset, only_doubtful=only_doubtful)
+    if expected and next_offset < range_stop:
+        _look_ahead(task_slice, source, position, range_stop, expected)
+        if not only_doubtful:
+            check_markers_found(expected, range_stop)
+    if around is not None:
+        _look_back(task_slice, around, source, transactions.stray_aborts())
+
+
+def _look_ahead(
+    task_slice: SegmentSlice,
+    source: SegmentSource,
+    position: int,
+    range_stop: int,
+    expected: dict[int, int | None],
+) -> None:
+    """Reads on until each expected marker was compared, or to the end of the segment's range."""
+    batches = _transactional_batches(task_slice, task_slice.objects, source, position)
+    with closing(batches):
+        for header, marker in batches:
+            if header.base_offset >= range_stop:
+                return
+            if marker is not None and header.base_offset >= task_slice.start_offset:
+                check_next_marker(header.producer_id, marker, header.base_offset, expected)
+                if not expected:
+                    return
+
+
+def _look_back(
+    task_slice: SegmentSlice,
+    around: SliceSurroundings,
+    source: SegmentSource,
+    aborts: dict[int, int],
+) -> None:
+    """Looks before a slice for data of the producers whose ABORT marker no index has."""
+    unseen = dict(aborts)
+    if unseen and (task_slice.cut_start > 0 or around.read_from < task_slice.start_offset):
+        batches = _transactional_batches(task_slice, task_slice.objects, source, 0)
+        _refuse_data(batches, unseen, around.read_from, max(unseen.values()))
+    if not unseen or around.before is None:
+        return
+    open_producers = None
+    if not around.before_is_cut:
+        open_producers = _open_producers(around.before, source)
+    if open_producers is None:
+        batches = _transactional_batches(task_slice, around.before, source, 0)
+        _refuse_data(batches, unseen, 0, around.before_stop)
+        return
+    for producer_id, offset in unseen.items():
+        if producer_id in open_producers:
+            raise unindexed_abort(producer_id, offset)
+
+
+def _refuse_data(
+    batches: Generator[_Batch], aborts: dict[int, int], start_offset: int, stop_offset: int
+) -> None:
+    """Raises if the last batch of a producer before its ABORT marker is data, not a marker.
+
+    Removes the producers that have a batch in the offsets [start_offset, stop_offset).
+    """
+    has_data: dict[int, bool] = {}
+    with closing(batches):
+        for header, marker in batches:
+            if header.base_offset >= stop_offset:
+                break
+            offset = aborts.get(header.producer_id, -1)
+            if start_offset <= header.last_offset and header.base_offset < offset:
+                has_data[header.producer_id] = marker is None
+    for producer_id, is_open in has_data.items():
+        offset = aborts.pop(producer_id)
+        if is_open:
+            raise unindexed_abort(producer_id, offset)
+
+
+def _open_producers(objects: SegmentObjects, source: SegmentSource) -> set[int] | None:
+    """Returns the producers with an open transaction at a segment's end.
+
+    Returns `None` if the producer snapshot is missing or cannot be read.
+    """
+    try:
+        data = source.index(objects, IndexType.PRODUCER_SNAPSHOT)
+        entries = parse_producer_snapshot(data) if data else None
+    except (CorruptSegmentError, ObjectNotFoundError, SegmentFormatError):
+        return None
+    if entries is None:
+        return None
+    return {entry.producer_id for entry in entries if entry.current_txn_first_offset >= 0}
+
+
+def _transactional_batches(
+    task_slice: SegmentSlice, objects: SegmentObjects, source: SegmentSource, position: int
+) -> Generator[_Batch]:
+    """Yields the transactional batches and markers of a segment from a batch on."""
+    size = objects.size_in_bytes
+    chunk = objects.chunk_index.original_chunk_size
+    borders = [position, *range(position // chunk * chunk + chunk, size, chunk), size]
+    location = task_slice.topic, task_slice.partition, task_slice.start_offset, objects
+    spans = (SegmentSpan(*location, low, high) for low, high in pairwise(borders) if low < high)
+    pending = b""
+    with closing(source.windows(spans)) as windows:
+        for _, window in windows:
+            pending += window
+            walked = 0
+            with suppress(TruncatedBatchError):
+                for entry in iter_entries(pending):
+                    walked = entry.stop
+                    if entry.magic != MAGIC_2:
+                        continue
+                    header = RecordBatchHeader.from_bytes(pending, entry.position)
+                    if header.is_control_batch:
+                        (batch,) = iter_batches(pending[entry.position : entry.stop])
+                        marker = marker_of(batch)
+                        if marker is not None:
+                            yield header, marker
+                    elif header.is_transactional and header.record_count:
+                        yield header, None
+            pending = pending[walked:]

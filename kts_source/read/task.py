@@ -1,4 +1,4 @@
-"""What travels to a task: byte ranges of objects and how to read them, and no credentials."""
+"""Tasks of a plan: byte ranges of segments and offset ranges of brokers, without credentials."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _DECRYPT_PERCENT = 10
 
 @dataclass(frozen=True, slots=True)
 class SliceSurroundings:
-    """Offsets around a slice, where transactions with rows in it may end or have begun.
+    """Offsets around a slice, in which transactions of its rows may begin or end.
 
     Attributes:
         range_stop: Batches of the segment from here on belong to another segment or a dead branch.
         read_from: First offset of the segment that the plan reads without a gap up to the slice.
-        read_to: First offset after those that the plan reads without a gap after it.
-        before: The segment before, with its producer snapshot, if the plan reads its end, too.
-        before_stop: First offset after the segment before.
-        before_is_cut: Whether it is served only up to an offset inside of it, so that its snapshot
-            is of another offset.
+        read_to: End of the offsets that the plan reads without a gap after the slice.
+        before: The previous segment and its producer snapshot, if the plan reads its end.
+        before_stop: First offset after the previous segment.
+        before_is_cut: True if it is served only up to an inner offset, so that its snapshot is of
+            another offset.
     """
 
     range_stop: int
@@ -43,10 +43,9 @@ class SliceSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """A part of one segment: rows of the batches that begin between two cuts, within an offset
-    range.
+    """Rows of a segment's batches that begin between two cuts, within an offset range.
 
-    Both neighbours of a cut take the first offset-index entry at or beyond it as the boundary. So
+    Both neighbors of a cut take the first offset-index entry at or after it as the boundary. So
     slices tile a segment whatever the cuts are. Cut 0 is the segment's start; a cut at its size is
     its end.
 
@@ -55,14 +54,13 @@ class SegmentSlice:
         segment_stop: One past its last offset.
         cut_start: Nominal first byte, in positions of the original segment, inclusive.
         cut_stop: Nominal last byte, exclusive.
-        start_offset: Rows below are left out.
-        stop_offset: Rows at or above are left out.
-        aborted: Intervals whose transactional batches are left out.
+        start_offset: Rows below it are skipped.
+        stop_offset: Rows at or above it are skipped.
+        aborted: Intervals whose transactional batches are skipped.
         lineage: Epochs that own the offset range; a batch of another epoch is an error. Empty =
             not checked.
-        topic_id: The incarnation.
-        surroundings: Where the transactions of the slice are compared with the log; `None` = only
-            in the slice.
+        topic_id: Id of the topic.
+        surroundings: Other parts of the log to compare transactions with.
     """
 
     topic: str
@@ -82,12 +80,12 @@ class SegmentSlice:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no boundary has to be looked up."""
+        """True if no boundary must be looked up."""
         return self.cut_start == 0 and self.cut_stop == self.objects.size_in_bytes
 
     @property
     def offset_index(self) -> StoredIndex:
-        """Where boundaries are looked up."""
+        """The index that has the boundaries."""
         return self.objects.indexes[IndexType.OFFSET]
 
     @property
@@ -97,9 +95,7 @@ class SegmentSlice:
 
     @property
     def work(self) -> int:
-        """Estimated work, in bytes of a plain segment. Most of it is decoding and the way into
-        Spark; decompression and decryption add to that.
-        """
+        """Estimated work as bytes of a plain segment; decompression and decryption add to it."""
         objects = self.objects
         percent = 100 + (_DECOMPRESS_PERCENT if objects.compression else 0)
         percent += 0 if objects.encryption is None else _DECRYPT_PERCENT
@@ -108,11 +104,11 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """What one task reads, in this order.
+    """Slices and ranges that one task reads, in this order.
 
     Attributes:
-        slices: Parts of segments.
-        ranges: Offsets that brokers serve.
+        slices: Slices of segments.
+        ranges: Offset ranges that brokers serve.
     """
 
     slices: tuple[SegmentSlice, ...]
@@ -125,10 +121,10 @@ class ScanTask:
 
     @property
     def parts(self) -> tuple[SegmentSlice | BrokerRange, ...]:
-        """Both, in the order in which they are read."""
+        """Slices and ranges in the order in which they are read."""
         return (*self.slices, *self.ranges)
 
     @property
     def topic_partitions(self) -> tuple[str, ...]:
-        """What is read, such as `orders-0`."""
+        """Names of the partitions, such as `orders-0`."""
         return tuple(dict.fromkeys(f"{part.topic}-{part.partition}" for part in self.parts))

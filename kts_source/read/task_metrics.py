@@ -1,20 +1,27 @@
-"""What a task did: requests, bytes, seconds, records. One line of JSON a task attempt."""
+"""Measures the requests, bytes, seconds and records of tasks, one line of JSON per attempt."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 import time
+import uuid
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from kts_source.secret import scrub
+from kts_source.store.local_store import local_root
+from kts_source.store.open_store import scheme_of
+from kts_source.store.storage_options import extra_arguments, s3_arguments, secret_values
 from segment_format.manifest.transform import RestoreTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from kts_source.read.task import ScanTask
     from kts_source.tier import Tier
@@ -22,16 +29,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 DONE: Final = "done"
-CLOSED: Final = "closed"  # the consumer wanted no more, as LIMIT does
+CLOSED: Final = "closed"  # the consumer wanted no more rows, as with LIMIT
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Which task of which scan, as the engine that runs it knows.
+    """Scan and number of a task, as the engine that runs it knows them.
 
     Attributes:
-        scan: One text for all tasks of a DataFrame.
+        scan: Id of the scan, the same for all tasks of a DataFrame.
         stage: The engine's number of the run; a DataFrame that is read twice has two.
         partition: Number of the task within the run.
         attempt: 0 for the first.
@@ -44,10 +53,10 @@ class TaskPlace:
 
 
 class LostRange(NamedTuple):
-    """Offsets [start, stop) whose object has gone since the plan was made.
+    """Offsets [start, stop) whose object was deleted after planning.
 
     Attributes:
-        in_part: Whether some of them may have been returned.
+        in_part: True if some of them may have been returned.
     """
 
     topic: str
@@ -64,41 +73,41 @@ class TaskMetrics:
     Attributes:
         scan: See `TaskPlace`, as for `stage`, `partition` and `attempt`.
         outcome: `done`, `closed` (the consumer wanted no more), or the name of the error.
-        topic_partitions: What was read, such as `orders-0`.
+        topic_partitions: Partitions that were read, such as `orders-0`.
         slices: Segments, or slices of them.
-        rows: Rows handed on.
-        seconds: From the task's begin to its end, the consumer's time included.
-        requests: Reads and look-ups sent, each attempt counted.
-        list_requests: Listing pages asked for.
+        rows: Rows returned.
+        seconds: Duration of the task, including the consumer's time.
+        requests: Reads and look-ups sent; each attempt counts.
+        list_requests: Listing pages requested.
         bytes: Stored bytes received.
-        retries: Attempts made again.
+        retries: Repeated attempts.
         hedges: Second requests, sent because the first was late.
-        mirrored: Reads and listings that the mirror answered.
-        cache_hits: Ranges found on local disk.
-        cache_misses: Ranges asked of the store although there is a cache.
-        cache_bytes: Bytes found on local disk.
-        fetch_seconds: Time of requests, of all threads together.
-        wait_seconds: Time for which the task waited for bytes.
+        mirrored: Reads and listings that the mirror served.
+        cache_hits: Ranges read from local disk.
+        cache_misses: Ranges read from the store although there is a cache.
+        cache_bytes: Bytes read from local disk.
+        fetch_seconds: Time of requests, summed over all threads.
+        wait_seconds: Time that the task waited for bytes.
         decrypt_seconds: Time to decrypt chunks.
         decompress_seconds: Time to decompress chunks; codecs of record batches count as decoding.
         decode_seconds: Time from record batches to Arrow.
-        batches: Record batches met.
+        batches: Record batches read.
         records: Records that became rows (before option `where`).
         decoded_bytes: Bytes of those batches as stored in the segment.
         batches_skipped_control: Batches that mark the end of a transaction.
         batches_skipped_aborted: Batches of aborted transactions.
-        batches_skipped_offset: Batches outside the offsets wanted.
-        records_skipped_offset: Records outside the offsets wanted, in batches that were decoded.
-        batches_skipped_timestamp: Batches dated, by their headers, outside what `where` wants.
-        records_skipped_key: Records that `find` left out for their key.
+        batches_skipped_offset: Batches outside the wanted offsets.
+        records_skipped_offset: Records outside the wanted offsets, in batches that were decoded.
+        batches_skipped_timestamp: Batches whose headers have timestamps that `where` excludes.
+        records_skipped_key: Records that `find` skipped for their key.
         broker_ranges: Ranges of offsets that were planned to come from brokers.
         broker_requests: Fetches sent to brokers.
         broker_bytes: Bytes of record batches that brokers sent.
-        broker_fallbacks: Slices that brokers finished because the tier did not give them.
-        lost: Ranges of offsets that were left out because their objects had gone, as text.
+        broker_fallbacks: Slices that brokers finished because the tier failed.
+        lost: Ranges of offsets that were skipped because their objects were deleted, as text.
         lost_ranges: The same, as values.
-        malformed: Rows left out because their key or value could not be decoded.
-        pinned_by: How reads were held to the planned version of each object.
+        malformed: Rows skipped because their key or value could not be decoded.
+        pinned_by: Method that ensures the planned version of each object is read.
     """
 
     scan: str = ""
@@ -143,12 +152,12 @@ class TaskMetrics:
     pinned_by: str = ""
 
     def to_json(self) -> str:
-        """One line."""
+        """Returns one line."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> TaskMetrics:
-        """What `to_json` wrote, also of a version that knew more or fewer attributes.
+        """Parses the output of `to_json`, also of a version with more or fewer attributes.
 
         Raises:
             ValueError: Not a JSON object.
@@ -156,17 +165,17 @@ class TaskMetrics:
         document = json.loads(line)
         if not isinstance(document, dict):
             raise ValueError("a line of metrics is a JSON object")
-        names = {one.name for one in dataclasses.fields(cls)}
-        known: dict[str, Any] = {
+        names = {field.name for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in document.items()
             if name in names
         }
-        known["lost_ranges"] = tuple(LostRange(*lost) for lost in known.get("lost_ranges", ()))
-        return cls(**known)
+        values["lost_ranges"] = tuple(LostRange(*lost) for lost in values.get("lost_ranges", ()))
+        return cls(**values)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Returns one line for logs."""
         skipped = self.batches_skipped_control + self.batches_skipped_aborted
         parts = [
             f"task {self.outcome}: {self.rows} rows of {', '.join(self.topic_partitions)}",
@@ -198,13 +207,13 @@ class TaskMetrics:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds by what they were spent on.
+    """Measures the seconds of each kind of work.
 
     Attributes:
-        fetch: Requests, of all threads together; a multiple of the task's own time is good.
-        wait: Waiting for bytes, in the task's own thread.
+        fetch: Requests, summed over all threads; a multiple of the task's duration is good.
+        wait: Waiting for bytes, in the task's thread.
+        decode: From record batches to Arrow, including their codecs.
         restore: Decrypting and decompressing chunks.
-        decode: From batches of records to Arrow, their codecs included.
     """
 
     fetch: float = 0.0
@@ -214,12 +223,12 @@ class Stopwatch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fetched(self, seconds: float) -> None:
-        """Adds a request; from any thread."""
+        """Adds a request. May be called from any thread."""
         with self._lock:
             self.fetch += seconds
 
     def restored(self, times: RestoreTimes) -> None:
-        """Adds a chunk; from any thread."""
+        """Adds a chunk. May be called from any thread."""
         with self._lock:
             self.restore.decrypt += times.decrypt
             self.restore.decompress += times.decompress
@@ -234,7 +243,7 @@ class Stopwatch:
             self.wait += time.perf_counter() - began
 
     def decoding(self, items: Iterator[T]) -> Iterator[T]:
-        """The same items; the time to make them, not to use them, is added to `decode`."""
+        """Yields the items, and adds the time to produce them to `decode`."""
         while True:
             began = time.perf_counter()
             try:
@@ -248,7 +257,7 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class BrokerWork:
-    """What brokers did for a task; see `TaskMetrics`."""
+    """Work of brokers for a task; see `TaskMetrics`."""
 
     requests: int = 0
     bytes: int = 0
@@ -256,13 +265,7 @@ class BrokerWork:
 
 
 class TaskMeter:
-    """Adds up one attempt of a task while it runs.
-
-    Args:
-        task: What is read.
-        tier: From where; its counters at this moment are the zero.
-        place: Which task of which scan.
-    """
+    """Counts the work of one task attempt from its creation on."""
 
     def __init__(self, task: ScanTask, tier: Tier, place: TaskPlace) -> None:
         self._task = task
@@ -271,7 +274,6 @@ class TaskMeter:
         self._began = time.monotonic()
         self._work = tier.store.counters
         self._cached = tier.caches.counters
-        # A DataFrame that is read twice has two.
         self.run = f"{place.scan} {place.stage}" if place.scan else ""
         self.stopwatch = Stopwatch()
         self.brokers = BrokerWork()
@@ -281,15 +283,15 @@ class TaskMeter:
         self._decoded = Counter[str]()
 
     def add_decoded(self, counters: DecodeCounters) -> None:
-        """Adds what the decoder of one slice has met."""
+        """Adds the counters of a slice's decoder."""
         self._decoded.update(dataclasses.asdict(counters))
 
     def add_lost(self, lost: LostRange, text: str) -> None:
-        """Adds a range of offsets whose object has gone, and what to say of it."""
+        """Adds a lost range of offsets and its description."""
         self._lost.append((lost, text))
 
     def finished(self, outcome: str) -> TaskMetrics:
-        """The sum, to be taken before the store is closed."""
+        """Returns the metrics. Call it before the store is closed."""
         tier, times = self._tier, self.stopwatch
         decoded: dict[str, Any] = dict(self._decoded)
         cached = tier.caches.counters - self._cached
@@ -320,3 +322,50 @@ class TaskMeter:
             malformed=self.malformed,
             pinned_by=tier.store.pinning,
         )
+
+
+def write_metrics(metrics: TaskMetrics, path: str, storage: Mapping[str, Any]) -> None:
+    """Writes one line of JSON to a new file in a folder or URL. A failure is only logged."""
+    numbers = "-".join(
+        "x" if number is None else str(number)
+        for number in (metrics.stage, metrics.partition, metrics.attempt)
+    )
+    name = f"task-{numbers}-{uuid.uuid4().hex}.jsonl"
+    line = f"{metrics.to_json()}\n".encode()
+    try:
+        if scheme_of(path) == "file":
+            folder = local_root(path)
+            folder.mkdir(parents=True, exist_ok=True)
+            # Readers of `*.jsonl` must not see half a line.
+            hidden = folder / f".{name}.new"
+            hidden.write_bytes(line)
+            hidden.rename(folder / name)
+        else:
+            open_filesystem(path, storage).pipe_file(f"{path.rstrip('/')}/{name}", line)
+    except Exception as error:  # noqa: BLE001  # metrics must not fail a task
+        text = scrub(f"{type(error).__name__}: {error}", secret_values(storage))
+        log.warning("metrics could not be written to %s: %s", scrub(path), text)
+
+
+def read_metrics(path: str, storage: Mapping[str, Any]) -> list[TaskMetrics]:
+    """Reads all lines below a folder or URL, ordered by scan, stage, partition and attempt."""
+    if scheme_of(path) == "file":
+        texts = [file.read_text("utf-8") for file in Path(local_root(path)).glob("*.jsonl")]
+    else:
+        filesystem = open_filesystem(path, storage)
+        names = [name for name in filesystem.find(path) if name.endswith(".jsonl")]
+        texts = [filesystem.cat_file(name).decode() for name in names]
+    tasks = [TaskMetrics.from_json(line) for text in texts for line in text.splitlines()]
+    return sorted(
+        tasks, key=lambda task: (task.scan, task.stage or 0, task.partition or 0, task.attempt)
+    )
+
+
+def open_filesystem(path: str, storage: Mapping[str, Any]) -> Any:  # noqa: ANN401  # fsspec ships no types
+    """Opens the file system of a URL for small files next to a tier."""
+    import fsspec
+
+    scheme = scheme_of(path)
+    if scheme == "s3":
+        return fsspec.filesystem("s3", **s3_arguments(storage))
+    return fsspec.filesystem(scheme, **extra_arguments(storage))

@@ -1,21 +1,28 @@
-"""Keys and values of rows decoded, as options `key.format` and `value.format` say."""
+"""Decodes keys and values of rows as options `key.format` and `value.format` say.
+
+A condition on fields decodes only those fields first. The rows it keeps are decoded once more, as
+the table wants them. So which rows are kept does not depend on the columns of the table: a row is
+malformed for the condition if the condition's own fields are.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kts_source.columns import ERROR_COLUMNS, PARTITION, RAW_COLUMNS, TOPIC
 from kts_source.errors import InvalidValueError, Place, TieredKafkaError
-from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE
-from kts_source.read.header_ids import framed, needed_columns
-from kts_source.read.typed_filter import TypedFilter
-from kts_source.read.value_decoders import value_decoder
+from kts_source.options.value_formats import DROP_MALFORMED, FAILFAST, PERMISSIVE, only_fields
+from kts_source.predicate.evaluate import wanted_rows
+from kts_source.predicate.model import columns_of, fields_of
+from kts_source.read.value_decoders import framed, needed_columns, value_decoder
 from kts_source.texts import one_line
 from segment_format.values.decoded import BadValue, DecodedValues
 
@@ -26,27 +33,28 @@ if TYPE_CHECKING:
     from kts_source.predicate.model import Predicate
     from kts_source.read.task_metrics import TaskMeter
 
-Bad = tuple[BadValue, ...]
+BadValues = tuple[BadValue, ...]
 _Outcome = tuple[int, pa.RecordBatch, InvalidValueError | None]
+"""Number of malformed rows that are skipped, the other rows, and the error after them."""
 
 log = logging.getLogger(__name__)
 
-_PLACE: Final = (TOPIC, PARTITION, "offset")
-_NONE: Final[Mapping[str, Bad]] = MappingProxyType({})
+_LOCATION: Final = (TOPIC, PARTITION, "offset")
+_NO_BAD_VALUES: Final[Mapping[str, BadValues]] = MappingProxyType({})
 _SOURCES: Final = {raw: column for column, raw in RAW_COLUMNS.items()}
 
 SetAside: TypeAlias = "Callable[[pa.RecordBatch, Mapping[int, str]], object]"
-"""Takes rows as they are stored, and why some of them cannot be decoded, by their number."""
+"""Takes stored rows and, by row number, the reasons why some of them cannot be decoded."""
 
 
 class TypedRows:
-    """Decodes batches of rows.
+    """Decodes the keys and values of batches.
 
     Args:
-        columns: Those wanted, in order.
-        formats: How keys and values are decoded.
-        where: A condition on their fields; rows for which it is not true are left out.
-        set_aside: Given malformed rows, which are then left out; not those of mode PERMISSIVE.
+        columns: Wanted columns, in order.
+        formats: Formats of keys and values.
+        where: A condition on their fields; rows for which it is not true are skipped.
+        set_aside: Takes malformed rows, which are then skipped; not those of mode PERMISSIVE.
     """
 
     def __init__(
@@ -59,38 +67,38 @@ class TypedRows:
         self._columns = list(columns)
         self._set_aside = set_aside
         self._filter = (
-            None if where is None else TypedFilter(where, formats, fails=set_aside is None)
+            None if where is None else _FieldFilter(where, formats, fails=set_aside is None)
         )
-        # Which rows there are must not depend on which columns are asked for.
+        # DROPMALFORMED skips the same rows whatever columns are wanted.
         self._formats = [
-            one
-            for one in formats
-            if one.mode == DROP_MALFORMED
-            or one.column in columns
-            or (one.error_column is not None and one.error_column in columns)
+            form
+            for form in formats
+            if form.mode == DROP_MALFORMED
+            or form.column in columns
+            or (form.error_column is not None and form.error_column in columns)
         ]
-        plain = [_SOURCES.get(one, one) for one in columns if one not in ERROR_COLUMNS.values()]
-        decoded = [one.column for one in self._formats]
-        # What an error has to name.
-        place = _PLACE if self._formats or self._filter is not None else ()
-        deciding = () if self._filter is None else self._filter.columns
-        beside = needed_columns(self._formats)
-        self.read_columns = tuple(dict.fromkeys((*plain, *decoded, *place, *deciding, *beside)))
+        plain = [_SOURCES.get(name, name) for name in columns if name not in ERROR_COLUMNS.values()]
+        decoded = [form.column for form in self._formats]
+        location = _LOCATION if self._formats or self._filter is not None else ()  # for errors
+        filtered = () if self._filter is None else self._filter.columns
+        headers = needed_columns(self._formats)
+        names = (*plain, *decoded, *location, *filtered, *headers)
+        self.read_columns = tuple(dict.fromkeys(names))
 
     def decoded(
         self, batches: Iterable[pa.RecordBatch], meter: TaskMeter | None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of batches that have `read_columns`.
+        """Yields the decoded rows of batches that have `read_columns`.
 
         Raises:
             InvalidValueError: A value that cannot be decoded, with mode FAILFAST.
-            RegistryError: The registry does not answer.
+            RegistryError: The registry does not respond.
         """
         dropped = 0
         try:
             for batch in batches:
                 began = time.perf_counter()
-                malformed, rows, error = self._wanted(batch)
+                malformed, rows, error = self._decode_wanted(batch)
                 if meter is not None:
                     meter.stopwatch.decode += time.perf_counter() - began
                 dropped += malformed
@@ -104,93 +112,173 @@ class TypedRows:
                 if meter is not None:
                     meter.malformed += dropped
 
-    def _wanted(self, batch: pa.RecordBatch) -> _Outcome:
-        """As `_rows`, of the rows that are wanted."""
+    def _decode_wanted(self, batch: pa.RecordBatch) -> _Outcome:
+        """Filters and decodes a batch."""
         if self._filter is None:
-            return self._rows(batch)
-        try:
-            kept = self._filter.kept(batch)
-        except TieredKafkaError as error:  # of the registry
-            raise error.located(**_place(batch, 0)) from None
+            return self._decode(batch)
+        kept = self._filter.keep(batch)
         if self._set_aside is not None and kept.dropped:
             reasons: dict[int, str] = {}
             for column, bad in kept.dropped.items():
-                reasons = _named(column, bad) | reasons
+                reasons = _reasons_by_row(column, bad) | reasons
             self._set_aside(batch, dict(sorted(reasons.items())))
-        malformed, rows, failure = 0, kept.batch, None
+        malformed, rows, error = 0, kept.batch, None
         if rows.num_rows:
-            malformed, rows, failure = self._rows(kept.batch, kept.bad)
-        if failure is None and kept.failed is not None:
-            failure = _error(kept.failed.batch, kept.failed.form, kept.failed.bad)
-        return malformed + kept.malformed, rows, failure
+            malformed, rows, error = self._decode(kept.batch, kept.bad)
+        return malformed + kept.malformed, rows, error or kept.error
 
-    def _rows(self, batch: pa.RecordBatch, known: Mapping[str, Bad] = _NONE) -> _Outcome:
-        """How many rows are malformed and left out, the others, and why there are no more.
-
-        Args:
-            batch: Rows.
-            known: Column -> values known to be bad.
-        """
-        found = {name: batch.column(name) for name in batch.schema.names}
-        found |= {raw: found[column] for raw, column in _SOURCES.items() if column in found}
+    def _decode(
+        self, batch: pa.RecordBatch, known: Mapping[str, BadValues] = _NO_BAD_VALUES
+    ) -> _Outcome:
+        """Decodes the rows of a batch. The filter could not decode the `known` values."""
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
         reasons: dict[int, str] = {}
         for form in self._formats:
-            try:
-                values = value_decoder(form).decode(framed(batch, form))
-            except TieredKafkaError as error:  # of the registry
-                raise error.located(**_place(batch, 0)) from None
+            values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
-                # Those before it are fine, however many a batch holds: a limit may want no more.
+                # The rows before are valid, and a limit may want no more.
                 bad = values.bad[0]
-                malformed, rows, earlier = self._rows(batch.slice(0, bad.row), known)
+                malformed, rows, earlier = self._decode(batch.slice(0, bad.row), known)
                 return malformed, rows, earlier or _error(batch, form, bad)
             if values.bad and form.mode != PERMISSIVE:
                 if self._set_aside is not None:
-                    reasons = _named(form.column, values.bad) | reasons
+                    reasons = _reasons_by_row(form.column, values.bad) | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
-            if earlier_bad := known.get(form.column):
-                values = _with_bad(values, earlier_bad)
-            found[form.column] = values.array
+            if known_bad := known.get(form.column):
+                values = _with_bad(values, known_bad)
+            columns[form.column] = values.array
             if form.error_column is not None:
-                found[form.error_column] = _reasons(batch.num_rows, values.bad)
+                columns[form.error_column] = _error_column(batch.num_rows, values.bad)
         if self._set_aside is not None and reasons:
             self._set_aside(batch, dict(sorted(reasons.items())))
         rows = pa.RecordBatch.from_arrays(
-            [found[name] for name in self._columns], names=self._columns
+            [columns[name] for name in self._columns], names=self._columns
         )
         if kept is not None:
             rows = rows.filter(pa.array(kept))
         return batch.num_rows - rows.num_rows, rows, None
 
 
-def _with_bad(values: DecodedValues, known: Bad) -> DecodedValues:
-    """The values, those null that are known to be bad."""
-    by_row = {one.row: one for one in (*known, *values.bad) if one.row < len(values.array)}
+@dataclass(frozen=True, slots=True)
+class _KeptRows:
+    """Rows of a batch for which a condition on fields is true.
+
+    Attributes:
+        batch: The rows.
+        malformed: Number of rows that were skipped because they cannot be decoded.
+        dropped: Column -> the bad values of those rows, by row of the filtered batch.
+        bad: Column -> bad values of kept rows, by row of `batch`.
+        error: Ends the query after these rows.
+    """
+
+    batch: pa.RecordBatch
+    malformed: int
+    dropped: Mapping[str, BadValues]
+    bad: Mapping[str, BadValues]
+    error: InvalidValueError | None = None
+
+
+class _FieldFilter:
+    """Keeps the rows of batches for which a condition on fields is true.
+
+    Attributes:
+        columns: Columns that batches must have.
+    """
+
+    def __init__(self, where: Predicate, formats: Iterable[ColumnFormat], *, fails: bool) -> None:
+        fields = fields_of(where)
+        paths = {
+            form.column: [field.path for field in fields if field.source == form.column]
+            for form in formats
+        }
+        self._where = where
+        self._fails = fails
+        self._formats = tuple(
+            only_fields(form, paths[form.column]) for form in formats if paths[form.column]
+        )
+        self.columns = tuple(sorted({*columns_of(where), *needed_columns(self._formats)}))
+
+    def keep(self, batch: pa.RecordBatch) -> _KeptRows:
+        """Returns the rows for which the condition is true.
+
+        Raises:
+            RegistryError: The registry does not respond.
+        """
+        columns = {name: batch.column(name) for name in self.columns}
+        drop = np.zeros(batch.num_rows, np.bool_)
+        bad: dict[str, BadValues] = {}
+        dropped: dict[str, BadValues] = {}
+        for form in self._formats:
+            values = _decode_column(batch, form)
+            if values.bad and form.mode == FAILFAST and self._fails:
+                first = values.bad[0]
+                before = self.keep(batch.slice(0, first.row))
+                return replace(before, error=before.error or _error(batch, form, first))
+            if form.mode == PERMISSIVE:
+                bad[form.column] = values.bad
+            elif values.bad:
+                drop[[value.row for value in values.bad]] = True
+                dropped[form.column] = values.bad
+            columns[form.column] = values.array
+        malformed = int(drop.sum())
+        mask = wanted_rows(self._where, pa.RecordBatch.from_pydict(columns))
+        if mask is None:
+            return _KeptRows(batch.slice(0, 0), malformed, dropped, {})
+        keep = pc.fill_null(mask, False).to_numpy(zero_copy_only=False) & ~drop
+        return _KeptRows(batch.filter(pa.array(keep)), malformed, dropped, _renumber(bad, keep))
+
+
+def _decode_column(batch: pa.RecordBatch, form: ColumnFormat) -> DecodedValues:
+    try:
+        return value_decoder(form).decode(framed(batch, form))
+    except TieredKafkaError as error:  # of the registry
+        raise error.located(**_location(batch, 0)) from None
+
+
+def _renumber(
+    bad: Mapping[str, BadValues], keep: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> dict[str, BadValues]:
+    """Returns the bad values of kept rows, by their number among the kept rows."""
+    if not any(bad.values()):
+        return {}
+    numbers = np.cumsum(keep) - 1
+    return {
+        column: tuple(
+            BadValue(int(numbers[value.row]), value.path, value.reason)
+            for value in values
+            if keep[value.row]
+        )
+        for column, values in bad.items()
+    }
+
+
+def _with_bad(values: DecodedValues, known: BadValues) -> DecodedValues:
+    """Returns the values with nulls in place of those known to be bad."""
+    by_row = {bad.row: bad for bad in (*known, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True
     rows = pa.array(np.arange(len(null)), mask=null)
-    bad = tuple(by_row[row] for row in sorted(by_row))
-    return DecodedValues(values.array.take(rows), bad)
+    return DecodedValues(values.array.take(rows), tuple(by_row[row] for row in sorted(by_row)))
 
 
-def _named(column: str, values: Bad) -> dict[int, str]:
-    """By row: which column cannot be decoded, and why."""
+def _reasons_by_row(column: str, values: BadValues) -> dict[int, str]:
     return {bad.row: f"{column}: {_text(bad)}" for bad in values}
 
 
-def _reasons(rows: int, bad: Sequence[BadValue]) -> pa.Array:
-    if not bad:
+def _error_column(rows: int, values: Sequence[BadValue]) -> pa.Array:
+    if not values:
         return pa.nulls(rows, pa.string())
     reasons: list[str | None] = [None] * rows
-    for one in bad:
-        reasons[one.row] = _text(one)
+    for bad in values:
+        reasons[bad.row] = _text(bad)
     return pa.array(reasons, pa.string())
 
 
 def _text(bad: BadValue) -> str:
-    # Both may hold what a writer's schema says, of megabytes, and there is one for each row.
+    # Both may quote a writer's schema of megabytes, for each row.
     reason = one_line(bad.reason)
     return f"{one_line(bad.path)}: {reason}" if bad.path else reason
 
@@ -200,11 +288,11 @@ def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidV
         f"the {form.column} is not what option '{form.column}.format' ({form.format}) says:"
         f" {_text(bad)}; {form.column}.mode=PERMISSIVE gives null instead,"
         f" {form.column}.mode=DROPMALFORMED leaves such rows out",
-        **_place(batch, bad.row),
+        **_location(batch, bad.row),
     )
 
 
-def _place(batch: pa.RecordBatch, row: int) -> Place:
+def _location(batch: pa.RecordBatch, row: int) -> Place:
     return Place(
         topic=batch.column(TOPIC)[row].as_py(),
         partition=batch.column(PARTITION)[row].as_py(),

@@ -1,15 +1,29 @@
-"""The decoder of a column's format. One a process: what it has compiled and looked up serves all
-tasks.
+"""Decoders of keys and values, and schema ids in record headers.
+
+A process has one decoder for each format, so all tasks share the schemas it has compiled and looked
+up.
+
+Ids may be in the headers of a record instead of in front of the value. Confluent's newer
+serializers write `__value_schema_id` and `__key_schema_id`, which hold the usual prefix: byte 0 and
+an id, or byte 1 and a GUID. Apicurio's serializers by default write `apicurio.value.globalId` or
+`apicurio.value.contentId`, an id of 8 bytes, and `apicurio.value.encoding`. A registry with
+Confluent's API does not say which of Apicurio's two kinds of ids it has, so it is not asked.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kts_source.columns import HEADERS
 from kts_source.options.value_formats import (
     AVRO,
     AVRO_APICURIO,
+    AVRO_CONFLUENT,
     AVRO_GLUE,
     JSON,
     JSON_CONFLUENT,
@@ -21,19 +35,28 @@ from kts_source.registry.by_id import ById
 from kts_source.registry.schema_registry import AVRO as AVRO_SCHEMA
 from kts_source.registry.schema_registry import PROTOBUF as PROTOBUF_SCHEMA
 from kts_source.registry.schema_registry import find_schema
+from segment_format.values.registry_framing import AS_JSON, CONFLUENT_HEADER, OTHER_IDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
     from kts_source.options.value_formats import ColumnFormat
     from kts_source.registry.by_id import RegistryPlace
     from segment_format.values.avro.schema import Schema
     from segment_format.values.decoded import ValueDecoder
 
+_NAMED_BY_ID: Final = (AVRO_CONFLUENT, JSON_CONFLUENT, PROTOBUF_CONFLUENT, AVRO_APICURIO)
+_NO_ID: Final = bytes(CONFLUENT_HEADER)
+"""Prefix of a value without an id that a registry with Confluent's API knows."""
+
 
 @lru_cache(32)
 def value_decoder(form: ColumnFormat) -> ValueDecoder:
-    """The decoder of a format; any thread may use it.
+    """Returns the decoder of a format; any thread may use it.
 
-    What it looks up in a registry raises RegistryError where that does not answer as it should.
+    Its look-ups in a registry raise RegistryError if the registry does not respond as it should.
     """
     if form.format == UTF8:
         from segment_format.values.decoded import Utf8Decoder
@@ -68,7 +91,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     )
 
 
-# A condition's fields and those of the table are of the same writers.
+# A condition's fields and those of the table have the same writers.
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
@@ -80,24 +103,24 @@ def _messages_of(registry: RegistryPlace) -> _Messages:
 
 
 def _writer(registry: RegistryPlace, schema_id: int | str) -> Schema:
-    """The schema of an id or a GUID.
+    """Looks up a writer's schema by id or GUID.
 
     Raises:
-        LookupError: There is none, or none of Avro.
+        LookupError: It does not exist, or is not of Avro.
         AvroSchemaError: It is not valid.
-        RegistryError: The registry does not answer.
+        RegistryError: The registry does not respond.
     """
     from segment_format.values.avro.schema import parse_avro
 
-    found = find_schema(registry, schema_id)
-    if found.kind != AVRO_SCHEMA:
-        raise LookupError(f"a schema of {found.kind}, not of Avro")
-    *references, (_, text) = found.parts
+    schema = find_schema(registry, schema_id)
+    if schema.kind != AVRO_SCHEMA:
+        raise LookupError(f"a schema of {schema.kind}, not of Avro")
+    *references, (_, text) = schema.parts
     return parse_avro(text, tuple(reference for _, reference in references))
 
 
 class _Messages:
-    """Names of messages, by a schema's id or GUID and the message index in its file."""
+    """Looks up message names by a schema's id or GUID and the message index in its file."""
 
     def __init__(self, registry: RegistryPlace) -> None:
         self._files = ById(partial(_messages, registry))
@@ -113,7 +136,101 @@ class _Messages:
 def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, ...], str]:
     from kts_source.registry.schema_registry import messages_of
 
-    found = find_schema(registry, schema_id)
-    if found.kind != PROTOBUF_SCHEMA:
-        raise LookupError(f"a schema of {found.kind}, not of Protobuf")
-    return messages_of(found)
+    schema = find_schema(registry, schema_id)
+    if schema.kind != PROTOBUF_SCHEMA:
+        raise LookupError(f"a schema of {schema.kind}, not of Protobuf")
+    return messages_of(schema)
+
+
+def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
+    """Returns the columns that `framed` needs besides the decoded ones."""
+    return (HEADERS,) if any(form.format in _NAMED_BY_ID for form in formats) else ()
+
+
+def framed(batch: pa.RecordBatch, form: ColumnFormat) -> pa.Array:
+    """Returns the values of a column with the schema id in front, as their format has it.
+
+    The id of a header goes in front of the value. If headers say that the id is elsewhere, an
+    unknown id does, since the first bytes of the value must not be taken for an id.
+    """
+    values = batch.column(form.column)
+    if form.format not in _NAMED_BY_ID:
+        return values
+    headers = batch.column(HEADERS)
+    each = headers.flatten()
+    if not len(each):
+        return values
+    names, texts = pc.struct_field(each, "key"), pc.struct_field(each, "value")
+    rows = pc.list_parent_indices(headers).to_numpy()
+    of_batch = _Headers(names, texts, rows, len(values))
+    prefix = f"apicurio.{form.column}."
+    apicurios = of_batch.rows(pc.starts_with(names, prefix))
+    if form.format == AVRO_APICURIO:
+        if apicurios is None:
+            return values
+        assert form.registry is not None
+        fronts = _apicurio_fronts(of_batch, prefix, form.registry.ids, apicurios)
+    else:
+        ids = of_batch.last(f"__{form.column}_schema_id")
+        if ids is None and apicurios is None:
+            return values
+        fronts = pa.scalar(b"") if ids is None else pc.fill_null(ids, b"")
+        if apicurios is not None:
+            fronts = pc.if_else(apicurios, pa.scalar(_NO_ID), fronts)
+    return pc.binary_join_element_wise(fronts, values, b"")
+
+
+def _apicurio_fronts(headers: _Headers, prefix: str, kind: str, apicurios: pa.Array) -> pa.Array:
+    """Returns the prefixes that Apicurio's serializers write without headers."""
+    fronts = pc.if_else(apicurios, _front(OTHER_IDS), pa.scalar(b""))
+    ids = headers.last(f"{prefix}{kind}")
+    if ids is not None:
+        is_valid = pc.fill_null(pc.equal(pc.binary_length(ids), 8), False)
+        fronts = pc.if_else(is_valid, pc.binary_join_element_wise(b"\0", ids, b""), fronts)
+    encodings = headers.last(f"{prefix}encoding")
+    if encodings is not None:
+        as_json = pc.fill_null(pc.equal(encodings, b"JSON"), False)
+        fronts = pc.if_else(as_json, _front(AS_JSON), fronts)
+    return fronts
+
+
+def _front(number: int) -> pa.Scalar:
+    return pa.scalar(b"\0" + number.to_bytes(8, "big", signed=True))
+
+
+class _Headers(NamedTuple):
+    """All headers of a batch in one list.
+
+    Attributes:
+        names: Name of each header.
+        texts: Value of each header.
+        row_of: Row of each header.
+        height: Number of rows.
+    """
+
+    names: pa.Array
+    texts: pa.Array
+    row_of: NDArray[np.int64]
+    height: int
+
+    def rows(self, mask: pa.Array) -> pa.Array | None:
+        """Returns which rows have a header of the mask; None if no row has one."""
+        numbers = _true_indices(mask)
+        if not len(numbers):
+            return None
+        rows = np.zeros(self.height, np.bool_)
+        rows[self.row_of[numbers]] = True
+        return pa.array(rows)
+
+    def last(self, name: str) -> pa.Array | None:
+        """Returns each row's last header of a name; null if a row has none, None if no row does."""
+        numbers = _true_indices(pc.equal(self.names, name))
+        if not len(numbers):
+            return None
+        last = np.full(self.height, -1, np.int64)
+        np.maximum.at(last, self.row_of[numbers], numbers)
+        return self.texts.take(pa.array(last, mask=last < 0))
+
+
+def _true_indices(mask: pa.Array) -> NDArray[np.intp]:
+    return np.flatnonzero(pc.fill_null(mask, False).to_numpy(zero_copy_only=False))

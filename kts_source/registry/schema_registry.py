@@ -38,7 +38,7 @@ from urllib.parse import quote
 
 from kts_source.cache.caches import opened_cache
 from kts_source.errors import InvalidOptionError, RegistryError
-from kts_source.extras import require
+from kts_source.libraries import require
 from kts_source.registry.client import UnknownSchemaError, ask, ask_text
 from segment_format.values.protobuf.schema import read_fields, read_schema
 

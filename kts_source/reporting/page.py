@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from kts_source.errors import InvalidOptionError
+from kts_source.libraries import errors_only
 from kts_source.options import ScanOptions, parse_options
 from kts_source.planning.describe import (
     LockedPartition,
@@ -39,7 +40,6 @@ from kts_source.planning.describe import (
     unless_locked,
 )
 from kts_source.planning.planner import paused_collector
-from kts_source.quiet import errors_only
 from kts_source.reporting.facts import TierFacts, tier_facts
 from kts_source.store.open_store import local_file
 from kts_source.texts import printable

@@ -1,4 +1,4 @@
-"""`audit(source, …)`: an audit in this process, in several, or as a Spark job."""
+"""`audit(source, …)`: audits a tier in this process, in several, or as a Spark job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Unpack
 from kts_source.auditing.run import AuditOutcome
 from kts_source.auditing.run import audit as audit_here
 from kts_source.export.progress import NO_PROGRESS
-from kts_source.spark.running import run_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,29 +26,28 @@ def audit(
     spark: SparkSession | None = None,
     **arguments: Unpack[AuditArguments],
 ) -> AuditReport:
-    """Proves the selected topics of a tier whole, or names every fault.
+    """Checks whether the selected topics of a tier are complete, and reports every fault.
 
-    What is wrong with the tier is in the report, never raised.
+    Faults of the tier are in the report and never raised.
 
     Args:
         source: Options as for the data source.
         spark: Audits partitions in its workers; the report is the same.
-        level: `listing`, `metadata` (default), `indexes` or `bytes`: each looks at more than the
-            one before.
-        grace_ms: Objects of an unfinished copy that are younger count as a copy under way.
-        store: The tier; opened from the options when not given.
-        now_ms: The time in ms since 1970 that ages are counted from; the clock's unless given.
-        on_read: Called with the bytes of segments that were read, at level `bytes`.
-        state: File that keeps what was proven, of mode 0600, and is made if need be: only what is
-            new, changed or at fault is read. An audit that was killed goes on with it.
-        jobs: Audits partitions in so many processes; the report is the same.
+        level: `listing`, `metadata` (default), `indexes` or `bytes`; each includes the one before.
+        grace_ms: Younger objects of an unfinished copy count as a copy under way.
+        store: The tier; default: opened from the options.
+        now_ms: Time in ms since 1970 from which ages are counted; default: the clock.
+        on_read: Called with the number of segment bytes that were read, at level `bytes`.
+        state: File that keeps the results; it is created with mode 0600. Only new, changed or
+            faulty segments are read again. An audit that was killed continues from it.
+        jobs: Number of processes that audit partitions; the report is the same.
 
     Raises:
-        InvalidOptionError: A level that there is not, an option that an audit cannot honour, or a
-            state of another tier, of something else, or in use.
-        TopicNotFoundError: A topic that the tier does not have.
-        StoreError: The store does not answer.
-        TypeError: No such argument.
+        InvalidOptionError: An unknown level, an option that an audit does not support, or a state
+            that is of another tier, invalid, or in use.
+        TopicNotFoundError: The tier does not have a topic.
+        StoreError: The store does not respond.
+        TypeError: An unknown argument.
     """
     if spark is None:
         return audit_here(source, **arguments)
@@ -57,21 +55,19 @@ def audit(
 
 
 class SparkAudits:
-    """Runs the audits of partitions as a Spark job.
-
-    Args:
-        spark: The session.
-    """
+    """Audits partitions as a Spark job."""
 
     is_near = False
 
     def __init__(self, spark: SparkSession) -> None:
-        # Now, before any work; not on top, so that an audit without Spark needs none.
-        importlib.import_module("kts_source.spark.export_source")
+        # Fails early if Spark is missing; an audit without Spark does not need it.
+        importlib.import_module("kts_source.spark.jobs")
         self._spark = spark
 
     def run(self, tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
-        """See `AuditExecutor.run`. Outcomes come when all tasks are done."""
+        """See `AuditExecutor.run`. Yields the outcomes after all tasks have ended."""
+        from kts_source.spark.jobs import run_tasks
+
         if not tasks:
             return iter(())
         tag = f"tiered-kafka-audit-{uuid.uuid4().hex}"

@@ -1,16 +1,15 @@
-"""Spark's worker daemon, with what tasks import loaded before it forks them.
+"""Spark's worker daemon, which imports the modules of tasks before it forks workers.
 
-A worker that a LIMIT ended early is not used again: the next one starts from the daemon, and
-imports pyarrow and the client of the store, and links the decoder, anew: longer than the few
-requests of the query itself. With
+Spark does not reuse a worker after a LIMIT ended its task early. A new worker must import pyarrow
+and the store's client and link the decoder, which takes longer than a short query. With
 
     spark.python.daemon.module=kts_source.spark.daemon
 
-set when the session is made, they are imported once for each executor. Of use where many short
-queries are asked, as in notebooks; the package must be installed on the executors.
+set when the session is created, each executor imports them once. This helps with many short
+queries, as in notebooks. The package must be installed on the executors.
 
-Spark starts a daemon of its own for each kind of worker and names the kind in the first argument;
-only the one for tasks is loaded in advance.
+Spark starts a daemon for each kind of worker and passes the kind as first argument; only the daemon
+for tasks imports modules in advance.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ MODULES: Final = (
     "pandas",  # pyarrow brings it in with the first value that `where` compares
     "pyspark.sql.pandas.types",
     "segment_format.arrow",
-    "kts_source.read.run_task",
+    "kts_source.read.read_task",
+    "kts_source.read.slice_decoder",
     "kts_source.spark.datasource",
     "kts_source.spark.readers",
     "kts_source.store.s3_store",
@@ -39,9 +39,7 @@ MODULES: Final = (
 
 
 def preload() -> None:
-    """Imports what is installed of `MODULES`. Starts no thread of Python's and opens nothing, so
-    that what has been loaded survives a fork.
-    """
+    """Imports the installed ones of `MODULES`, without threads or open files, so it can fork."""
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -49,7 +47,7 @@ def preload() -> None:
 
     load_kernel()
     if is_on():
-        # Children share these objects as long as their collector leaves them alone.
+        # Children share the memory of these objects unless their collector touches it.
         gc.collect()
         gc.freeze()
 

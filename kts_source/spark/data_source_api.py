@@ -1,4 +1,4 @@
-"""Spark's Python data source API, where Spark has one, and how classes of it reach the workers."""
+"""Spark's Python data source API, for all supported versions, and the pickling of its classes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Travels(abc.ABCMeta):
-    """Makes a class one that `load` unpickles, so that a worker without this package says so."""
+    """Metaclass whose classes `load` unpickles, so that a worker without this package says so."""
 
 
 def _loaded(cls: type) -> tuple[Any, ...]:

@@ -1,11 +1,10 @@
-"""`spark.read.format("tiered-kafka")`, and making it known to a Spark session.
-
-The table's columns in Spark's types, and what a user-given schema may say.
-"""
+"""The data source `tiered-kafka`: its registration, options and schema."""
 
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -21,10 +20,12 @@ from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamRe
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from kts_source.options import ScanOptions
     from kts_source.options.value_formats import ColumnFormat
@@ -43,21 +44,18 @@ _COLUMNS: Final[dict[types.DataType, str]] = {
     types.ArrayType(_HEADER): "headers",
 }
 _TYPES: Final = {name: kind for kind, names in _COLUMNS.items() for name in names.split()}
+_WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
+"""Versions of Spark whose `Trigger.AvailableNow` asks a Python source for one batch."""
 
 
 def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> StructType:
-    """The columns in Spark's types, all nullable, as Spark's Kafka source has them.
-
-    Args:
-        columns: Names.
-        formats: How keys and values are decoded.
-    """
+    """Returns the columns as Spark's types, all nullable, as Spark's Kafka source has them."""
     types_of = _types_with(formats)
     return StructType([StructField(name, types_of[name]) for name in columns])
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
-    """Every column of the table and its type."""
+    """Returns the type of every column of the table."""
     if not formats:
         return _TYPES
     from pyspark.sql.pandas.types import from_arrow_type
@@ -72,16 +70,11 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 def typed_as(
     schema: StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
-    """Formats with the types of a schema's columns, where they have none of their own: JSON without
-    `value.schema`.
-
-    Args:
-        schema: What the user gave, or Spark took from `spark_schema`.
-        formats: How keys and values are decoded.
+    """Returns formats with the types of a schema's columns for JSON without `value.schema`.
 
     Raises:
-        InvalidOptionError: The schema does not have a column whose type it has to say, or a type
-            that JSON is not read to.
+        InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
+            is not read to.
     """
     if not any(one.needs_type for one in formats):
         return tuple(formats)
@@ -101,7 +94,7 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
             f" the schema has no column {form.column!r}"
         )
     try:
-        # It has the fields of `value.columns` alone.
+        # The schema has only the fields of `value.columns`.
         known = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
         _ = known.type
     except ValueError as error:
@@ -112,17 +105,11 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
 def columns_of(
     schema: StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
-    """The table's columns that a user-given schema asks for, in its order.
-
-    Sail hands over the schema as Arrow's.
-
-    Args:
-        schema: What the user gave, or Spark took from `spark_schema`.
-        formats: How keys and values are decoded.
+    """Returns the table's columns of a user's schema, in its order.
 
     Raises:
-        InvalidOptionError: A name or a type that the table does not have, or a promise of no
-            nulls.
+        InvalidOptionError: A name or type that the table does not have, or a column that is not
+            nullable.
     """
     if not isinstance(schema, StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -193,11 +180,11 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Returns the format's name."""
         return "tiered-kafka"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for; of JSON without a schema, as a sample has them."""
+        """Returns the columns that the options ask for; a sample gives types of untyped JSON."""
         if any(one.needs_type for one in self._scan_options.formats):
             with explained_imports():
                 from kts_source.planning.infer_types import with_types
@@ -206,45 +193,42 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
     def reader(self, schema: StructType | pa.Schema) -> TieredKafkaBatchReader:
-        """The reader of the columns of `schema`: Spark's, or Arrow's where Sail asks.
+        """Returns a batch reader of the columns of a schema, which on Sail is an Arrow schema.
 
         Raises:
-            InvalidOptionError: The user gave a schema that the table does not have, or an option
-                that only a stream can have.
+            InvalidOptionError: The schema does not fit the table, or an option is for streams only.
         """
         check_for_batch(self._scan_options)
         options = self._options_for(schema)
         if isinstance(schema, StructType):
             return TieredKafkaBatchReader(options)
-        # Sail runs tasks in its own process; it hands the schema over as Arrow's.
-        from kts_source.spark.sail_reader import SailBatchReader, takes_filters
+        from kts_source.spark.sail import sail_reader
 
-        of_sail = SailBatchReader if takes_filters() else TieredKafkaBatchReader
-        return of_sail(options, shares_process=True)
+        return sail_reader(options)
 
     def streamReader(self, schema: StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
-        """The reader of a stream of the columns of `schema`.
+        """Returns a stream reader of the columns of a schema.
 
         Raises:
-            InvalidOptionError: The same, or an option that a stream cannot have.
+            InvalidOptionError: The schema does not fit the table, or an option is for batches only.
         """
         check_for_stream(self._scan_options)
         return TieredKafkaStreamReader(self._options_for(schema))
 
     def _options_for(self, schema: StructType) -> ScanOptions:
-        # As Spark, or the user, was told: a second sample could tell something else.
+        # The types that Spark or the user knows: a second sample could give others.
         formats = typed_as(schema, self._scan_options.formats)
         columns = columns_of(schema, formats)
         options = replace(self._scan_options, columns=columns, formats=formats)
-        # The key files are the driver's: read here, because the reader travels to the workers.
+        # The key files are on the driver, and the reader travels to the workers.
         return replace(options, key_ring=options.key_ring.loaded())
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("tiered-kafka")` known, whether or not Spark has found it by itself.
+    """Registers `format("tiered-kafka")`, whether or not Spark has discovered it.
 
-    Spark imports `pyspark_tiered_kafka` where it is installed. Spark 4.0 then refuses to register
-    the source again (`DATA_SOURCE_ALREADY_EXISTS`); later ones replace what they found.
+    Spark imports `pyspark_tiered_kafka` if it is installed. Spark 4.0 then refuses to register the
+    source again (`DATA_SOURCE_ALREADY_EXISTS`); later versions replace it.
 
     Args:
         spark: The session; others of the same application are not affected.
@@ -259,3 +243,60 @@ def register(spark: SparkSession) -> None:
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def session_builder() -> SparkSession.Builder:
+    """Returns a session builder whose Python workers run this process's interpreter.
+
+    The environment may name another interpreter. By default Spark runs `python3`, which may not
+    have this package.
+    """
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return SparkSession.builder
+
+
+def run_available_now(
+    spark: SparkSession,
+    options: Mapping[str, str],
+    write: Callable[[DataFrame], DataStreamWriter],
+    *,
+    schema: str | None = None,
+) -> StreamingQuery:
+    """Streams everything that is tiered now, in batches limited by the options, and waits for it.
+
+    From Spark 4.2 on this is `trigger(availableNow=True)`. Spark 4.0 and 4.1 would run one batch
+    then, so there the source fixes its end, and the query runs without a trigger until that end.
+
+    Args:
+        spark: The session; the source is registered with it.
+        options: As for `spark.readStream.format("tiered-kafka")`.
+        write: Returns a writer of the stream with a sink and a checkpoint, not started and without
+            a trigger.
+        schema: Wanted columns, as for `readStream.schema`.
+
+    Returns:
+        The ended query.
+
+    Raises:
+        StreamingQueryException: It failed; the next run continues from its checkpoint.
+    """
+    has_no_limits = spark.version.startswith(_WITHOUT_LIMITS)
+    reader = spark.readStream.format(TieredKafkaDataSource.name()).options(**options)
+    if has_no_limits:
+        reader = reader.option("stopAtEnd", "true")
+    if schema is not None:
+        reader = reader.schema(schema)
+    writer = write(reader.load())
+    if not has_no_limits:
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+    query = writer.start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    return query

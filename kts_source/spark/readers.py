@@ -1,13 +1,8 @@
-"""Chooses and plans micro-batches beside the driver and reads them in tasks: what Spark calls
-during a streaming query.
+"""Readers that Spark calls: they plan on the driver and read in the tasks.
 
-One class for Spark 4.0 to 4.3. Up to 4.1 `latestOffset` has no arguments: there the next batch
-begins where the last one ended whose partitions Spark asked for, and the limits of the options hold
-under every trigger.
-
-What a task does in Spark's workers, in a batch or in a stream.
-
-Plans on the driver and reads in tasks: what Spark calls during a batch query.
+The stream reader works with Spark 4.0 to 4.3. Up to 4.1 `latestOffset` has no arguments: the next
+batch begins at the end of the last batch whose partitions Spark asked for, and the limits of the
+options apply under every trigger.
 """
 
 from __future__ import annotations
@@ -29,7 +24,6 @@ from kts_source.spark.data_source_api import (
     SupportsTriggerAvailableNow,
     Travels,
 )
-from kts_source.spark.shared_process import few_batches, with_small_tasks
 from kts_source.spark.worker import (
     end_task,
     explained_imports,
@@ -48,27 +42,22 @@ if TYPE_CHECKING:
     from kts_source.streaming.tier_stream import TierStream
 
 
+log = logging.getLogger(__name__)
+
+_ANY_ROWS: Final = (1 << 63) - 1
+
+
 def task_rows(
     partition: InputPartition | None, options: ScanOptions, scan: str
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task.
-
-    Args:
-        partition: Holds the task; Spark makes one of nothing out of an empty list, 4.0 hands over
-            `None` itself.
-        options: What is read.
-        scan: Tells the tasks of one reader from others.
-
-    Raises:
-        TieredKafkaError: Bytes that are not what was planned.
-    """
+    """Yields the rows of one task."""
     task = None if partition is None else partition.value
     if task is None:
         return
     let_spark_collect_log_lines()
     try:
         with explained_imports(), garbage_left_alone():
-            from kts_source.read.run_task import run_task
+            from kts_source.read.read_task import run_task
 
             rows = run_task(task, options, _place(scan))
             first = next(rows, None)
@@ -82,8 +71,9 @@ def task_rows(
 
 
 def let_spark_collect_log_lines() -> None:
-    """The line of each task is among what Spark collects of workers' logs, where it does
-    (`python_worker_logs()`) and nobody has chosen a level: Python's default begins at warnings.
+    """Logs the metrics of tasks if Spark collects the logs of workers (`python_worker_logs()`).
+
+    Python logs only warnings and errors unless a level is set.
     """
     ours = logging.getLogger("kts_source")
     if "PYSPARK_SPARK_SESSION_UUID" in os.environ and ours.level == logging.NOTSET:
@@ -101,32 +91,23 @@ def _place(scan: str) -> TaskPlace:
     return TaskPlace(scan, context.stageId(), context.partitionId(), context.attemptNumber())
 
 
-log = logging.getLogger(__name__)
-
-
 class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
-    """Reads one table of one `load()`.
+    """Reads the table of one `load()`.
 
-    It is pickled before `partitions()` runs, so what planning finds travels in the partitions.
-    `pushFilters` is left alone on purpose: on Spark 4 it returns wrong rows when two scans share
-    one `load()`. On Sail it does not: `sail_reader`.
-
-    Args:
-        options: What is read.
-        shares_process: Whether tasks run in threads of the engine's own process.
+    It is pickled before `partitions()` runs, so results of planning travel in the partitions.
+    It does not implement `pushFilters`, since Spark 4 returns wrong rows if two scans share one
+    `load()`.
     """
 
-    def __init__(self, options: ScanOptions, *, shares_process: bool = False) -> None:
-        self._options = with_small_tasks(options) if shares_process else options
-        self._shares_process = shares_process
-        # Travels to all tasks: the reader is pickled before it plans.
+    def __init__(self, options: ScanOptions) -> None:
+        self._options = options
         self._scan = uuid.uuid4().hex
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The plan's tasks: byte ranges and offsets, free of credentials and keys.
+        """Plans the scan and returns its tasks, without credentials and keys.
 
         Raises:
-            TieredKafkaError: What planning refuses.
+            TieredKafkaError: The tier cannot be planned.
         """
         let_spark_collect_log_lines()
         with explained_imports():
@@ -143,26 +124,17 @@ class TieredKafkaBatchReader(DataSourceReader, metaclass=Travels):
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task.
-
-        Raises:
-            TieredKafkaError: Bytes that are not what was planned.
-        """
-        if self._shares_process and partition is not None and partition.value is not None:
-            return few_batches(partition.value, self._options)
+        """Yields the rows of one task."""
         return task_rows(partition, self._options, self._scan)
-
-
-_ANY_ROWS: Final = (1 << 63) - 1
 
 
 class TieredKafkaStreamReader(
     DataSourceStreamReader, SupportsTriggerAvailableNow, metaclass=Travels
 ):
-    """Reads one stream of one `load()`.
+    """Reads the stream of one `load()`.
 
-    A second one is pickled for the tasks before anything is planned, so what a batch needs travels
-    in its partitions.
+    Spark pickles another reader for the tasks before anything is planned, so what a batch needs
+    travels in its partitions.
     """
 
     def __init__(self, options: ScanOptions) -> None:
@@ -172,28 +144,29 @@ class TieredKafkaStreamReader(
         self._last_end: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
-        """A constant: Spark does not log where the first batch begins, and asks again."""
+        """Returns a constant: Spark does not log the start of the first batch, and asks again."""
         return position_to_json(INITIAL)
 
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Where the next batch ends; `start` itself when there is nothing to read.
+        """Returns the end of the next batch; `start` if there is nothing to read.
 
         Raises:
-            TieredKafkaError: What cannot be mended by waiting.
+            TieredKafkaError: The stream cannot continue; waiting does not help.
         """
         let_spark_collect_log_lines()
         if start is None:
             start = self._last_end or self.initialOffset()
         position = position_from_json(start)
         end = self._stream.next(position, limited=not isinstance(limit, ReadAllAvailable))
-        # Spark compares texts.
+        # Spark compares positions as texts.
         return start if end is position else position_to_json(end)
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802, ANN401  # Spark's name, and its class where it has one
-        """A token that says that the limits of the options hold, where there are any: Spark has no
-        class for all of them together.
+        """Returns a marker that the limits of the options apply, if there are any.
+
+        Spark has no class for all of them together.
         """
         stream = self._options.stream
         limits = (stream.max_offsets, stream.max_bytes, stream.max_segments, stream.min_offsets)
@@ -202,25 +175,23 @@ class TieredKafkaStreamReader(
         return ReadMaxRows(stream.max_offsets or _ANY_ROWS)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        """How far the query is behind, for its progress events; see `metrics.stream_lag`. Spark 4.2
-        began to ask.
-        """
+        """Returns the lag for progress events (from Spark 4.2 on); see `metrics.stream_lag`."""
         try:
             return self._stream.lag()
         except TieredKafkaError as error:
-            # Figures for people must not end a query.
+            # Missing figures must not end a query.
             log.warning("no figures of how far the stream is behind: %s", error)
             return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """What is tiered from now on is left to the next query."""
+        """Fixes the end of the stream: later segments are read by the next query."""
         self._stream.fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch between two positions, the same rows at every call.
+        """Returns the tasks of the batch between two positions; every call returns the same rows.
 
         Raises:
-            TieredKafkaError: They cannot be read any more.
+            TieredKafkaError: The rows can no longer be read.
         """
         self._last_end = end
         plan = self._stream.plan(position_from_json(start), position_from_json(end))
@@ -239,18 +210,14 @@ class TieredKafkaStreamReader(
         return [InputPartition(task) for task in plan.tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task.
-
-        Raises:
-            TieredKafkaError: Bytes that are not what was planned.
-        """
+        """Yields the rows of one task."""
         return task_rows(partition, self._options, self._scan)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing: it comes a batch late, and never for a query's last one."""
+        """Does nothing: Spark calls it a batch late, and never for a query's last batch."""
 
     def stop(self) -> None:
-        """Lets the store go; Spark calls it after an exception only."""
+        """Closes the store; Spark calls it only after an exception."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -1,14 +1,12 @@
-"""What Spark repeats between tasks in a worker that it uses again, kept short.
+"""Code for Spark's Python workers: clear errors for missing packages, and less work between tasks.
 
-After a task it collects garbage, before the next it may let importers look at their archives again:
-work that grows with the modules a worker has loaded and is the same every time. All of it leans on
-what Spark's workers do today: it is left alone in processes that are no workers of Spark 4's
-daemon, and with `KTS_TUNING=off` (`docs/tuning.md`).
+Workers run the interpreter that `PYSPARK_PYTHON` names, by default `python3`. Without this package,
+unpickling its classes there would raise a `ModuleNotFoundError` that names no interpreter.
 
-What a task says where the Python of Spark's workers lacks this package or what it needs.
-
-Workers run the interpreter that `PYSPARK_PYTHON` names, else the `python3` they find. Unpickling a
-class of this package there would end in a bare `ModuleNotFoundError` that names no interpreter.
+Between tasks a worker collects garbage and may read the directories of import archives, which takes
+longer the more modules it has loaded. The functions here avoid that. They depend on how Spark's
+workers behave today, so they do nothing outside workers of Spark 4's daemon, nor with
+`KTS_TUNING=off` (`docs/tuning.md`).
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def load(module: str, name: str) -> Any:  # noqa: ANN401  # whatever has the name
-    """What a module of this package calls `name`.
+    """Returns the attribute `name` of a module of this package.
 
-    It travels to workers as code, and so runs where the package is missing, too.
+    This function is pickled by value, so it runs in workers without the package.
 
     Raises:
         ModuleNotFoundError: The package or one of its dependencies is not installed; names the
-            interpreter and says what to set.
+            interpreter and the variable to set.
     """
     with explained_imports():
         return getattr(importlib.import_module(module), name)
@@ -45,7 +43,7 @@ def load(module: str, name: str) -> Any:  # noqa: ANN401  # whatever has the nam
 
 @contextmanager
 def explained_imports() -> Iterator[None]:
-    """Explains a module that is missed later, where an import waits for its first use.
+    """Explains a missing module in the block; see `load`.
 
     Raises:
         ModuleNotFoundError: See `load`.
@@ -74,8 +72,10 @@ _modules_frozen = 0
 
 @contextlib.contextmanager
 def garbage_left_alone() -> Iterator[None]:
-    """No collection before a worker's first rows, nor one of all that was imported for them right
-    then: it is many objects and no garbage, and looking through it took a fifth of the time.
+    """Disables garbage collection until a worker's first rows.
+
+    Then freezes the imported objects: they are many, and collecting garbage among them took
+    a fifth of the time.
     """
     if _modules_frozen or not gc.isenabled() or not _collects_between_tasks():
         yield
@@ -89,10 +89,9 @@ def garbage_left_alone() -> Iterator[None]:
 
 
 def end_task() -> None:
-    """To be called when a task has done its work: the first one imports most modules late.
+    """Freezes the objects of imported modules at the end of a task.
 
-    Spark collects garbage after every task, and passes frozen objects over: those of a module's
-    code are many and stay.
+    Spark collects garbage after every task and skips frozen objects.
     """
     global _modules_frozen
     if _collects_between_tasks() and len(sys.modules) != _modules_frozen:
@@ -105,9 +104,7 @@ def end_task() -> None:
 
 
 def _collects_between_tasks() -> bool:
-    """Whether this process was forked by the daemon of a Spark whose workers collect garbage after
-    every task: other processes' collectors are not ours to direct.
-    """
+    """Returns whether this is a worker of a Spark that collects garbage after every task."""
     import pyspark
 
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -116,12 +113,12 @@ def _collects_between_tasks() -> bool:
 
 
 def forget_finders_of_sparks_archives() -> None:
-    """Spark 4.0 invalidates import caches before every task. Up to Python 3.12 the finders of its
-    archives on the path (`pyspark.zip` has one for each package; a jar is among them) then read
-    their directories anew, which takes longer than many a task. Nobody needs them before the next
-    import from there, which makes new ones from the directory that `zipimport` keeps.
+    """Removes the import finders of Spark's archives in workers, also those that plan.
 
-    To be called in workers that plan as well. Other versions of Spark and Python do not read them.
+    Spark 4.0 invalidates import caches before every task. Up to Python 3.12 the finders of its
+    archives on the path (`pyspark.zip` has one for each package) then read their directories again,
+    which takes longer than many tasks. The next import from there creates new finders from the
+    directory that `zipimport` keeps.
     """
     import pyspark
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from kts_source.extras import require
+from kts_source.libraries import require
 from kts_source.secret import Secret, scrub
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.obstore_ranges import ObstoreReader

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import StreamOffsetError
-from kts_source.read.run_task import open_filesystem
+from kts_source.read.task_metrics import open_filesystem
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import refuse_credentials, scheme_of
 from kts_source.store.storage_options import storage_options_from

@@ -246,7 +246,8 @@ class TierStream:
                 return look.plan(wanted)
             except TieredKafkaError as error:
                 topic, partition = wanted.partition
-                raise error.located(topic=topic, partition=partition) from error.__cause__
+                error = error.located(topic=topic, partition=partition)
+                raise error from error.__cause__
 
         planned = [each for each in self._looker.pool.map(plan, ranges) if each is not None]
         asked: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.integration.admin import wait_until
 from tests.integration.oracle import Row, consumed
 

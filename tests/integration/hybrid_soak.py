@@ -26,7 +26,7 @@ from kts_source.errors import DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.options.selection import EARLIEST_OFFSET
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.integration.filler import BASE_MS, STEP_MS
 from tests.integration.hybrid import hybrid_options
 from tests.integration.oracle import Row, consumed
@@ -207,7 +207,7 @@ class Soak:
         self.result.scans += 1
         try:
             # More than a few slices in a row fail here, and they should.
-            with patch("kts_source.read.fallback._MOST_ALIKE", 1 << 30):
+            with patch("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1 << 30):
                 outcome = self._outcome(scan, seen, choice, starts)
             self.result.outcomes[outcome] += 1
         except Exception:  # noqa: BLE001 - a wrong exception is as wrong as wrong rows

@@ -20,7 +20,7 @@ from kts_source.errors import (
 )
 from kts_source.options import parse_options
 from kts_source.planning.describe import describe
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.integration.broker import running_broker
 from tests.integration.hybrid import (
     assert_as_consumed,
@@ -107,7 +107,7 @@ def test_brokers_step_in_where_the_tier_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker, _ = world
-    monkeypatch.setattr("kts_source.read.fallback._MOST_ALIKE", 1000)
+    monkeypatch.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # noqa: T201  # shown where the test fails
     choose = random.Random(seed)

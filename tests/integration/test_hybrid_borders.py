@@ -12,7 +12,7 @@ import pytest
 from kts_source.errors import DataLossError
 from kts_source.options import parse_options
 from kts_source.read.read_settings import BatchLimits
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.integration.admin import wait_until
 from tests.integration.filler import Filler
 from tests.integration.hybrid import (

@@ -13,7 +13,7 @@ from kts_source.broker.connection import Connection
 from kts_source.errors import DataLossError
 from kts_source.options import parse_options
 from kts_source.read.read_settings import BatchLimits
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.integration.admin import wait_until
 from tests.integration.background import RandomWork
 from tests.integration.cluster import Cluster, ClusterSpec

@@ -13,7 +13,7 @@ from kts_source.errors import AccessDeniedError, DataLossError, TopicNotFoundErr
 from kts_source.options import parse_options
 from kts_source.planning.broker_source import BrokerSource
 from kts_source.read.read_settings import BatchLimits
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from kts_source.store.local_store import LocalStore
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.admin import wait_until
@@ -149,7 +149,7 @@ def test_objects_that_the_reader_may_not_read(
         ended: list[TaskMetrics] = []
         with monkeypatch.context() as patched:
             patched.setattr(LocalStore, "get_range", refuse)
-            patched.setattr("kts_source.read.fallback._MOST_ALIKE", 1000)
+            patched.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
             found = rows_of(plan, options, ended)
         assert_as_consumed(found, consumed_rows(cluster.bootstrap, plan, level))
         assert sum(metrics.broker_fallbacks for metrics in ended) == slices

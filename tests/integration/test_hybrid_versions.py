@@ -42,7 +42,7 @@ VERSIONS = os.environ.get(
 @pytest.mark.parametrize("version", VERSIONS.split(","))
 def test_other_versions(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("java", "mvn")
-    monkeypatch.setattr("kts_source.read.fallback._MOST_ALIKE", 1000)
+    monkeypatch.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
     is_old = version.startswith("3.")
     spec = ClusterSpec(version=version, settings=BUSY)
     with Cluster(tmp_path / "cluster", spec) as cluster:

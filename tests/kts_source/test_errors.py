@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import ast
 import inspect
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_tells_its_place_and_travels(kind: type[TieredKafkaError]) -> None:
+def test_every_error_shows_its_location_and_can_be_pickled(kind: type[TieredKafkaError]) -> None:
     error = kind("what", topic="t", partition=3, offset=0, uri="s3://b/k", position=7)
     assert str(error) == "what [topic t, partition 3, offset 0, object s3://b/k, byte 7]"
     twin = pickle.loads(pickle.dumps(error))
@@ -42,13 +44,11 @@ def test_every_error_tells_its_place_and_travels(kind: type[TieredKafkaError]) -
         (errors.AccessDeniedError, PermissionError),
     ],
 )
-def test_errors_are_what_a_caller_would_catch(
-    kind: type[Exception], builtin: type[Exception]
-) -> None:
+def test_errors_have_builtin_base_classes(kind: type[Exception], builtin: type[Exception]) -> None:
     assert issubclass(kind, builtin)
 
 
-def test_only_what_may_pass_is_retriable() -> None:
+def test_only_temporary_errors_are_retriable() -> None:
     retriable = [
         errors.BrokerUnavailableError,
         errors.LeaderChangedError,
@@ -58,14 +58,38 @@ def test_only_what_may_pass_is_retriable() -> None:
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
-def test_facts_are_filled_in_and_never_replaced() -> None:
+def test_located_fills_in_missing_facts_only() -> None:
     error = TieredKafkaError("what", uri="inner")
-    assert error.located(topic="t", uri="outer", offset=0) is error
-    assert error.located(offset=5).offset == 0
-    assert (error.topic, error.uri) == ("t", "inner")
+    located = error.located(topic="t", uri="outer", offset=0)
+    assert located.located(offset=5).offset == 0
+    assert (located.topic, located.uri) == ("t", "inner")
+    assert (error.topic, error.offset, error.uri) == (None, None, "inner")
 
 
-def test_attempts_are_told_and_travel() -> None:
+def test_located_copy_keeps_class_attributes_cause_and_traceback() -> None:
+    try:
+        raise errors.StoreError("what", attempts=("one",)) from ValueError("why")
+    except errors.StoreError as raised:
+        error = raised
+    located = error.located(offset=1)
+    assert (type(located), located.attempts) == (errors.StoreError, ("one",))
+    assert isinstance(located.__cause__, ValueError)
+    assert located.__traceback__ is error.__traceback__
+
+
+def test_located_result_is_used_everywhere() -> None:
+    unused = [
+        f"{path.name}:{node.lineno}"
+        for path in Path(errors.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and ast.unparse(node.value.func).endswith("error.located")
+    ]
+    assert unused == []
+
+
+def test_attempts_are_shown_and_pickled() -> None:
     error = errors.StoreError("what", uri="u", attempts=("one", "two"))
     assert str(error) == "what [object u]\n  one\n  two"
     assert pickle.loads(pickle.dumps(error)).attempts == ("one", "two")

@@ -20,8 +20,7 @@ from kts_source.cli.output import json_text, print_json, print_table
 from kts_source.errors import CorruptSegmentError
 from kts_source.export.report import Skipped, empty_report
 from kts_source.layout.layout import Orphan
-from kts_source.notebook import MAX_ROWS, facts_table, rows_table
-from kts_source.texts import printable, some
+from kts_source.texts import MAX_ROWS, facts_table, printable, rows_table, some
 from tests.golden_data import tier_options
 from tests.kts_source.auditing.damaged_tier import TOPIC, healthy_segments, write_tier
 from tests.kts_source.reporting.test_page import HOSTILE, SAFE
@@ -66,7 +65,7 @@ def check_html(html: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_notebooks_show_texts(text: str) -> None:
+def test_notebook_tables_escape_texts(text: str) -> None:
     check_html(facts_table(text, {text: text}), text)
     check_html(rows_table(text, (text,), [(text,)]), text)
     check_html(audit_of(text)._repr_html_(), text)
@@ -75,7 +74,7 @@ def test_notebooks_show_texts(text: str) -> None:
     check_html(replace(made, skipped=(gap,))._repr_html_(), text)
 
 
-def test_notebooks_show_what_the_text_says() -> None:
+def test_notebook_tables_show_the_same_facts_as_texts() -> None:
     options = tier_options("txn")
     described = kts_source.describe(options)
     cells = _Parsed(described._repr_html_()).texts
@@ -95,7 +94,7 @@ def test_notebooks_show_what_the_text_says() -> None:
     assert "Scan" in kts_source.scan(options)._repr_html_()
 
 
-def test_long_tables_are_cut() -> None:
+def test_long_notebook_tables_are_cut() -> None:
     html = rows_table("t", ("n",), [(n,) for n in range(MAX_ROWS + 7)])
     assert html.count("<td") == MAX_ROWS + 1
     assert "and 7 more" in html

@@ -58,7 +58,7 @@ def nothing(key_id: str) -> None:
     return None
 
 
-def test_keys_come_from_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     given = options_without_keys()
     for number, (key_id, path) in enumerate(PEMS.items()):
         monkeypatch.setenv(f"KTS_TEST_KEY_{number}", path.read_text())
@@ -66,14 +66,14 @@ def test_keys_come_from_environment_variables(monkeypatch: pytest.MonkeyPatch) -
     assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
 
 
-def test_keys_come_from_a_callback() -> None:
+def test_key_is_read_from_callback() -> None:
     given = options_without_keys()
     for key_id in PEMS:
         given[OPTION.format(key_id, "callback")] = f"{__name__}:from_secret_scope"
     assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
 
 
-def test_what_was_read_on_the_driver_travels_and_is_not_shown(
+def test_loaded_keys_are_pickled_and_not_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key_id, path = next(iter(PEMS.items()))
@@ -85,7 +85,7 @@ def test_what_was_read_on_the_driver_travels_and_is_not_shown(
     assert "PRIVATE KEY" not in repr(copy)
 
 
-def test_a_variable_that_is_not_set_is_named() -> None:
+def test_missing_variable_is_named() -> None:
     given = options_without_keys()
     for key_id in PEMS:
         given[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
@@ -94,7 +94,7 @@ def test_a_variable_that_is_not_set_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["failing", "nothing"])
-def test_a_callback_that_fails_is_named_without_its_text(name: str) -> None:
+def test_failed_callback_is_named_without_its_message(name: str) -> None:
     ring = KeyRing.from_options({OPTION.format("k", "callback"): f"{__name__}:{name}"})
     with pytest.raises(Exception, match=name) as caught:
         ring.loaded()
@@ -102,7 +102,7 @@ def test_a_callback_that_fails_is_named_without_its_text(name: str) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_mistakes_in_the_options_are_told() -> None:
+def test_wrong_key_options_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="module:function"):
         KeyRing.from_options({OPTION.format("k", "callback"): "no colon"})
     with pytest.raises(InvalidOptionError, match="as file and as env"):
@@ -121,7 +121,7 @@ def public_pem(key: rsa.RSAPrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_a_wrong_key_and_changed_bytes_are_told_apart(tmp_path: Path) -> None:
+def test_wrong_key_and_changed_bytes_have_different_errors(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     log = sorted((tier / KEY_PREFIX).glob("encrypted-*/*/*.log"))[0]
     data = bytearray(log.read_bytes())
@@ -139,7 +139,7 @@ def test_a_wrong_key_and_changed_bytes_are_told_apart(tmp_path: Path) -> None:
     assert "changed" not in str(mistaken.value)
 
 
-def test_a_key_is_opened_once_in_a_worker_and_not_by_a_ring_without_it(
+def test_data_key_is_decrypted_once_per_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[WrappedDataKey] = []
@@ -165,7 +165,7 @@ def test_a_key_is_opened_once_in_a_worker_and_not_by_a_ring_without_it(
         KeyRing().unwrap(wrapped)
 
 
-def test_a_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
+def test_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
     keys = {"old": private_key(), "new": private_key()}
     offset = 0
     for key_id, key in keys.items():

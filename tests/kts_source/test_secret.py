@@ -38,27 +38,27 @@ SHOWN: dict[str, Callable[[Secret[dict[str, str]]], str]] = {
 
 
 @pytest.mark.parametrize("how", SHOWN)
-def test_what_is_shown_is_masked(how: str) -> None:
+def test_secret_is_masked_in_texts(how: str) -> None:
     text = SHOWN[how](Secret(VALUE))
     assert "***" in text
     assert "hush" not in text
     assert "key" not in text
 
 
-def test_json_without_a_default_refuses_unseen() -> None:
+def test_json_refuses_secret_without_default() -> None:
     with pytest.raises(TypeError) as caught:
         json.dumps(Secret(VALUE))
     assert "hush" not in str(caught.value)
 
 
-def test_a_log_shows_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_secret_is_masked_in_logs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         logging.getLogger("test").info("opened with %s and %r", Secret(VALUE), Secret(VALUE))
     assert "***" in caplog.text
     assert "hush" not in caplog.text
 
 
-def test_a_traceback_with_locals_shows_nothing() -> None:
+def test_secret_is_masked_in_tracebacks() -> None:
     secret = Secret(VALUE)
     try:
         raise ValueError(secret)
@@ -69,7 +69,7 @@ def test_a_traceback_with_locals_shows_nothing() -> None:
     assert "hush" not in text
 
 
-def test_it_travels_whole() -> None:
+def test_secret_is_pickled_with_its_value() -> None:
     secret = Secret(VALUE)
     for twin in (pickle.loads(pickle.dumps(secret)), copy.copy(secret), copy.deepcopy(secret)):
         assert twin.reveal() == VALUE
@@ -77,7 +77,7 @@ def test_it_travels_whole() -> None:
         assert repr(twin) == "***"
 
 
-def test_it_compares_by_value_and_has_no_hash_and_no_dict() -> None:
+def test_secret_compares_by_value_without_hash() -> None:
     assert Secret("a") == Secret("a")
     assert Secret("a") != Secret("b")
     assert Secret("a") != "a"
@@ -100,5 +100,5 @@ def test_it_compares_by_value_and_has_no_hash_and_no_dict() -> None:
         ("a short one", "a short one"),
     ],
 )
-def test_scrub(text: str, shown: str) -> None:
+def test_scrub_removes_credentials(text: str, shown: str) -> None:
     assert scrub(text, ["hush-hush", "hush-hush-2", "a", ""]) == shown

@@ -49,20 +49,20 @@ def run(old_spark: dict[str, str], *command: str) -> subprocess.CompletedProcess
         "kts_source.backfill(object(), source={'path': '/x'}, target='/y')",
     ],
 )
-def test_what_needs_spark_4_says_so(old_spark: dict[str, str], asked: str) -> None:
+def test_old_spark_is_refused_with_a_reason(old_spark: dict[str, str], asked: str) -> None:
     done = run(old_spark, "-c", f"import kts_source; {asked}")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"kts_source.errors.UnsupportedSparkError: {REFUSAL}"
 
 
-def test_the_command_says_so_before_it_starts_spark(old_spark: dict[str, str]) -> None:
+def test_command_refuses_old_spark_before_it_starts(old_spark: dict[str, str]) -> None:
     done = run(old_spark, "-m", "kts_source.cli", "export", "/y", "--spark", "--path", "/x")
     assert done.returncode != 0
     assert REFUSAL in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_backfill_without_spark_works(old_spark: dict[str, str], tmp_path: Path) -> None:
+def test_backfill_without_spark_works(old_spark: dict[str, str], tmp_path: Path) -> None:
     program = (
         "import json, sys, kts_source\n"
         "if __name__ == '__main__':\n"

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from kts_source.options import parse_options
-from kts_source.read import read_task, run_task
+from kts_source.read import read_task
 from kts_source.spark import readers as task_rows
 from kts_source.spark import worker as worker_tuning
 from kts_source.spark.readers import TieredKafkaBatchReader
@@ -35,7 +35,7 @@ def test_the_collector_rests_until_the_first_rows_only(monkeypatch: pytest.Monke
         seen.append(gc.isenabled())
         return original(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(run_task, "read_task", watched)
+    monkeypatch.setattr(read_task, "read_task", watched)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
@@ -86,7 +86,7 @@ def test_the_collector_works_again_after_an_error(monkeypatch: pytest.MonkeyPatc
 
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
-    monkeypatch.setattr(run_task, "read_task", broken)
+    monkeypatch.setattr(read_task, "read_task", broken)
     with pytest.raises(OSError, match="broken"):
         next(reader.read(partition))
     assert gc.isenabled()

@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType
 
 from kts_source import backfill
 from kts_source.read.read_settings import BatchLimits
-from kts_source.spark import shared_process
+from kts_source.spark import sail as sail_module
 from tests.golden_data import (
     ISOLATION_LEVELS,
     KEY_PREFIX,
@@ -133,7 +133,7 @@ def test_conditions_of_two_scans_of_one_table_do_not_mix(sail: SparkSession) -> 
 @pytest.fixture
 def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hundreds of batches a task before they are joined, and an end of the process that hangs."""
-    monkeypatch.setattr(shared_process, "_LIMITS", BatchLimits(20, 1 << 20))
+    monkeypatch.setattr(sail_module, "_LIMITS", BatchLimits(20, 1 << 20))
     signal.alarm(100)  # no thread of Python's could end it: a hang holds Python's lock
     yield
     signal.alarm(0)
@@ -177,7 +177,7 @@ def test_a_task_that_no_channel_holds_is_refused(
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table("codecs", "read_committed").num_rows
     with monkeypatch.context() as patched:
-        patched.setattr(shared_process, "_MOST_COLUMN_BYTES", 20_000)
+        patched.setattr(sail_module, "_MAX_COLUMN_BYTES", 20_000)
         with pytest.raises(PySparkException, match="make option targetPartitionBytes smaller"):
             frame.collect()
         assert sail.range(5).count() == 5

@@ -15,10 +15,10 @@ from pyspark.sql.types import LongType, StructType
 
 from kts_source.planning.slicing import conjunction
 from kts_source.predicate.evaluate import evaluate
-from kts_source.spark import sail_reader
+from kts_source.spark import sail
 from kts_source.spark.datasource import TieredKafkaDataSource
 from kts_source.spark.readers import TieredKafkaBatchReader
-from kts_source.spark.sail_reader import SailBatchReader, condition_of
+from kts_source.spark.sail import FilteringSailReader, condition_of
 from tests.golden_data import tier_options
 
 pytestmark = pytest.mark.skipif(
@@ -119,7 +119,7 @@ def test_it_takes_no_negation() -> None:
 
 def test_a_condition_of_the_options_stays() -> None:
     source = TieredKafkaDataSource(tier_options("txn", where="offset < 50"))
-    reader = SailBatchReader(source._options_for(source.schema()), shares_process=True)
+    reader = FilteringSailReader(source._options_for(source.schema()))
     given_filters = [_made("GreaterThan", ("offset",), 48), _made("StringContains", ("key",), "x")]
     assert list(reader.pushFilters(given_filters)) == given_filters
     offsets = [
@@ -142,9 +142,9 @@ def test_other_versions_hand_nothing_over(
             raise PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(sail_reader, "version", installed)
+    monkeypatch.setattr(sail, "version", installed)
     source = TieredKafkaDataSource(tier_options("txn"))
     on_sail = source.reader(pa.schema({"offset": pa.int64()}))
-    assert isinstance(on_sail, SailBatchReader) == expected
+    assert isinstance(on_sail, FilteringSailReader) == expected
     on_spark = source.reader(StructType().add("offset", LongType()))
     assert type(on_spark) is TieredKafkaBatchReader

@@ -43,7 +43,7 @@ def test_every_task_is_a_line_of_sparks_worker_logs(spark: SparkSession) -> None
         logs = spark.tvf.python_worker_logs()
         lines = [
             line.msg
-            for line in logs.where("logger = 'kts_source.read.run_task'").select("msg").collect()
+            for line in logs.where("logger = 'kts_source.read.read_task'").select("msg").collect()
         ]
     finally:
         spark.conf.unset(SETTING)

@@ -14,7 +14,7 @@ import pytest
 from pyspark import cloudpickle
 
 from kts_source.spark.datasource import TieredKafkaDataSource
-from kts_source.spark.export_source import ExportReader, export_data_source
+from kts_source.spark.jobs import ExportReader, export_data_source
 from kts_source.spark.readers import TieredKafkaBatchReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,7 +118,7 @@ def test_spark_shows_it(
 def test_commands_start_spark_with_their_own_interpreter(
     monkeypatch: pytest.MonkeyPatch, given: str | None
 ) -> None:
-    from kts_source.spark.session import session_builder
+    from kts_source.spark.datasource import session_builder
 
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.setenv(name, "")  # so that it is put back

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from kts_source.options import parse_options
-from kts_source.spark import export_source
+from kts_source.spark import jobs
 from kts_source.spark import readers as batch_reader
 from kts_source.spark import readers as task_rows
 from kts_source.spark import worker as worker_tuning
@@ -167,10 +167,10 @@ class _Failing:
 
 def test_a_task_that_fails_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
-    monkeypatch.setattr(export_source, "end_task", lambda: ended.append("export"))
+    monkeypatch.setattr(jobs, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))
     job: Any = object()
-    rows = export_source.ExportReader((), job).read(InputPartition(_Failing()))
+    rows = jobs.ExportReader((), job).read(InputPartition(_Failing()))
     with pytest.raises(OSError, match="broken"):
         next(rows)
     scan = batch_reader.TieredKafkaBatchReader(parse_options(tier_options("codecs")))

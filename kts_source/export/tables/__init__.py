@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.export.settings import DELTA, ICEBERG
-from kts_source.extras import require
+from kts_source.libraries import require
 
 if TYPE_CHECKING:
     from kts_source.export.settings import ExportSettings

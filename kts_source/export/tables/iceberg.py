@@ -58,7 +58,7 @@ from kts_source.export.tables.export_table import (
     partitioning_error,
     without_other_exports,
 )
-from kts_source.quiet import errors_only
+from kts_source.libraries import errors_only
 from kts_source.store.storage_options import CHECKSUM_VARIABLES
 
 if TYPE_CHECKING:

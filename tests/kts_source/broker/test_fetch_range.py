@@ -23,7 +23,7 @@ from kts_source.errors import (
     DataLossError,
 )
 from kts_source.options import parse_options
-from kts_source.read.read_ranges import read_range
+from kts_source.read.broker_rows import read_range
 from kts_source.read.read_settings import ReadSettings
 from segment_format.testing import LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
@@ -123,7 +123,7 @@ PASSING = {
 
 @pytest.mark.parametrize("name", PASSING)
 @pytest.mark.parametrize("after", only(1, [2, 0]))
-def test_what_passes_changes_no_row(scene: Scene, name: str, after: int) -> None:
+def test_temporary_failures_lose_no_row(scene: Scene, name: str, after: int) -> None:
     scene.brokers.fail(FETCH, *[Fault()] * after, PASSING[name], PASSING[name])
     assert scene.offsets() == list(range(END))
     assert not scene.brokers.faults[FETCH]
@@ -138,7 +138,7 @@ def test_what_passes_changes_no_row(scene: Scene, name: str, after: int) -> None
         *("no whole batch", "error 56", "error 75", "error 100"),
     ],
 )
-def test_what_never_passes_is_an_error_in_time(
+def test_permanent_failure_is_an_error_in_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(fetch_range, "_PATIENCE_SECONDS", 0.3)
@@ -150,7 +150,7 @@ def test_what_never_passes_is_an_error_in_time(
     assert time.monotonic() - began < 15
 
 
-def test_offsets_that_compaction_emptied_below_the_last_stable_one(scene: Scene) -> None:
+def test_fetch_ends_at_offsets_emptied_by_compaction(scene: Scene) -> None:
     # A consumer of read_committed hears nothing then; this was once taken for a broker that waits.
     builder = LogBuilder()
     for number in range(9):
@@ -169,13 +169,13 @@ def test_offsets_that_compaction_emptied_below_the_last_stable_one(scene: Scene)
 
 
 @pytest.mark.parametrize("code", [2, 29, 31, 35])
-def test_what_cannot_pass_is_an_error_at_once(scene: Scene, code: int) -> None:
+def test_refusal_is_an_error_immediately(scene: Scene, code: int) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(code))
     with pytest.raises(BrokerError, match=r"topic t, partition 0, offset 9"):
         scene.offsets()
 
 
-def test_batches_that_are_damaged(scene: Scene) -> None:
+def test_damaged_batches_are_an_error(scene: Scene) -> None:
     def damage(answer: Any) -> None:  # noqa: ANN401
         part = answer.responses[0].partitions[0]
         part.records = part.records[:80] + b"\xff" + part.records[81:]
@@ -198,16 +198,14 @@ def _twice(answer: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("edit", [_other_partition, _other_topic, _twice])
-def test_rows_that_were_not_asked_for_are_not_taken(
-    scene: Scene, edit: Callable[[Any], None]
-) -> None:
+def test_answer_of_another_partition_is_an_error(scene: Scene, edit: Callable[[Any], None]) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(edit=edit))
     with pytest.raises(BrokerError, match=r"not what it was asked for \[topic t, partition 0"):
         scene.offsets()
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_new_leader_that_has_all_goes_on(scene: Scene, dies: bool) -> None:
+def test_fetch_continues_from_a_new_leader(scene: Scene, dies: bool) -> None:
     # A leader that died was once asked for ever.
     def change() -> None:
         scene.elect()
@@ -218,18 +216,18 @@ def test_a_new_leader_that_has_all_goes_on(scene: Scene, dies: bool) -> None:
     assert scene.offsets() == list(range(END))
 
 
-def test_a_failed_disk_moves_the_leader(scene: Scene) -> None:
+def test_fetch_follows_the_leader_after_a_failed_disk(scene: Scene) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(56, change=scene.elect))
     assert scene.offsets() == list(range(END))
 
 
-def test_a_new_leader_that_lost_records_is_an_error(scene: Scene) -> None:
+def test_new_leader_without_the_records_is_an_error(scene: Scene) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(change=lambda: scene.elect(keeps=30)))
     with pytest.raises(DataLossError, match="unclean election"):
         scene.offsets()
 
 
-def test_a_topic_that_was_created_again_gives_no_row(scene: Scene) -> None:
+def test_recreated_topic_returns_no_row(scene: Scene) -> None:
     def again() -> None:
         scene.brokers.create("t", [scene.part])
 
@@ -239,7 +237,7 @@ def test_a_topic_that_was_created_again_gives_no_row(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_a_log_start_that_moves(scene: Scene, told: bool) -> None:
+def test_moved_log_start_is_data_loss(scene: Scene, told: bool) -> None:
     # Real brokers do not tell the log start in that answer: loss was then never allowed. And the
     # batch that holds it begins below, with rows that no consumer sees.
     def move() -> None:
@@ -256,7 +254,7 @@ def test_a_log_start_that_moves(scene: Scene, told: bool) -> None:
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_follower_that_is_near(scene: Scene, dead: bool) -> None:
+def test_near_follower_is_preferred(scene: Scene, dead: bool) -> None:
     scene.part.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
     if dead:
@@ -268,7 +266,7 @@ def test_a_follower_that_is_near(scene: Scene, dead: bool) -> None:
     assert any(node == 1 for node, *_ in scene.brokers.fetches) is not dead
 
 
-def test_a_follower_that_stays_silent_is_asked_no_more(scene: Scene) -> None:
+def test_silent_follower_is_left_for_the_leader(scene: Scene) -> None:
     scene.part.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
     scene.brokers.fail(FETCH, Fault(edit=_empty, node=1), times=100)
@@ -276,7 +274,7 @@ def test_a_follower_that_stays_silent_is_asked_no_more(scene: Scene) -> None:
     assert [node for node, *_ in scene.brokers.fetches].count(1) == 3
 
 
-def test_the_next_request_is_under_way_while_batches_are_handed_out(scene: Scene) -> None:
+def test_next_request_is_sent_before_batches_are_returned(scene: Scene) -> None:
     fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
     batches = fetcher.batches()
     next(batches)
@@ -289,7 +287,7 @@ def test_the_next_request_is_under_way_while_batches_are_handed_out(scene: Scene
     assert scene.offsets() == list(range(END))
 
 
-def test_connections_are_used_again(scene: Scene) -> None:
+def test_connections_are_reused(scene: Scene) -> None:
     scene.offsets()
     opened = scene.brokers.opened
     for _ in range(3):
@@ -297,7 +295,7 @@ def test_connections_are_used_again(scene: Scene) -> None:
     assert scene.brokers.opened == opened
 
 
-def test_a_worker_logs_in_once_where_the_leader_answered_for_metadata(scene: Scene) -> None:
+def test_worker_authenticates_once_for_metadata_and_fetch(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == 1
     # Metadata asked for later need a connection of their own: answers of the other may be due.
@@ -306,7 +304,7 @@ def test_a_worker_logs_in_once_where_the_leader_answered_for_metadata(scene: Sce
     assert scene.brokers.opened == 2
 
 
-def test_who_reads_slowly_asks_no_more_often(scene: Scene) -> None:
+def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
     # The next answer waits in the socket; how long it lay there says nothing about the broker.
     fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
     answers = 0
@@ -319,7 +317,7 @@ def test_who_reads_slowly_asks_no_more_often(scene: Scene) -> None:
     assert fetcher.requests == answers
 
 
-def test_an_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
+def test_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
     """Brokers before Kafka 4.0 do not list all aborted transactions there (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
     committed = dataclasses.replace(scene.wanted, read_committed=True)
@@ -341,7 +339,7 @@ def test_an_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
     assert scene.offsets(committed) == list(range(END))
 
 
-def test_an_old_follower_is_not_asked_for_committed_rows(scene: Scene) -> None:
+def test_old_follower_is_not_asked_for_committed_rows(scene: Scene) -> None:
     scene.brokers.versions = {"ListOffsets": 9}
     scene.part.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
@@ -353,7 +351,7 @@ def test_an_old_follower_is_not_asked_for_committed_rows(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
-def test_brokers_that_are_too_old(scene: Scene, kind: str) -> None:
+def test_too_old_broker_is_refused(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
     committed = dataclasses.replace(scene.wanted, read_committed=True)
     if kind == FETCH:

@@ -17,10 +17,10 @@ import pytest
 
 import kts_source
 from kts_source.columns import ALL_COLUMNS
-from kts_source.engines import task_reader
-from kts_source.engines.arrow_conditions import certain_part, columns_in
+from kts_source.engines import base_scan
+from kts_source.engines.conditions import certain_part, columns_in
 from kts_source.predicate.model import And, Column, Compare, Op
-from kts_source.read.row_schema import read_schema
+from kts_source.read.read_settings import read_schema
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TOPICS,
@@ -48,19 +48,19 @@ def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
     """The tasks that were begun."""
     begun: list[ScanTask] = []
-    real = task_reader.OpenedTasks._read
+    real = base_scan.TaskRun._read
 
-    def counted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
-        begun.append(self._tasks[number])
+    def counted(self: base_scan.TaskRun, number: int) -> Iterator[pa.RecordBatch]:
+        begun.append(self.tasks[number])
         return real(self, number)
 
-    monkeypatch.setattr(task_reader.OpenedTasks, "_read", counted)
+    monkeypatch.setattr(base_scan.TaskRun, "_read", counted)
     return begun
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_all_rows(topic: str, level: IsolationLevel) -> None:
+def test_adapters_return_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
     base = scanned(topic, isolationLevel=level)
     assert_same_rows(_spark_types(base.to_polars()), expected)
@@ -111,7 +111,7 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("name", POLARS)
-def test_conditions_give_what_they_give_in_memory(name: str, level: IsolationLevel) -> None:
+def test_conditions_equal_filters_in_memory(name: str, level: IsolationLevel) -> None:
     expression, sql = POLARS[name]
     base = scanned(isolationLevel=level)
     whole = pl.from_arrow(expected_table("txn", level))
@@ -133,7 +133,7 @@ def test_conditions_give_what_they_give_in_memory(name: str, level: IsolationLev
 
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
-def test_polars_takes_the_first_rows_before_it_asks_for_those_that_match(engine: Any) -> None:  # noqa: ANN401  # Polars has a Literal of its own
+def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa: ANN401  # Polars has a Literal of its own
     whole = scanned().to_polars()
     lazy = scanned().to_lazy()
     odd = pl.col("offset") % 2 == 1
@@ -151,20 +151,20 @@ def test_polars_takes_the_first_rows_before_it_asks_for_those_that_match(engine:
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
 @pytest.mark.parametrize(("threads", "target"), [(1, "32k"), (3, "32k"), (None, "1g")])
-def test_polars_waits_for_no_reading_of_its_own(
+def test_polars_reads_in_other_threads(
     threads: int | None,
     target: str,
     engine: Any,  # noqa: ANN401  # Polars has a Literal of its own
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readers: list[str] = []
-    real = task_reader.OpenedTasks._read
+    real = base_scan.TaskRun._read
 
-    def noted(self: task_reader.OpenedTasks, number: int) -> Iterator[pa.RecordBatch]:
+    def noted(self: base_scan.TaskRun, number: int) -> Iterator[pa.RecordBatch]:
         readers.append(threading.current_thread().name)
         return real(self, number)
 
-    monkeypatch.setattr(task_reader.OpenedTasks, "_read", noted)
+    monkeypatch.setattr(base_scan.TaskRun, "_read", noted)
     base = scanned("codecs" if target == "1g" else "txn", targetPartitionBytes=target)
     whole = base.to_polars()
     readers.clear()
@@ -184,18 +184,18 @@ def test_polars_waits_for_no_reading_of_its_own(
         time.sleep(0.001)
 
 
-def test_polars_needs_a_thread_that_reads() -> None:
+def test_polars_refuses_zero_threads() -> None:
     with pytest.raises(ValueError, match="0 threads"):
         scanned().to_lazy(threads=0)
 
 
-def test_a_dataset_of_a_limited_scan_is_filtered_afterwards() -> None:
+def test_dataset_of_a_limited_scan_is_filtered_after_the_limit() -> None:
     whole = scanned().to_table()
     found = scanned().limit(40).to_dataset().to_table(filter=pc.field("offset") > 35)
     assert found.equals(whole.slice(0, 40).filter(pc.field("offset") > 35))
 
 
-def test_only_what_can_match_is_read(read: list[ScanTask]) -> None:
+def test_adapters_read_only_matching_tasks(read: list[ScanTask]) -> None:
     base = scanned()
     every = len(base.tasks)
 
@@ -222,7 +222,7 @@ def test_only_what_can_match_is_read(read: list[ScanTask]) -> None:
         assert began(lambda: ask("octet_length(value) > 3")) == every
 
 
-def test_only_the_columns_asked_for_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_decode_only_selected_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     real = kts_source.Scan.batches
 
@@ -240,7 +240,7 @@ def test_only_the_columns_asked_for_are_decoded(monkeypatch: pytest.MonkeyPatch)
     assert set(asked.pop()) == {"offset", "value"}
 
 
-def test_a_query_that_stops_early_stops_reading(read: list[ScanTask]) -> None:
+def test_query_stopped_early_stops_reading(read: list[ScanTask]) -> None:
     base = scanned("wide", targetPartitionBytes="8k")
     every = len(base.tasks)
     assert every > 20
@@ -305,13 +305,13 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         ),
     ],
 )
-def test_only_what_is_certain_is_taken_of_an_expression(
+def test_certain_part_of_an_expression_is_translated(
     expression: pc.Expression, due: object
 ) -> None:
     assert certain_part(expression, read_schema(ALL_COLUMNS)) == due
 
 
-def test_columns_of_an_expression() -> None:
+def test_columns_in_returns_columns_of_an_expression() -> None:
     both = (OFFSET < 5) & (pc.binary_length(pc.field("value")) > PLACE)
     columns = ("key", "value", "valueError", "partition", "offset")
     assert columns_in(both, columns) == ("value", "partition", "offset")

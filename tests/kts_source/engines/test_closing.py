@@ -66,7 +66,7 @@ def tier(s3_server: S3Server, late: Late, tmp_path: Path) -> Iterator[kts_source
         late.over.set()
 
 
-def test_closing_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late) -> None:
+def test_close_aborts_waiting_threads(tier: kts_source.Scan, late: Late) -> None:
     batches = tier.batches(threads=4)
     next(batches)
     assert late.waiting.wait(10)
@@ -79,7 +79,7 @@ def test_closing_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late)
     assert time.monotonic() - began < LATE_SECONDS / 2
 
 
-def test_ctrl_c_aborts_what_threads_wait_for(tier: kts_source.Scan, late: Late) -> None:
+def test_ctrl_c_aborts_waiting_threads(tier: kts_source.Scan, late: Late) -> None:
     moments: list[float] = []
 
     def interrupt() -> None:

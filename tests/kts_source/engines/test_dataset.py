@@ -164,7 +164,7 @@ def _outcome(read: Callable[[], pa.Table]) -> pa.Table | type[Exception]:
         return type(error)
 
 
-def test_random_conditions_equal_those_of_a_dataset_in_memory(
+def test_random_conditions_equal_an_in_memory_dataset(
     scan: kts_source.Scan, whole: pa.Table
 ) -> None:
     dice = random.Random(11)
@@ -189,7 +189,7 @@ def test_random_conditions_equal_those_of_a_dataset_in_memory(
     assert 0 < errors < 200
 
 
-def test_bytes_literal_is_not_taken_for_text(scan: kts_source.Scan, whole: pa.Table) -> None:
+def test_bytes_literal_is_not_translated_as_text(scan: kts_source.Scan, whole: pa.Table) -> None:
     for condition, due in (
         (pc.field("topic") == b"orders", whole.num_rows),
         (pc.field("topic") == b"order", 0),
@@ -241,12 +241,12 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def test_methods_cover_all_of_a_dataset() -> None:
+def test_methods_of_dataset_are_all_tested() -> None:
     assert METHODS.keys() == {name for name in dir(ds.Dataset) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_method_equals_that_of_a_dataset_in_memory(
+def test_method_equals_an_in_memory_dataset(
     name: str, scan: kts_source.Scan, whole: pa.Table
 ) -> None:
     if name.startswith("join"):  # pyarrow joins no tables with structs
@@ -272,7 +272,7 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCANNER)
-def test_scanner_equals_that_of_a_dataset_in_memory(
+def test_scanner_equals_an_in_memory_dataset(
     name: str, scan: kts_source.Scan, whole: pa.Table
 ) -> None:
     asked: dict[str, Any] = {"columns": ["offset", "key"], "filter": pc.field("value", "whole") > 1}
@@ -296,7 +296,7 @@ REFUSED: dict[str, Callable[[ds.Dataset, Path], object]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_functions_that_need_files_raise(name: str, scan: kts_source.Scan, tmp_path: Path) -> None:
+def test_functions_that_scan_files_raise(name: str, scan: kts_source.Scan, tmp_path: Path) -> None:
     plain = scan.select(["offset", "partition"]).to_dataset()
     with pytest.raises((TypeError, ValueError, NotImplementedError, pa.ArrowException)) as raised:
         REFUSED[name](plain, tmp_path)
@@ -304,7 +304,7 @@ def test_functions_that_need_files_raise(name: str, scan: kts_source.Scan, tmp_p
         assert "Scan.to_reader()" in str(raised.value)
 
 
-def test_dataset_survives_a_pickle(scan: kts_source.Scan, whole: pa.Table) -> None:
+def test_dataset_can_be_pickled(scan: kts_source.Scan, whole: pa.Table) -> None:
     condition = pc.field("offset") > 20
     again = pickle.loads(pickle.dumps(scan.to_dataset().filter(condition)))
     assert again.to_table().equals(whole.filter(condition))
@@ -365,7 +365,7 @@ print("END", flush=True)
         pytest.param("interrupt", -signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_process_ends_after_a_query_that_stopped_early(
+def test_process_ends_after_a_query_stopped_early(
     how: str, code: int, scan: kts_source.Scan
 ) -> None:
     path = scan._options.path

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kts_source
-from kts_source.engines.field_conditions import field_comparison
+from kts_source.engines.conditions import field_comparison
 from kts_source.predicate.model import And, Compare, Field, Kind, Op
 from tests.kts_source.read.typed_tier import write
 
@@ -122,7 +122,7 @@ CASES: list[tuple[str, pl.Expr, Callable[[Any], bool | None], Predicate | None]]
 
 
 @pytest.mark.parametrize(("sql", "expression", "keeps", "due"), CASES)
-def test_rows_and_what_is_handed_over(
+def test_field_conditions_are_pushed_down(
     sql: str,
     expression: pl.Expr,
     keeps: Callable[[Any], bool | None],
@@ -169,7 +169,7 @@ SCHEMA = pa.schema(
         (("key", "n"), Op.EQ, 1),
     ],
 )
-def test_what_is_not_certain_is_left_to_the_engine(
+def test_uncertain_field_conditions_are_not_pushed_down(
     names: tuple[str, ...], op: Op, literal: int | str
 ) -> None:
     assert field_comparison(SCHEMA, names, op, literal) is None

@@ -87,7 +87,9 @@ def is_part(cost: tuple[int, int], whole: tuple[int, int]) -> bool:
     return 0 < cost[0] < whole[0] / 3 and 0 < cost[1] < whole[1] / 3
 
 
-def test_a_scan(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+def test_scan_reads_only_matching_bytes(
+    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+) -> None:
     late = tier.where("partition = 1 AND offset >= 3000")
     assert is_part(wire.cost(lambda: late.to_table(threads=2)), whole)
     assert wire.cost(tier.where("topic = 'other'").to_table) == (0, 0)
@@ -104,7 +106,9 @@ def test_a_scan(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> No
     assert wire.cost(lambda: tier.select(["offset"]).to_table(threads=1)) == whole
 
 
-def test_polars(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+def test_polars_reads_only_matching_bytes(
+    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+) -> None:
     lazy = tier.to_lazy()
     late = (pl.col("partition") == 1) & (pl.col("offset") >= 3000)
     assert is_part(wire.cost(lambda: lazy.filter(late).collect()), whole)
@@ -116,7 +120,9 @@ def test_polars(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> No
     assert odd.collect().item() == sum(length % 3 == 1 for length in lengths)
 
 
-def test_duckdb(tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]) -> None:
+def test_duckdb_reads_only_matching_bytes(
+    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+) -> None:
     with closing(duckdb.connect()) as connection:
         connection.register("tier", tier.to_dataset())
 

@@ -53,14 +53,14 @@ def table_of(dataset: Any) -> pa.Table:  # noqa: ANN401  # Ray's Dataset is not 
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_all_rows(topic: str, level: IsolationLevel) -> None:
+def test_ray_returns_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
     base = scanned(topic, isolationLevel=level)
     assert_same_rows(table_of(base.to_ray()).cast(expected.schema), expected)
     assert base.to_ray().count() == expected.num_rows
 
 
-def test_conditions_and_columns(tmp_path: Path) -> None:
+def test_ray_pushes_conditions_and_columns_down(tmp_path: Path) -> None:
     from ray.data.expressions import col
 
     expected = expected_table("txn", "read_committed")
@@ -82,14 +82,14 @@ def test_conditions_and_columns(tmp_path: Path) -> None:
     )
 
 
-def test_a_condition_that_means_nothing_here() -> None:
+def test_ray_condition_without_translation_is_applied() -> None:
     expected = expected_table("txn", "read_committed")
     found = scanned("txn").to_ray().filter(lambda row: len(row["value"] or b"") % 3 == 1)
     lengths = (len(value or b"") for value in expected["value"].to_pylist())
     assert found.count() == sum(length % 3 == 1 for length in lengths)
 
 
-def test_a_condition_that_is_handed_over_and_means_nothing_here() -> None:
+def test_ray_pushed_condition_without_translation_is_applied() -> None:
     from ray.data.expressions import col
 
     condition = (col("offset") + col("partition") * 2 > 3000) | col("key").is_null()
@@ -104,7 +104,7 @@ def test_a_condition_that_is_handed_over_and_means_nothing_here() -> None:
     assert sorted(found["offset"].to_pylist()) == sorted(due)
 
 
-def test_a_limit_is_rays() -> None:
+def test_ray_refuses_a_limited_scan() -> None:
     assert len(scanned("txn").to_ray().take(5)) == 5
     with pytest.raises(InvalidOptionError, match="its own limit"):
         scanned("txn").limit(5).to_ray()

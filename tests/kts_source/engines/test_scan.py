@@ -19,12 +19,12 @@ import pytest
 
 import kts_source
 from kts_source import metrics
-from kts_source.engines import planned_once
+from kts_source.engines import base_scan
 from kts_source.errors import InvalidOptionError, TieredKafkaError
 from kts_source.planning import planner
-from kts_source.read import run_task as run_task_module
+from kts_source.read import read_task as run_task_module
 from kts_source.read.read_task import read_task
-from kts_source.spark.shared_process import few_batches
+from kts_source.spark.sail import read_few_batches
 from tests.golden_data import (
     ISOLATION_LEVELS,
     TIER,
@@ -54,7 +54,7 @@ def places(table: pa.Table) -> list[tuple[str, int, int]]:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows(topic: str, level: IsolationLevel) -> None:
+def test_scan_returns_all_rows(topic: str, level: IsolationLevel) -> None:
     found = scanned(topic, isolationLevel=level, targetPartitionBytes="64k")
     expected = expected_table(topic, level)
     table = found.to_table(threads=2)
@@ -68,7 +68,7 @@ def test_rows(topic: str, level: IsolationLevel) -> None:
     assert_same_rows(pa.Table.from_batches(by_tasks, found.schema), expected)
 
 
-def test_columns_are_chosen_and_ordered() -> None:
+def test_select_chooses_and_orders_columns() -> None:
     part = scanned().select(["offset", "Key", "leaderEpoch"])
     assert part.columns == ("offset", "key", "leaderEpoch")
     table = part.to_table()
@@ -94,7 +94,7 @@ def test_columns_are_chosen_and_ordered() -> None:
         ("value LIKE '%1%'", lambda t: t["value"].map(lambda v: v is not None and b"1" in v)),
     ],
 )
-def test_where_leaves_out_what_it_says(level: IsolationLevel, condition: str, mask: object) -> None:
+def test_where_skips_rows(level: IsolationLevel, condition: str, mask: object) -> None:
     expected = expected_table("txn", level)
     frame = expected.to_pandas()
     keep = mask(frame)  # type: ignore[operator]
@@ -106,7 +106,7 @@ def test_where_leaves_out_what_it_says(level: IsolationLevel, condition: str, ma
     assert_same_rows(base.to_table(), expected)
 
 
-def test_where_twice_and_with_the_option() -> None:
+def test_where_conditions_are_combined() -> None:
     base = scanned(where="offset >= 100")
     found = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
     expected = expected_table("txn", "read_committed")
@@ -117,13 +117,13 @@ def test_where_twice_and_with_the_option() -> None:
     assert found["offset"].to_pylist() == expected.filter(mask)["offset"].to_pylist()
 
 
-def test_times_without_a_zone_are_refused_unless_there_is_one() -> None:
+def test_where_refuses_times_without_a_zone() -> None:
     with pytest.raises(InvalidOptionError, match="time zone"):
         scanned().where("timestamp > '2024-01-01 00:00:00'")
     assert scanned(timeZone="UTC").where("timestamp > '2020-01-01 00:00:00'").count() > 0
 
 
-def test_a_limit_gives_the_first_rows_and_reads_little() -> None:
+def test_limit_returns_the_first_rows_and_reads_little() -> None:
     base = scanned(targetPartitionBytes="32k")
     whole = base.to_table()
     for rows in (0, 1, 10, 5000, 10**9):
@@ -138,7 +138,7 @@ def test_a_limit_gives_the_first_rows_and_reads_little() -> None:
         base.limit(5).where("offset > 1")
 
 
-def test_a_limit_waits_for_no_row_that_it_does_not_give(tmp_path: Path) -> None:
+def test_limit_does_not_wait_for_later_rows(tmp_path: Path) -> None:
     base = scanned(metricsPath=tmp_path.as_uri())
     assert base.limit(10).to_table().num_rows == 10
     (task,) = base.tasks[:1]
@@ -146,7 +146,7 @@ def test_a_limit_waits_for_no_row_that_it_does_not_give(tmp_path: Path) -> None:
     assert [one.rows for one in metrics.summary(str(tmp_path)).tasks] == [10, 10]
 
 
-def test_only_who_may_stop_early_waits_for_a_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_start_applies_only_to_readers_that_may_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[bool] = []
     real = read_task
 
@@ -169,10 +169,10 @@ def test_only_who_may_stop_early_waits_for_a_first_request(monkeypatch: pytest.M
     assert waited(lambda: base.limit(5).to_table()) == [True]
     assert waited(lambda: list(base.read_task(first))) == [False]
     assert waited(lambda: list(base.limit(5).read_task(first))) == [True]
-    assert waited(lambda: list(few_batches(first, base.task_reader.options))) == [False]
+    assert waited(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
 
 
-def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_scans_share_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[ScanPlan] = []
     real = planner.plan_scan
 
@@ -180,7 +180,7 @@ def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch
         plans.append(real(*arguments))  # type: ignore[arg-type]
         return plans[-1]
 
-    monkeypatch.setattr(planned_once, "plan_scan", counted)
+    monkeypatch.setattr(base_scan, "plan_scan", counted)
     base = scanned()
     first = base.where("offset > 100").limit(3)
     assert plans == [], "nothing is asked before it is wanted"
@@ -191,7 +191,7 @@ def test_all_that_comes_from_a_scan_has_its_plan(monkeypatch: pytest.MonkeyPatch
     assert len(plans) == 1
 
 
-def test_tasks_are_read_elsewhere(tmp_path: Path) -> None:
+def test_tasks_are_read_in_another_process(tmp_path: Path) -> None:
     base = scanned(targetPartitionBytes="64k").where("partition = 1").select(["offset"])
     (tmp_path / "reader").write_bytes(pickle.dumps(base.task_reader))
     (tmp_path / "tasks").write_bytes(pickle.dumps(base.tasks))
@@ -208,7 +208,7 @@ def test_tasks_are_read_elsewhere(tmp_path: Path) -> None:
     assert int(done.stdout) == base.count() > 0
 
 
-def test_no_credential_shows() -> None:
+def test_repr_shows_no_credential() -> None:
     source = {
         "path": "s3://bucket",
         "subscribe": "orders",
@@ -221,7 +221,7 @@ def test_no_credential_shows() -> None:
     assert "offset" in found._repr_html_()
 
 
-def test_tasks_hold_no_credential() -> None:
+def test_tasks_have_no_credential() -> None:
     keys = {"s3.access-key-id": "the-id-of-a-key", "s3.secret-access-key": "the-secret-of-a-key"}
     found = scanned(**keys)
     assert found.tasks
@@ -230,7 +230,7 @@ def test_tasks_hold_no_credential() -> None:
     assert b"the-secret-of-a-key" in pickle.dumps(found.task_reader), "it opens the store"
 
 
-def test_a_plan_shows_in_a_notebook() -> None:
+def test_plan_is_shown_in_notebooks() -> None:
     found = scanned()
     assert "txn-0" not in found._repr_html_()
     _ = found.plan
@@ -238,7 +238,7 @@ def test_a_plan_shows_in_a_notebook() -> None:
     assert "[0, " in found._repr_html_()
 
 
-def test_letting_a_stream_go_ends_what_is_under_way() -> None:
+def test_dropped_stream_ends_requests() -> None:
     base = scanned(targetPartitionBytes="32k")
     for threads in (1, 3):
         reader = base.to_reader(threads=threads)
@@ -249,7 +249,7 @@ def test_letting_a_stream_go_ends_what_is_under_way() -> None:
         assert not [one for one in threading.enumerate() if one.name.startswith("kts-")]
 
 
-def test_an_error_names_its_place(tmp_path: Path) -> None:
+def test_scan_error_names_its_location(tmp_path: Path) -> None:
     for file in (TIER / "tiered").rglob("*"):
         if file.is_file() and "/txn-" in str(file):
             copy = tmp_path / file.relative_to(TIER)
@@ -264,7 +264,7 @@ def test_an_error_names_its_place(tmp_path: Path) -> None:
             kts_source.scan(source).to_table(threads=threads)
 
 
-def test_frames_and_streams() -> None:
+def test_scan_converts_to_frames_and_streams() -> None:
     base = scanned("codecs")
     expected = expected_table("codecs", "read_committed")
     frame = base.to_pandas()
@@ -275,7 +275,7 @@ def test_frames_and_streams() -> None:
     assert pa.RecordBatchReader.from_stream(base).read_all().num_rows == expected.num_rows
 
 
-def test_progress_tells_the_bytes_of_tasks() -> None:
+def test_progress_reports_bytes_of_tasks() -> None:
     base = scanned(targetPartitionBytes="32k")
     told: list[tuple[int, int]] = []
     with closing(base.batches(threads=2, progress=lambda *both: told.append(both))) as batches:
@@ -284,7 +284,7 @@ def test_progress_tells_the_bytes_of_tasks() -> None:
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-def test_what_only_a_stream_may_have_is_refused() -> None:
+def test_stream_options_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
         scanned(startingOffsets="latest")
 
@@ -298,7 +298,7 @@ def test_what_only_a_stream_may_have_is_refused() -> None:
         ("to_ray", "ray.data"),
     ],
 )
-def test_a_library_that_is_missing_is_named(
+def test_missing_library_is_named(
     method: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -309,10 +309,10 @@ def test_a_library_that_is_missing_is_named(
 _ENDLESS = """
 import os, sys, time
 import kts_source
-from kts_source.engines import task_reader
+from kts_source.engines.base_scan import TaskRun
 from tests.golden_data import tier_options
 
-real = task_reader.OpenedTasks._read
+real = TaskRun._read
 
 def endless(self, number):
     while True:
@@ -320,7 +320,7 @@ def endless(self, number):
         os.write(1, b"read\\n")  # whole lines, whichever thread writes
         time.sleep(0.01)
 
-task_reader.OpenedTasks._read = endless
+TaskRun._read = endless
 scan = kts_source.scan(tier_options("txn", targetPartitionBytes="32k"))
 with scan.to_reader(threads=int(sys.argv[1])) as reader:
     for batch in reader:
@@ -329,7 +329,7 @@ with scan.to_reader(threads=int(sys.argv[1])) as reader:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_ctrl_c_ends_a_read_at_once(threads: int) -> None:
+def test_ctrl_c_ends_a_read_immediately(threads: int) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", _ENDLESS, str(threads)],
         stdout=subprocess.PIPE,

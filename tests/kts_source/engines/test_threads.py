@@ -130,7 +130,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
     return found
 
 
-def test_the_watchdog_sees_locks_taken_in_both_orders() -> None:
+def test_watchdog_detects_inconsistent_lock_orders() -> None:
     orders = Orders()
     one, other = (WatchedLock(threading.Lock(), name, orders) for name in ("one", "other"))
     with one, other:
@@ -189,7 +189,9 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.s3
-def test_readers_of_all_kinds_at_once(orders: Orders, s3_server: S3Server, tmp_path: Path) -> None:
+def test_concurrent_readers_take_locks_in_one_order(
+    orders: Orders, s3_server: S3Server, tmp_path: Path
+) -> None:
     cached = {"cacheDir": str(tmp_path / "cache"), "chunkCacheBytes": "50m"}
     far = {"path": f"s3://{s3_server.upload(TIER)}", **s3_server.options}
     places = [{}, {}, far, {**far, **cached}, cached]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from kts_source.errors import BrokerError, DataLossError, ObjectNotFoundError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read import fallback
+from kts_source.read import broker_rows
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -69,7 +69,7 @@ def in_one_thread() -> Iterator[None]:
     """Plans and reads in this thread alone; and any number of slices may be lost."""
     with (
         without_threads(),
-        mock.patch.object(fallback, "_MOST_ALIKE", 1 << 30),
+        mock.patch.object(broker_rows, "_MAX_SAME_FAILURES", 1 << 30),
     ):
         yield
 

@@ -100,10 +100,10 @@ def fetch(
     threads: int = 4,
     prefetch_bytes: int = 1000,
     slow_start: bool = False,
-    meanwhile: Callable[[], object] | None = None,
+    while_waiting: Callable[[], object] | None = None,
 ) -> Generator[Fetched[FetchRequest]]:
     ahead = ReadAhead(threads, prefetch_bytes, slow_start=slow_start)
-    return fetch_ranges(reads(store), wanted, ahead, meanwhile=meanwhile)
+    return fetch_ranges(reads(store), wanted, ahead, while_waiting=while_waiting)
 
 
 def fetching(

@@ -13,7 +13,7 @@ import pytest
 
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from tests.golden_data import TIER, tier_options
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def fetch_threads() -> list[str]:
 @pytest.mark.parametrize(
     "batches", [0, *(pytest.param(few, marks=pytest.mark.slow) for few in (1, 3, None))]
 )
-def test_no_thread_and_no_socket_is_left(s3_server: S3Server, batches: int | None) -> None:
+def test_task_closed_early_leaves_no_threads_or_sockets(
+    s3_server: S3Server, batches: int | None
+) -> None:
     bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
     s3_server.close()
     options = parse_options(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from kts_source.broker.broker_range import BrokerRange
 from kts_source.errors import DataLossError, TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read import fallback
+from kts_source.read import broker_rows
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
@@ -42,13 +43,13 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
 @pytest.mark.parametrize("log_start", [0, 1, 3, 11])
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("lost", range(8))
-def test_any_slice_of_a_segment_gives_its_rows(
+def test_fallback_of_any_slice_returns_its_rows(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
     # An index entry has the last offset of an append, and the position of its first batch: rows
     # were once missing, or there twice, where a follower had written many batches at once. And a
     # log start inside of the segment, below the slice, was once taken for a loss.
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
@@ -92,10 +93,10 @@ def test_any_slice_of_a_segment_gives_its_rows(
 
 @pytest.mark.parametrize("batches_per_append", [1, 5])
 @pytest.mark.parametrize("moved", [1, 12, 13, 61, 100, 119])
-def test_a_log_start_that_moves_behind_the_plan(
+def test_fallback_skips_offsets_deleted_after_planning(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, moved: int
 ) -> None:
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
@@ -141,9 +142,9 @@ def test_a_log_start_that_moves_behind_the_plan(
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     # Batches are counted back from the segment's end then; the log start may move meanwhile.
-    monkeypatch.setattr(fallback, "_MOST_ALIKE", 1 << 30)
+    monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))
     end = log.end_offset()
@@ -191,7 +192,7 @@ def test_a_log_start_that_moves_all_the_time(monkeypatch: pytest.MonkeyPatch, se
     assert set(range(served.log.log_start, end)) <= set(found)
 
 
-def test_scans_that_take_turns_are_bounded_each() -> None:
+def test_fallback_limits_failures_of_each_scan() -> None:
     # Two scans whose tasks took turns in a process once reset each other's count, so both were
     # moved onto the brokers altogether.
     store: dict[str, bytes] = {}
@@ -226,3 +227,41 @@ def test_scans_that_take_turns_are_bounded_each() -> None:
                     failed.append((place.scan, place.stage, error.message))
     assert [one[:2] for one in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
     assert all("3 slices before it failed alike" in text for _, _, text in failed)
+
+
+def test_slices_and_ranges_of_a_task_have_the_same_columns() -> None:
+    # The fallback needs the offsets of slices, which must not become a column of the ranges.
+    store: dict[str, bytes] = {}
+    writer = LocalTierWriter(store, topic="t", partition=0)
+    log = _log(1)
+    (files,) = log.segments
+    writer.write_segment(files)
+    with FakeCluster() as cluster:
+        cluster.create("t", [FakePartition(fake_log(log))], uuid_from_text(writer.topic_id))
+        options = parse_options(
+            {
+                "path": "/",
+                "layout": "local-tiered-storage",
+                "subscribe": "t",
+                "kafka.bootstrap.servers": cluster.bootstrap,
+                "columns": "value",
+            }
+        )
+        tier = Tier(MemoryStore(store))
+        (task,) = plan_scan(options, tier).tasks
+        (task_slice,) = task.slices
+        broker_range = BrokerRange(
+            topic="t",
+            topic_id=task_slice.topic_id,
+            partition=0,
+            leader_epoch=task_slice.lineage[-1].epoch,
+            start_offset=0,
+            stop_offset=log.end_offset(),
+            read_committed=False,
+            nominal_bytes=1,
+        )
+        both = dataclasses.replace(task, ranges=(broker_range,))
+        reader = SegmentSource(tier, options.key_ring)
+        batches = list(read_task(both, reader, ReadSettings.of(options)))
+    assert {tuple(batch.schema.names) for batch in batches} == {("value",)}
+    assert sum(batch.num_rows for batch in batches) == 2 * log.end_offset()

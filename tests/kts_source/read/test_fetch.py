@@ -46,7 +46,7 @@ def no_thread_is_left() -> Iterator[None]:
     prefetch_bytes=st.integers(0, 2000),
     slow_start=st.booleans(),
 )
-def test_results_are_the_ranges_in_order(
+def test_fetch_returns_ranges_in_order(
     sizes: list[int], threads: int, prefetch_bytes: int, slow_start: bool
 ) -> None:
     store = RecordingStore()
@@ -66,14 +66,14 @@ def test_results_are_the_ranges_in_order(
     assert store.most_running <= threads
 
 
-def test_nothing_is_read_before_it_is_asked_for() -> None:
+def test_fetch_reads_nothing_before_the_first_next() -> None:
     store = RecordingStore()
     with fetching(store, requests(3)):
         assert store.asked == []
         assert fetch_threads() == []
 
 
-def test_read_ahead_is_bounded_in_bytes() -> None:
+def test_read_ahead_limits_bytes() -> None:
     store = RecordingStore()
     with fetching(store, requests(20), threads=16, prefetch_bytes=350) as results:
         next(results)
@@ -85,7 +85,7 @@ def test_read_ahead_is_bounded_in_bytes() -> None:
         assert len(store.asked) == 5
 
 
-def test_read_ahead_is_bounded_in_requests() -> None:
+def test_read_ahead_limits_requests() -> None:
     store = RecordingStore()
     store.gate.clear()
     with fetching(store, requests(50), threads=3, prefetch_bytes=1 << 30) as results:
@@ -99,7 +99,7 @@ def test_read_ahead_is_bounded_in_requests() -> None:
     assert len(store.asked) < 50
 
 
-def test_tiny_ranges_make_no_long_queue() -> None:
+def test_tiny_ranges_keep_the_queue_short() -> None:
     store = RecordingStore()
     taken = 0
 
@@ -114,7 +114,7 @@ def test_tiny_ranges_make_no_long_queue() -> None:
         assert taken < 30
 
 
-def test_a_range_larger_than_the_read_ahead_is_read_alone() -> None:
+def test_range_larger_than_prefetch_is_read_alone() -> None:
     store = RecordingStore()
     with fetching(store, requests(3, size=1000), prefetch_bytes=10) as results:
         next(results)
@@ -122,7 +122,7 @@ def test_a_range_larger_than_the_read_ahead_is_read_alone() -> None:
         assert [one.request for one in results] == requests(3, size=1000)[1:]
 
 
-def test_an_error_comes_in_its_place() -> None:
+def test_read_error_is_raised_in_order() -> None:
     store = RecordingStore()
     store.failing = {200: ObjectNotFoundError("gone"), 100: StoreError("earlier")}
     results = fetch(store, requests(20))
@@ -135,7 +135,7 @@ def test_an_error_comes_in_its_place() -> None:
     assert len(store.asked) < 20
 
 
-def test_an_error_of_the_plan_comes_in_its_place() -> None:
+def test_request_iterator_error_is_raised_in_order() -> None:
     def broken() -> Iterator[FetchRequest]:
         yield from requests(3)
         raise RuntimeError("no more")
@@ -147,7 +147,7 @@ def test_an_error_of_the_plan_comes_in_its_place() -> None:
             next(results)
 
 
-def test_closing_ends_what_is_under_way() -> None:
+def test_close_ends_requests_under_way() -> None:
     store = RecordingStore()
     results = fetch(store, requests(50), threads=3)
     next(results)
@@ -161,7 +161,7 @@ def test_closing_ends_what_is_under_way() -> None:
     assert next(results, None) is None
 
 
-def test_a_forgotten_fetch_ends() -> None:
+def test_garbage_collected_fetch_ends() -> None:
     store = RecordingStore()
     results = fetch(store, requests(50))
     next(results)
@@ -171,7 +171,7 @@ def test_a_forgotten_fetch_ends() -> None:
     assert fetch_threads() == []
 
 
-def test_closing_interrupts_the_pause_before_a_retry() -> None:
+def test_close_interrupts_the_retry_pause() -> None:
     class Throttled(RecordingStore):
         def get_range(
             self, key: str, start: int, stop: int, *, version: str | None = None
@@ -195,7 +195,7 @@ def test_closing_interrupts_the_pause_before_a_retry() -> None:
 
 
 @pytest.mark.s3
-def test_closing_aborts_requests_that_stall(s3_server: S3Server) -> None:
+def test_close_aborts_stalled_requests(s3_server: S3Server) -> None:
     bucket = s3_server.make_bucket()
     for key in ("answered", "stalled"):
         s3_server.put(bucket, key, DATA)
@@ -212,7 +212,7 @@ def test_closing_aborts_requests_that_stall(s3_server: S3Server) -> None:
         store.close()
 
 
-def test_ranges_of_several_objects_of_a_real_store(tmp_path: Path) -> None:
+def test_fetch_reads_several_objects_of_a_store(tmp_path: Path) -> None:
     wanted = []
     for name in "abc":
         (tmp_path / name).write_bytes(name.encode() * 1000)
@@ -227,6 +227,6 @@ def test_ranges_of_several_objects_of_a_real_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("threads", "prefetch_bytes"), [(0, 1), (1, -1)])
-def test_bounds_out_of_range_are_refused(threads: int, prefetch_bytes: int) -> None:
+def test_read_ahead_refuses_limits_out_of_range(threads: int, prefetch_bytes: int) -> None:
     with pytest.raises(ValueError, match="out of range"):
         fetch(RecordingStore(), [], threads=threads, prefetch_bytes=prefetch_bytes)

@@ -31,7 +31,7 @@ def no_thread_is_left() -> Iterator[None]:
     assert fetch_threads() == []
 
 
-def test_slow_start_reads_one_range_until_the_second_is_wanted() -> None:
+def test_slow_start_reads_one_range_first() -> None:
     store = RecordingStore()
     with fetching(store, requests(20), slow_start=True) as results:
         first = next(results)
@@ -42,7 +42,7 @@ def test_slow_start_reads_one_range_until_the_second_is_wanted() -> None:
         assert len(store.asked) == 12
 
 
-def test_slow_start_reads_little_in_all_until_more_is_wanted(
+def test_slow_start_limits_early_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kts_source.read.fetch.EARLY_BYTES", 1000)
@@ -61,7 +61,7 @@ def test_slow_start_reads_little_in_all_until_more_is_wanted(
         assert len(store.asked) == 61
 
 
-def test_the_consumer_works_while_it_waits_for_a_slow_start() -> None:
+def test_slow_start_runs_work_while_waiting() -> None:
     store, threads = RecordingStore(), []
     store.gate.clear()
 
@@ -70,28 +70,28 @@ def test_the_consumer_works_while_it_waits_for_a_slow_start() -> None:
         threads.append(threading.current_thread())
         store.gate.set()  # the answer comes only once the work is done
 
-    with fetching(store, requests(5), slow_start=True, meanwhile=work) as results:
+    with fetching(store, requests(5), slow_start=True, while_waiting=work) as results:
         assert b"".join(bytes(one.data) for one in results) == DATA[:500]
     assert threads == [threading.current_thread()]
 
 
-def test_an_answer_that_is_there_is_not_kept_waiting() -> None:
+def test_ready_answer_is_returned_without_work() -> None:
     done: list[None] = []
     with fetching(
-        RecordingStore(), requests(5), slow_start=True, meanwhile=lambda: done.append(None)
+        RecordingStore(), requests(5), slow_start=True, while_waiting=lambda: done.append(None)
     ) as results:
         assert next(results).data == DATA[:100]
     assert done == []
 
 
-def test_only_a_slow_start_has_time_for_other_work() -> None:
+def test_work_runs_only_in_a_slow_start() -> None:
     store, done = RecordingStore(), list[None]()
-    with fetching(store, requests(5), meanwhile=lambda: done.append(None)) as results:
+    with fetching(store, requests(5), while_waiting=lambda: done.append(None)) as results:
         assert len(list(results)) == 5
     assert done == []
 
 
-def test_an_error_of_the_work_is_no_error_of_the_fetch() -> None:
+def test_work_error_is_ignored() -> None:
     store = RecordingStore()
     store.gate.clear()
 
@@ -99,7 +99,7 @@ def test_an_error_of_the_work_is_no_error_of_the_fetch() -> None:
         store.gate.set()
         raise ImportError("no decoder")
 
-    with fetching(store, requests(2), slow_start=True, meanwhile=work) as results:
+    with fetching(store, requests(2), slow_start=True, while_waiting=work) as results:
         assert next(results).data == DATA[:100]
 
 
@@ -147,24 +147,24 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
     return own
 
 
-def test_bytes_in_memory_are_read_by_who_wants_them_and_not_ahead(
+def test_near_bytes_are_read_by_the_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert all(read_near([0.0] * 100, monkeypatch))
 
 
-def test_waiting_for_a_core_is_not_waiting_for_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_reads_tolerate_waiting_for_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(read_near([0.0008, 0.0008, 0.0008, 0.04] + [0.0008] * 96, monkeypatch))
 
 
-def test_bytes_that_come_slowly_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_near_bytes_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
 
 
-def test_fast_bytes_do_not_pay_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_near_reads_earn_no_credit_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
 
 
-def test_large_requests_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_near_requests_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "_NEAR_BYTES_PER_SECOND", 100.0)
     assert all(read_near([0.1] * 50, monkeypatch))

@@ -9,7 +9,7 @@ import pytest
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read import segment_source, slice_boundaries
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.record.framing import ENTRY_PREFIX_SIZE
@@ -39,7 +39,7 @@ class Far(LocalStore):
 
 @pytest.mark.parametrize("first", [1, 17, 1000, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
 @pytest.mark.parametrize("target", ["300k", "1g"])
-def test_of_plain_chunks_no_more_than_the_first_request_is_read(
+def test_first_request_of_plain_chunks_is_small(
     monkeypatch: pytest.MonkeyPatch, first: int, target: str
 ) -> None:
     options = {**tier_options("codecs"), "targetPartitionBytes": target}
@@ -56,7 +56,7 @@ def test_of_plain_chunks_no_more_than_the_first_request_is_read(
     assert read <= plan.nominal_bytes + cuts * ENTRY_PREFIX_SIZE
 
 
-def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_request_reads_a_whole_compressed_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**tier_options("crashed"), "targetPartitionBytes": "1g"}
     plan = plan_scan(parse_options(options))
     expected = scan(options)
@@ -69,7 +69,7 @@ def test_a_compressed_chunk_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_task_that_is_read_whole_begins_alike(
+def test_first_request_of_a_whole_task_is_small(
     monkeypatch: pytest.MonkeyPatch, *, whole: bool
 ) -> None:
     """A few bytes are there sooner than a chunk; but others are asked for beside them."""

@@ -78,7 +78,7 @@ def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
     return f"/schemas/guids/{version.guid}"
 
 
-def test_avro_of_two_versions(
+def test_avro_guids_of_two_versions_are_decoded(
     server: Registry, client: SchemaRegistryClient, tmp_path: Path
 ) -> None:
     records, paths = [SimpleRecord(b"\0\0\0\0\7\6")], ["/schemas/ids/7?subject=orders-value"]
@@ -102,7 +102,7 @@ def test_avro_of_two_versions(
     assert sorted(server.asked) == sorted(paths)
 
 
-def test_json_asks_nobody(client: SchemaRegistryClient, tmp_path: Path) -> None:
+def test_json_with_guids_needs_no_registry(client: SchemaRegistryClient, tmp_path: Path) -> None:
     serializer = JSONSerializer(json.dumps(JSON_SCHEMA), client, conf=IN_HEADERS)
     records = serialized(serializer, {"a": 7})
     assert [one.value[:1] for one in records if one.value] == [b"{", b"\1"]
@@ -112,7 +112,9 @@ def test_json_asks_nobody(client: SchemaRegistryClient, tmp_path: Path) -> None:
         assert table["value"].to_pylist() == [{"a": 7}]
 
 
-def test_protobuf(server: Registry, client: SchemaRegistryClient, tmp_path: Path) -> None:
+def test_protobuf_guids_are_decoded(
+    server: Registry, client: SchemaRegistryClient, tmp_path: Path
+) -> None:
     file = sample_file("proto3")
     order = message_class(file, "s.Order")
     serializer = ProtobufSerializer(order, client, {"use.deprecated.format": False, **IN_HEADERS})

@@ -42,7 +42,7 @@ def alive() -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), threads=st.integers(1, 5))
-def test_all_batches_come_once(sizes: list[int], threads: int) -> None:
+def test_all_batches_are_returned_once(sizes: list[int], threads: int) -> None:
     due = [(number, at) for number, size in enumerate(sizes) for at in range(size)]
     assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
     loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
@@ -51,7 +51,7 @@ def test_all_batches_come_once(sizes: list[int], threads: int) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_late_read_holds_up_the_others_only_where_order_is_wanted(ordered: bool) -> None:
+def test_late_read_delays_others_only_if_ordered(ordered: bool) -> None:
     second_has_ended = threading.Event()
 
     def late() -> Iterator[pa.RecordBatch]:
@@ -71,7 +71,7 @@ def test_a_late_read_holds_up_the_others_only_where_order_is_wanted(ordered: boo
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_an_error_comes_out_and_ends_the_others(ordered: bool) -> None:
+def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         yield batch(1, 0)
         raise ValueError("of this read")
@@ -86,7 +86,7 @@ def test_an_error_comes_out_and_ends_the_others(ordered: bool) -> None:
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
-def test_an_error_that_is_kept_keeps_no_batches(fails_late: bool) -> None:
+def test_kept_error_releases_batches(fails_late: bool) -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def broken() -> Iterator[pa.RecordBatch]:
@@ -110,7 +110,7 @@ def test_an_error_that_is_kept_keeps_no_batches(fails_late: bool) -> None:
     assert pa.total_allocated_bytes() - before < size
 
 
-def test_an_interrupt_that_is_kept_keeps_no_batches() -> None:
+def test_kept_interrupt_releases_batches() -> None:
     size, waiting = 1 << 20, threading.Event()
 
     def large() -> Iterator[pa.RecordBatch]:
@@ -134,7 +134,7 @@ def test_an_interrupt_that_is_kept_keeps_no_batches() -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_closing_early_ends_threads_and_reads(ordered: bool) -> None:
+def test_close_ends_threads_and_reads(ordered: bool) -> None:
     closed: list[int] = []
 
     def endless(number: int) -> Iterator[pa.RecordBatch]:
@@ -152,7 +152,7 @@ def test_closing_early_ends_threads_and_reads(ordered: bool) -> None:
     assert 0 in closed
 
 
-def test_what_waits_for_a_slow_consumer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "WAITING_BYTES", 4 * batch(0, 0).nbytes)
     lock, begun = threading.Lock(), [0]
 
@@ -172,7 +172,7 @@ def test_what_waits_for_a_slow_consumer_is_bounded(monkeypatch: pytest.MonkeyPat
                 assert begun[0] - taken <= 18
 
 
-def test_nothing_runs_before_the_first_batch_is_wanted() -> None:
+def test_no_thread_starts_before_the_first_next() -> None:
     batches = in_threads(reads_of([5]), 2, ordered=True)
     time.sleep(0.01)
     assert alive() == []

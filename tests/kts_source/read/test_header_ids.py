@@ -13,7 +13,7 @@ import pytest
 import kts_source
 from kts_source.errors import InvalidValueError
 from kts_source.options.value_formats import AVRO_CONFLUENT, FAILFAST, ColumnFormat
-from kts_source.read.header_ids import framed
+from kts_source.read.value_decoders import framed
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def numbers(*values: int) -> bytes:
     return bytes(2 * value for value in values)
 
 
-def test_a_guid_counts_in_the_header_and_in_front(tmp_path: Path) -> None:
+def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     by_guid = ("__value_schema_id", GUID)
     # Behind five bytes of what is no header, there would be six numbers.
     value = numbers(0, 0, 0, 0, 7, 0)
@@ -99,7 +99,7 @@ def test_a_guid_counts_in_the_header_and_in_front(tmp_path: Path) -> None:
         ("value.a IS NULL OR value.a < 2", [1, None, 0]),
     ],
 )
-def test_an_id_in_the_header_counts(tmp_path: Path, where: str, expected: list[int | None]) -> None:
+def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int | None]) -> None:
     records = [
         record(numbers(1, 2, 3, 4, 5, 6), ("other", b"\0"), ("__value_schema_id", ID)),
         record(ID + numbers(2, 2, 3, 4, 5, 6), ("other", None)),
@@ -115,7 +115,7 @@ def test_an_id_in_the_header_counts(tmp_path: Path, where: str, expected: list[i
 
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
-def test_apicurios_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
     # Read as if there was no header, it would be the value of schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [
@@ -140,7 +140,7 @@ BIG = (1 << 40).to_bytes(8, "big")
 SEVEN = bytes(7) + b"\7"
 
 
-def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
+def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     one = numbers(1, 2, 3, 4, 5, 6)
     name, other = "apicurio.value.globalId", "apicurio.value.contentId"
     records = [
@@ -174,7 +174,7 @@ def test_ids_of_apicurios_serializers(tmp_path: Path) -> None:
     assert {row for row, given in enumerate(found) if given is not None} == {1, 9}
 
 
-def test_a_keys_id(tmp_path: Path) -> None:
+def test_key_id_is_read_from_header(tmp_path: Path) -> None:
     guid = SimpleRecord(b"v", b'{"a": 3}', (("__key_schema_id", GUID),))
     none = SimpleRecord(b"v", b'{"a": 3}', (("__value_schema_id", GUID),))
     plain = SimpleRecord(b"v", ID + b"{}")
@@ -186,7 +186,7 @@ def test_a_keys_id(tmp_path: Path) -> None:
     assert table["keyError"].to_pylist()[:2] == [None, None]
 
 
-def test_the_columns_of_the_table_stay_what_they_are(tmp_path: Path) -> None:
+def test_header_ids_add_no_columns(tmp_path: Path) -> None:
     source = options(tmp_path, [record(ID + numbers(1, 2, 3, 4, 5, 6), ("h", b"v"))])
     assert "headers" not in kts_source.scan(source).to_table().schema.names
     wanted = kts_source.scan(source | {"columns": "headers,value"}).to_table()
@@ -194,7 +194,7 @@ def test_the_columns_of_the_table_stay_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_as_a_loop_has_it(seed: int) -> None:
+def test_framed_equals_a_loop_over_headers(seed: int) -> None:
     chance = random.Random(seed)
     names = ["__value_schema_id", "__key_schema_id", "x", "apicurio.key.encoding"]
     if seed % 2:

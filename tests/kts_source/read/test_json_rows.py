@@ -72,7 +72,7 @@ def spoiled(tmp_path: Path) -> dict[str, str]:
     return write(tmp_path / "tier", [values, [value(100)]])
 
 
-def test_a_value_is_a_struct(tmp_path: Path) -> None:
+def test_json_value_becomes_a_struct(tmp_path: Path) -> None:
     values: list[bytes | None] = [value(number) for number in range(30)]
     values[4] = None
     scan = kts_source.scan(write(tmp_path, [values, [value(100)]]) | as_json())
@@ -84,7 +84,7 @@ def test_a_value_is_a_struct(tmp_path: Path) -> None:
     assert shown(table["value"].to_pylist()) == [*expected, row(100)]
 
 
-def test_only_some_fields(spoiled: dict[str, str]) -> None:
+def test_json_columns_select_fields(spoiled: dict[str, str]) -> None:
     options = as_json(**{"value.columns": "user.id, country", "value.mode": "DROPMALFORMED"})
     found = kts_source.scan(spoiled | options).select(["offset", "value"]).to_table()
     assert found["value"].type == parse_ddl("country string, user struct<id: int>")
@@ -93,7 +93,7 @@ def test_only_some_fields(spoiled: dict[str, str]) -> None:
     assert found["value"][7].as_py() == {"country": "CH", "user": {"id": 7}}
 
 
-def test_failfast_names_the_place_and_the_field(spoiled: dict[str, str]) -> None:
+def test_failfast_error_names_location_and_field(spoiled: dict[str, str]) -> None:
     with pytest.raises(
         InvalidValueError, match=r"value\.format' \(json\) says: amount: "
     ) as raised:
@@ -101,7 +101,7 @@ def test_failfast_names_the_place_and_the_field(spoiled: dict[str, str]) -> None
     assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("orders", 0, 3)
 
 
-def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
+def test_permissive_returns_null_and_reason(spoiled: dict[str, str]) -> None:
     options = as_json(**{"value.mode": "PERMISSIVE"})
     table = kts_source.scan(spoiled | options).to_table()
     reasons = table["valueError"].to_pylist()
@@ -112,13 +112,13 @@ def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
     assert nulls == [3, 4, 5, 12, 17, 25]
 
 
-def test_dropmalformed_leaves_out(spoiled: dict[str, str]) -> None:
+def test_dropmalformed_skips_rows(spoiled: dict[str, str]) -> None:
     scan = kts_source.scan(spoiled | as_json(**{"value.mode": "DROPMALFORMED"}))
     assert scan.count() == 27
     assert scan.to_table()["offset"].to_pylist() == [n for n in range(30) if n not in BAD] + [0]
 
 
-def test_a_schema_of_one_type_and_keys(tmp_path: Path) -> None:
+def test_json_schema_of_a_single_type_decodes_keys(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"[1, 2.0]", b"[]"]]) | as_json(**{"value.schema": "array<bigint>"})
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [[1, 2], []]
     # Keys are k0, k1: none of JSON.
@@ -128,7 +128,7 @@ def test_a_schema_of_one_type_and_keys(tmp_path: Path) -> None:
     assert table["keyError"][0].as_py()
 
 
-def test_values_with_confluents_header(tmp_path: Path) -> None:
+def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + value(1), None, value(2), b"\0\0\0\0\x09" + BAD[3][0], b""]
     options = as_json(**{"value.format": "json-confluent", "value.mode": "PERMISSIVE"})
     table = kts_source.scan(write(tmp_path, [values]) | options).to_table()
@@ -140,7 +140,7 @@ def test_values_with_confluents_header(tmp_path: Path) -> None:
     assert "shorter than the 5 bytes" in reasons[4]
 
 
-def test_a_ddl_is_text_or_a_file(tmp_path: Path) -> None:
+def test_json_ddl_is_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text(DDL)
     given = {"path": "/x", "subscribe": "t"}

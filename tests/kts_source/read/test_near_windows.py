@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kts_source.errors import TruncatedObjectError
 from kts_source.keyring import KeyRing
 from kts_source.layout.remote_segment import ObjectRef, SegmentObjects
 from kts_source.read import segment_source
-from kts_source.read.fetch import ReadAhead
+from kts_source.read.fetch import NO_READ_AHEAD, ReadAhead
 from kts_source.read.segment_source import SegmentSource, SegmentSpan
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
@@ -47,9 +48,7 @@ def reader(
 
 
 @given(ends=st.lists(st.tuples(ENDS, ENDS).map(sorted), min_size=1, max_size=3))
-def test_the_bytes_of_the_spans_and_not_one_more(
-    reader: SegmentSource, ends: list[list[int]]
-) -> None:
+def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list[int]]) -> None:
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)
     objects = SegmentObjects(log, index, False, None, {})
@@ -62,3 +61,27 @@ def test_the_bytes_of_the_spans_and_not_one_more(
         found[span.offset] += window
     assert found == [DATA[start:stop] for start, stop in ends]
     assert reader.store.counters.bytes - before == sum(stop - start for start, stop in ends)
+
+
+@pytest.mark.parametrize("ahead", [NO_READ_AHEAD, ReadAhead(2, 1000, slow_start=False)])
+def test_windows_error_has_the_span_that_failed(tmp_path: Path, ahead: ReadAhead) -> None:
+    (tmp_path / "whole.log").write_bytes(DATA)
+    (tmp_path / "cut.log").write_bytes(DATA[:50])
+    index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
+    whole, cut = (
+        SegmentObjects(ObjectRef(f"{name}.log", len(DATA), None), index, False, None, {})
+        for name in ("whole", "cut")
+    )
+    spans = [
+        SegmentSpan("t", 0, 1, whole, 0, len(DATA)),
+        SegmentSpan("t", 0, 2, cut, 0, 40),
+        SegmentSpan("t", 0, 3, cut, 40, len(DATA)),
+        SegmentSpan("t", 0, 4, whole, 0, len(DATA)),
+    ]
+    source = SegmentSource(Tier(Far(tmp_path)), KeyRing())
+    read: list[int] = []
+    with pytest.raises(TruncatedObjectError, match=r"cut\.log") as caught:
+        read.extend(span.offset for span, _ in source.windows(spans, read_ahead=ahead))
+    assert set(read) <= {1, 2}
+    assert caught.value.span is spans[2]
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("t", 0, 3)

@@ -41,7 +41,7 @@ def tier(tmp_path: Path) -> dict[str, str]:
     return write(tmp_path / "tier", [VALUES * 5])
 
 
-def test_a_value_is_a_struct(tier: dict[str, str], tmp_path: Path) -> None:
+def test_protobuf_value_becomes_a_struct(tier: dict[str, str], tmp_path: Path) -> None:
     scan = kts_source.scan(tier | as_protobuf(tmp_path, **{"value.mode": "PERMISSIVE"}))
     table = scan.to_table()
     table.validate(full=True)
@@ -61,7 +61,7 @@ def test_a_value_is_a_struct(tier: dict[str, str], tmp_path: Path) -> None:
     assert all(reasons[n].startswith("id: ") for n in BAD)
 
 
-def test_only_some_fields(tier: dict[str, str], tmp_path: Path) -> None:
+def test_protobuf_columns_select_fields(tier: dict[str, str], tmp_path: Path) -> None:
     options = as_protobuf(
         tmp_path, **{"value.columns": "main.prices,amount", "value.mode": "DROPMALFORMED"}
     )
@@ -72,13 +72,13 @@ def test_only_some_fields(tier: dict[str, str], tmp_path: Path) -> None:
     assert len(rows) == scan.count() == 25
 
 
-def test_failfast_names_the_place_and_the_field(tier: dict[str, str], tmp_path: Path) -> None:
+def test_failfast_error_names_location_and_field(tier: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"\(protobuf\) says: id: ") as raised:
         kts_source.scan(tier | as_protobuf(tmp_path)).to_table(threads=1)
     assert raised.value.offset == 3
 
 
-def test_values_with_confluents_header(tmp_path: Path) -> None:
+def test_protobuf_confluent_header_is_skipped(tmp_path: Path) -> None:
     head = b"\0\0\0\0\x07"
     # The order is the second message of its file; a zero means the first.
     values: list[bytes | None] = [head + b"\2\2" + WHOLE, None, head + b"\0" + WHOLE, WHOLE]
@@ -94,7 +94,7 @@ def test_values_with_confluents_header(tmp_path: Path) -> None:
     assert "neither byte 0" in reasons[3]
 
 
-def test_descriptors_are_read_once_and_travel(tier: dict[str, str], tmp_path: Path) -> None:
+def test_descriptors_are_read_once_and_pickled(tier: dict[str, str], tmp_path: Path) -> None:
     options = as_protobuf(tmp_path, **{"value.mode": "PERMISSIVE"})
     scan = kts_source.scan(tier | options)
     expected = scan.to_table()
@@ -109,7 +109,7 @@ def test_descriptors_are_read_once_and_travel(tier: dict[str, str], tmp_path: Pa
         ({"value.columns": "nothing"}, "or 'value.columns': .*nothing"),
     ],
 )
-def test_what_the_descriptors_lack_is_told_at_once(
+def test_missing_message_is_an_option_error(
     tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(InvalidOptionError, match=reason):

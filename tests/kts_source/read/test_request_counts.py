@@ -102,7 +102,7 @@ def stored_bytes(segments: int = SEGMENTS) -> int:
     return sum(sum(shape(number).stored_sizes) for number in range(segments))
 
 
-def test_a_full_scan_is_few_requests() -> None:
+def test_full_scan_sends_few_requests() -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes="4g")
     before = store.counters
@@ -118,7 +118,7 @@ def test_a_full_scan_is_few_requests() -> None:
 
 
 @pytest.mark.parametrize("target", ["3m", "8m", "20m"])
-def test_a_cut_costs_a_chunk_at_most(target: str) -> None:
+def test_cut_costs_at_most_one_chunk(target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     before = store.counters
@@ -141,7 +141,7 @@ def test_a_cut_costs_a_chunk_at_most(target: str) -> None:
 @pytest.mark.parametrize(
     "ends", [((0, 10, 3), (0, 20, 5)), ((0, 50, 1), (2, 7, 15)), ((1, 3, 0), (1, 4, 0))]
 )
-def test_a_window_of_offsets_is_the_chunks_that_hold_it(
+def test_offset_window_reads_only_its_chunks(
     ends: tuple[tuple[int, int, int], tuple[int, int, int]], target: str
 ) -> None:
     store = CountedTier(1)
@@ -171,7 +171,7 @@ def test_a_window_of_offsets_is_the_chunks_that_hold_it(
 
 
 @pytest.mark.parametrize(("partitions", "segments"), [(1, 3), (4, 100), (2, 1500)])
-def test_a_plan_lists_a_thousand_objects_a_request(partitions: int, segments: int) -> None:
+def test_plan_lists_1000_objects_per_request(partitions: int, segments: int) -> None:
     store = CountedTier(partitions, segments)
     end = json.dumps({TOPIC: {f"{number}": 10 for number in range(partitions)}})
     planned(store, endingOffsets=end)
@@ -180,7 +180,7 @@ def test_a_plan_lists_a_thousand_objects_a_request(partitions: int, segments: in
     assert store.counters.list_requests <= 2 + partitions * -(-objects // 1000)
 
 
-def test_a_task_lists_nothing() -> None:
+def test_task_sends_no_listing() -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes="8m")
     before = store.counters.list_requests
@@ -188,7 +188,7 @@ def test_a_task_lists_nothing() -> None:
     assert store.counters.list_requests == before
 
 
-def test_a_second_scan_with_a_chunk_cache_asks_for_no_data(tmp_path: Path) -> None:
+def test_second_scan_with_chunk_cache_reads_no_data(tmp_path: Path) -> None:
     limits = CacheLimits(None, None)
     settings = CacheSettings(index=limits, chunks=limits, folder=str(tmp_path))
     for number in range(2):
@@ -206,7 +206,7 @@ def test_a_second_scan_with_a_chunk_cache_asks_for_no_data(tmp_path: Path) -> No
     # The records are 1 KiB of key: two batches without it lie in more of the log than is allowed.
     [(1, "offset,value"), (1, "offset,key"), (2, "offset,key")],
 )
-def test_a_limit_touches_little(batches: int, columns: str, target: str) -> None:
+def test_limit_reads_little(batches: int, columns: str, target: str) -> None:
     store = CountedTier()
     plan = planned(store, targetPartitionBytes=target)
     assert plan.tasks[0].slices[0].is_whole == (target == "4g")

@@ -102,7 +102,7 @@ WITHOUT_PLACE = PREDICATES.filter(lambda one: not columns_of(one) & {"topic", "p
     st.lists(st.sampled_from(RECORD_COLUMNS), min_size=1, unique=True),
     st.sampled_from([(0, 1 << 40), (3, 20), (5, 6)]),
 )
-def test_all_ways_give_the_same_rows(
+def test_one_and_two_passes_return_the_same_rows(
     predicate: Predicate,
     sizes: list[int],
     codec: str,
@@ -126,9 +126,7 @@ def test_all_ways_give_the_same_rows(
     ("condition", "late_to_the_end"),
     [("key = X'0000000000000100'", True), ("offset >= 0", False), ("key IS NULL", True)],
 )
-def test_the_second_pass_is_given_up_where_it_saves_nothing(
-    condition: str, late_to_the_end: bool
-) -> None:
+def test_second_pass_stops_if_it_saves_nothing(condition: str, late_to_the_end: bool) -> None:
     log = write_uniform_batches(
         batch_count=40, records_per_batch=25, value_size=50, key_size=8
     ).data
@@ -153,7 +151,7 @@ def test_the_second_pass_is_given_up_where_it_saves_nothing(
     assert late_to_the_end is (made[-1] != made[1] if len(made) > 2 else True)
 
 
-def test_few_matches_of_many_batches_come_together() -> None:
+def test_few_matches_are_packed_into_one_batch() -> None:
     log = write_uniform_batches(
         batch_count=100, records_per_batch=25, value_size=5, key_size=8
     ).data

@@ -62,7 +62,7 @@ def flip(path: Path, position: int, bits: int = 0x40) -> None:
     path.write_bytes(data)
 
 
-def test_crc_mismatch_names_the_place(tier: Path) -> None:
+def test_crc_mismatch_error_names_location(tier: Path) -> None:
     log = objects(tier, "codecs", "log")[1]
     flip(log, 500_000)
     with pytest.raises(CorruptSegmentError) as error:
@@ -76,7 +76,7 @@ def test_crc_mismatch_names_the_place(tier: Path) -> None:
     assert error.value.position <= 500_000
 
 
-def test_crc_is_not_looked_at_when_told_so(tier: Path) -> None:
+def test_crc_is_ignored_with_check_crcs_false(tier: Path) -> None:
     # The checksum itself: the rows are sound.
     log = objects(tier, "appendtime", "log")[0]
     flip(log, 17)
@@ -86,7 +86,7 @@ def test_crc_is_not_looked_at_when_told_so(tier: Path) -> None:
     assert table.num_rows == expected_table("appendtime", "read_committed").num_rows
 
 
-def test_unknown_magic(tier: Path) -> None:
+def test_unknown_magic_is_an_error(tier: Path) -> None:
     log = objects(tier, "codecs", "log")[0]
     data = bytearray(log.read_bytes())
     data[16] = 7
@@ -96,7 +96,7 @@ def test_unknown_magic(tier: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 20000])
-def test_truncated_object_at_planning(tier: Path, missing: int) -> None:
+def test_truncated_object_fails_the_plan(tier: Path, missing: int) -> None:
     log = objects(tier, "codecs", "log")[2]
     log.write_bytes(log.read_bytes()[:-missing])
     with pytest.raises(CorruptSegmentError) as error:
@@ -105,7 +105,7 @@ def test_truncated_object_at_planning(tier: Path, missing: int) -> None:
     assert log.name in str(error.value)
 
 
-def test_object_that_changes_after_planning(tier: Path) -> None:
+def test_object_changed_after_planning_is_an_error(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -114,7 +114,7 @@ def test_object_that_changes_after_planning(tier: Path) -> None:
         run(plan, options)
 
 
-def test_object_that_vanishes_after_planning(tier: Path) -> None:
+def test_object_deleted_after_planning_is_an_error(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -125,7 +125,7 @@ def test_object_that_vanishes_after_planning(tier: Path) -> None:
     assert "topic codecs" in str(error.value)
 
 
-def test_chunk_that_does_not_authenticate(tier: Path) -> None:
+def test_unauthentic_chunk_is_an_error(tier: Path) -> None:
     log = objects(tier, "encrypted", "log")[0]
     flip(log, 40_000)
     with pytest.raises(CorruptSegmentError) as error:
@@ -135,7 +135,7 @@ def test_chunk_that_does_not_authenticate(tier: Path) -> None:
         assert words in text
 
 
-def test_missing_key_names_its_id() -> None:
+def test_missing_key_error_names_its_id() -> None:
     options = {
         name: text for name, text in tier_options("encrypted").items() if "key.pairs" not in name
     }
@@ -149,7 +149,7 @@ def test_missing_key_names_its_id() -> None:
         plan_scan(parse_options(options))
 
 
-def test_unknown_topic_lists_those_there_are() -> None:
+def test_unknown_topic_error_lists_topics() -> None:
     with pytest.raises(TopicNotFoundError, match=r"'codexx'.*appendtime, codecs, compacted"):
         scan(tier_options("codexx"))
     options = tier_options("codecs")
@@ -158,7 +158,7 @@ def test_unknown_topic_lists_those_there_are() -> None:
         scan({**options, "subscribePattern": "nosuch.*"})
 
 
-def test_no_tier_says_what_it_looked_for(tmp_path: Path) -> None:
+def test_missing_tier_error_names_the_search(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError, match=r"<topic>-<topic id>.*keyPrefix"):
         scan(options_for(tmp_path, "codecs"))
     # The golden tier's prefix ends in a slash; without it nothing is found.
@@ -166,7 +166,7 @@ def test_no_tier_says_what_it_looked_for(tmp_path: Path) -> None:
         scan({**tier_options("codecs"), "keyPrefix": "tierd/"})
 
 
-def test_iceberg_mode_is_recognised(tmp_path: Path) -> None:
+def test_iceberg_mode_is_recognized(tmp_path: Path) -> None:
     folder = tmp_path / "tiered" / "codecs" / "metadata"
     folder.mkdir(parents=True)
     (folder / "adh9f8BMS4anaUnD8KWfWg.puffin").write_bytes(b"PFA1")
@@ -183,7 +183,7 @@ def test_iceberg_mode_is_recognised(tmp_path: Path) -> None:
         (lambda text: json.dumps({**json.loads(text), "segmentIndexes": None}), "segmentIndexes"),
     ],
 )
-def test_manifest_that_cannot_be_read(tier: Path, change: object, words: str) -> None:
+def test_unreadable_manifest_is_an_error(tier: Path, change: object, words: str) -> None:
     manifest = objects(tier, "codecs", "rsm-manifest")[1]
     assert callable(change)
     manifest.write_text(change(manifest.read_text()))
@@ -201,7 +201,7 @@ def remove_segment(tier: Path, topic: str, number: int) -> None:
         path.unlink()
 
 
-def test_a_hole_is_an_error_that_names_it(tier: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hole_error_names_its_offsets(tier: Path, caplog: pytest.LogCaptureFixture) -> None:
     remove_segment(tier, "codecs", 1)
     with pytest.raises(DataLossError) as error:
         scan(options_for(tier, "codecs"))
@@ -215,7 +215,7 @@ def test_a_hole_is_an_error_that_names_it(tier: Path, caplog: pytest.LogCaptureF
     assert table["offset"].to_pylist() == [o for o in offsets if not 5841 <= o < 10634]
 
 
-def test_every_hole_is_listed_with_its_neighbours(tier: Path) -> None:
+def test_hole_error_lists_neighbors(tier: Path) -> None:
     logs = objects(tier, "timeline", "log")
     names = [log.name for log in logs]
     facts = [
@@ -251,7 +251,7 @@ def test_every_hole_is_listed_with_its_neighbours(tier: Path) -> None:
     assert str(caught.value).count(" between ") == 1
 
 
-def test_stragglers_of_a_delete_below_the_log_start_are_reported_and_are_no_hole(
+def test_segments_left_below_the_log_start_are_no_hole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     segment = (Step("append", b=2), Step("roll", a=7), Step("upload", a=15))
@@ -276,13 +276,13 @@ def test_stragglers_of_a_delete_below_the_log_start_are_reported_and_are_no_hole
         assert f"skipped segment {one.segment_id}: below the log start" in plan.explain()
 
 
-def test_a_hole_outside_the_range_does_not_matter(tier: Path) -> None:
+def test_hole_outside_the_range_is_ignored(tier: Path) -> None:
     remove_segment(tier, "codecs", 1)
     table = scan(options_for(tier, "codecs", startingOffsets='{"codecs":{"0":11000}}'))
     assert table.num_rows == 23962 - 11000
 
 
-def test_a_log_without_manifest_is_an_orphan(tier: Path) -> None:
+def test_log_without_manifest_is_an_orphan(tier: Path) -> None:
     objects(tier, "codecs", "rsm-manifest")[3].unlink()
     table = scan(options_for(tier, "codecs"))
     assert table["offset"].to_pylist()[-1] == 18660
@@ -292,7 +292,7 @@ def test_a_log_without_manifest_is_an_orphan(tier: Path) -> None:
     assert {key.rsplit(".", 1)[1] for key in orphan.keys} == {"indexes", "log"}
 
 
-def test_a_manifest_without_its_log_is_an_orphan_and_its_offsets_are_missing(tier: Path) -> None:
+def test_manifest_without_log_is_an_orphan_and_a_hole(tier: Path) -> None:
     gone = objects(tier, "codecs", "log")[1]
     gone.unlink()
     with pytest.raises(DataLossError, match=r"\[5841, 10634\)"):
@@ -312,23 +312,23 @@ def test_a_manifest_without_its_log_is_an_orphan_and_its_offsets_are_missing(tie
         ({"startingOffsets": '{"codecs":{"0":99999}}'}, "99999, which is not tiered yet"),
     ],
 )
-def test_offsets_the_tier_does_not_hold(bounds: dict[str, str], words: str) -> None:
+def test_offsets_outside_the_tier_are_an_error(bounds: dict[str, str], words: str) -> None:
     with pytest.raises(OffsetOutOfRangeError, match=words):
         scan(tier_options("codecs", **bounds))
     scan(tier_options("codecs", failOnDataLoss="false", **bounds))
 
 
-def test_below_the_log_start() -> None:
+def test_offsets_below_the_log_start_are_an_error() -> None:
     with pytest.raises(OffsetOutOfRangeError, match=r"5, which is below the log start.*\[676"):
         scan(tier_options("trimmed", startingOffsets='{"trimmed":{"0":5}}'))
 
 
-def test_a_partition_missing_from_the_offsets_is_refused() -> None:
+def test_offsets_without_a_partition_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="txn-1"):
         scan(tier_options("txn", startingOffsets='{"txn":{"0":5}}'))
 
 
-def test_an_offset_index_that_does_not_fit_its_log_is_found(tier: Path) -> None:
+def test_wrong_offset_index_is_an_error(tier: Path) -> None:
     manifest = json.loads(objects(tier, "codecs", "rsm-manifest")[0].read_text())
     part = manifest["segmentIndexes"]["offset"]
     indexes = objects(tier, "codecs", "indexes")[0]
@@ -345,7 +345,7 @@ def test_an_offset_index_that_does_not_fit_its_log_is_found(tier: Path) -> None:
 
 @pytest.mark.parametrize("target", ["64k", "1g"])
 @pytest.mark.parametrize("bounds", only(1, [{"startingOffsets": 1500, "endingOffsets": 9000}, {}]))
-def test_a_flipped_bit_of_a_base_offset_never_gives_wrong_rows(
+def test_flipped_base_offset_bit_never_returns_wrong_rows(
     tier: Path, bounds: dict[str, int], target: str
 ) -> None:
     # No checksum covers it; with bounds inside the log, a batch may seem to lie behind them.

@@ -14,7 +14,7 @@ from kts_source.errors import ObjectNotFoundError
 from kts_source.layout.aiven import AivenLayout
 from kts_source.layout.local_tiered import LocalTieredLayout
 from kts_source.layout.remote_segment import IndexType, ObjectRef, SegmentObjects, StoredIndex
-from kts_source.read.side_file_reader import MAX_TOGETHER_BYTES, read_side_file
+from kts_source.read.segment_source import MAX_TOGETHER_BYTES, read_side_file
 from kts_source.store.local_store import LocalStore
 from kts_source.tier import Tier
 from segment_format.manifest.chunk_index import FixedChunkIndex
@@ -60,14 +60,14 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_golden_segment(topic: str) -> None:
+def test_golden_side_files_are_read(topic: str) -> None:
     store = LocalStore(TIER)
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
         # Offset index, time index, then the rest in one or, if transactions come first, in two.
         assert check_all_kinds(store, objects) <= 4
 
 
-def test_objects_of_their_own_are_read_alone() -> None:
+def test_side_files_in_own_objects_are_read_alone() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     found = list(segments(LocalTieredLayout(), store, "", None))
     assert found
@@ -101,7 +101,7 @@ def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
     return SegmentObjects(log, FixedChunkIndex(100, 100, 100, 100), False, None, indexes)
 
 
-def test_the_three_come_with_one_request() -> None:
+def test_state_files_are_read_with_one_request() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = made_up(
@@ -116,14 +116,14 @@ def test_the_three_come_with_one_request() -> None:
     assert store.asked == [(10, 60)]
 
 
-def test_a_transaction_index_is_read_alone() -> None:
+def test_transaction_index_is_read_alone() -> None:
     store = Ranges()
     objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
     assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
-def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
+def test_large_or_distant_files_are_not_read_together() -> None:
     store = Ranges()
     large = made_up(
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
@@ -137,7 +137,7 @@ def test_large_ones_and_those_behind_a_gap_stay_behind() -> None:
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_without_a_pack_each_is_read_alone() -> None:
+def test_files_without_a_pack_are_read_alone() -> None:
     store = Ranges()
     objects = all_five()
     for kind, part in objects.indexes.items():
@@ -145,7 +145,7 @@ def test_without_a_pack_each_is_read_alone() -> None:
     assert store.asked == [(part.start, part.stop) for part in objects.indexes.values()]
 
 
-def test_a_failure_leaves_nothing_behind() -> None:
+def test_failed_read_adds_nothing_to_the_pack() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
@@ -168,7 +168,7 @@ def all_five() -> SegmentObjects:
 
 
 @pytest.mark.parametrize("first", list(IndexType))
-def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexType) -> None:
+def test_all_files_of_a_cut_segment_are_read_together(first: IndexType) -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
@@ -178,7 +178,7 @@ def test_of_a_segment_that_a_bound_cuts_all_come_with_one_request(first: IndexTy
     assert store.asked == [(0, 80)]
 
 
-def test_a_position_comes_with_a_time() -> None:
+def test_time_index_is_read_with_the_offset_index() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
@@ -187,13 +187,13 @@ def test_a_position_comes_with_a_time() -> None:
     assert store.asked == [(0, 80)]
 
 
-def test_an_offset_index_is_read_alone() -> None:
+def test_offset_index_is_read_alone() -> None:
     store = Ranges()
     assert len(read_side_file(Tier(store), SideFilePack(), all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
-def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
+def test_files_are_read_alone_if_the_pack_is_full() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
@@ -205,7 +205,7 @@ def test_where_the_pack_has_no_room_each_is_read_alone() -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_golden_segment_with_a_pack(topic: str, tmp_path: Path) -> None:
+def test_golden_side_files_are_read_with_a_pack(topic: str, tmp_path: Path) -> None:
     store = LocalStore(TIER)
     cache = DiskCache(tmp_path / "cache", CacheLimits(None, None))
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):

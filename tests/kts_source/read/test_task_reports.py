@@ -10,7 +10,7 @@ import pytest
 from kts_source import metrics
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from kts_source.read.task_metrics import TaskPlace
 from kts_source.store.local_store import LocalStore
 from tests.golden_data import expected_table, tier_options
@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_requests_and_bytes_are_those_that_the_store_saw(asked: list[int]) -> None:
+def test_metrics_count_requests_and_bytes_of_the_store(asked: list[int]) -> None:
     options = parse_options(tier_options("wide", maxSegmentsPerTask="1"))
     for task in plan_scan(options).tasks:
         asked.clear()
@@ -48,15 +48,15 @@ def test_requests_and_bytes_are_those_that_the_store_saw(asked: list[int]) -> No
         assert (found.requests, found.bytes) == (len(asked), sum(asked))
 
 
-def test_each_task_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "kts_source.read.run_task")
+def test_each_task_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kts_source.read.read_task")
     options = parse_options(tier_options("encrypted", maxSegmentsPerTask="1"))
     tasks = plan_scan(options).tasks
     ended: list[TaskMetrics] = []
     rows = sum(
         batch.num_rows for task in tasks for batch in run_task(task, options, on_end=ended.append)
     )
-    lines = [one.message for one in caplog.records if one.name == "kts_source.read.run_task"]
+    lines = [one.message for one in caplog.records if one.name == "kts_source.read.read_task"]
     assert lines == [str(one) for one in ended]
     assert len(lines) == len(tasks) > 1
     assert rows == expected_table("encrypted", "read_committed").num_rows
@@ -64,7 +64,7 @@ def test_each_task_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     assert sum(one.decrypt_seconds for one in ended) > 0
 
 
-def test_what_came_from_the_cache_is_told(tmp_path: Path, asked: list[int]) -> None:
+def test_metrics_count_cache_hits(tmp_path: Path, asked: list[int]) -> None:
     folder = tmp_path / "metrics"
     options = parse_options(
         tier_options(

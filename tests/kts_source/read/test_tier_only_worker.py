@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # A worker gets tasks one after the other; which modules it has loaded is told after each.
 _WORKER = """
 import json, pickle, sys
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 options, tasks = pickle.load(sys.stdin.buffer)
 told = []
 for task in tasks:
@@ -31,7 +31,7 @@ print(json.dumps(told))
 """
 
 
-def test_only_a_broker_range_loads_the_protocol_library(tmp_path: Path) -> None:
+def test_protocol_library_is_loaded_only_for_broker_ranges(tmp_path: Path) -> None:
     builder = LogBuilder(segment_bytes=600)
     for number in range(30):
         builder.append([SimpleRecord(b"%d" % number)] * 2)

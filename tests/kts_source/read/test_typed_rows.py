@@ -14,7 +14,7 @@ import kts_source
 from kts_source.errors import InvalidOptionError, InvalidValueError, RegistryError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import read_metrics
+from kts_source.read.task_metrics import read_metrics
 from tests.kts_source.read.typed_tier import OLD, SCHEMA, as_avro, avro, row, write
 from tests.schema_registry import PASSWORD, USER, Registry
 
@@ -51,7 +51,7 @@ def some(rows: list[dict[str, object]]) -> list[object]:
     return [one and {name: one[name] for name in names} for one in rows]
 
 
-def test_a_value_is_a_struct(good: dict[str, str]) -> None:
+def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
     scan = kts_source.scan(good | as_avro())
     table = scan.to_table()
     assert table.schema == scan.schema
@@ -65,20 +65,20 @@ def test_a_value_is_a_struct(good: dict[str, str]) -> None:
     assert str(table["value"][0].as_py()["price"]) == "2.56"
 
 
-def test_only_some_fields(good: dict[str, str]) -> None:
+def test_avro_columns_select_fields(good: dict[str, str]) -> None:
     options = as_avro(**{"value.columns": "amount, country"})
     found = kts_source.scan(good | options | {"columns": "offset,value"}).to_table()
     assert found.schema.field("value").type.names == ["country", "amount"]
     assert found["value"][7].as_py() == {"country": "CH", "amount": 7}
 
 
-def test_columns_that_are_not_wanted_are_not_decoded(spoiled: dict[str, str]) -> None:
+def test_unwanted_columns_are_not_decoded(spoiled: dict[str, str]) -> None:
     options = spoiled | as_avro()
     assert kts_source.scan(options).count() == 31
     assert kts_source.scan(options).select(["key"]).to_table().num_rows == 31
 
 
-def test_failfast_names_the_place_and_the_path(spoiled: dict[str, str]) -> None:
+def test_failfast_error_names_location_and_path(spoiled: dict[str, str]) -> None:
     with pytest.raises(InvalidValueError) as raised:
         kts_source.scan(spoiled | as_avro(columns="value")).to_table(threads=1)
     error = raised.value
@@ -87,7 +87,7 @@ def test_failfast_names_the_place_and_the_path(spoiled: dict[str, str]) -> None:
     assert "value.format' (avro)" in str(error)
 
 
-def test_failfast_gives_the_rows_before(spoiled: dict[str, str]) -> None:
+def test_failfast_returns_the_rows_before(spoiled: dict[str, str]) -> None:
     scan = kts_source.scan(spoiled | as_avro())
     assert some(scan.limit(3).to_table()["value"].to_pylist()) == [row(0), row(1), row(2)]
     with pytest.raises(InvalidValueError) as raised:
@@ -96,7 +96,7 @@ def test_failfast_gives_the_rows_before(spoiled: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("bad", "offset", "column"), [(5, 5, "value"), (11, 10, "key")])
-def test_the_first_bad_row_is_named_whichever_column_it_is(
+def test_failfast_error_names_the_first_bad_row_of_any_column(
     bad: int, offset: int, column: str, tmp_path: Path
 ) -> None:
     values: list[bytes | None] = [avro(number) for number in range(20)]
@@ -109,7 +109,7 @@ def test_the_first_bad_row_is_named_whichever_column_it_is(
     assert raised.value.offset == offset
 
 
-def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
+def test_permissive_returns_null_and_reason(spoiled: dict[str, str]) -> None:
     scan = kts_source.scan(spoiled | as_avro(**{"value.mode": "permissive"}))
     table = scan.to_table()
     assert table.schema == scan.schema
@@ -124,7 +124,7 @@ def test_permissive_gives_null_and_the_reason(spoiled: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
-def test_the_bytes_on_request(mode: str, spoiled: dict[str, str]) -> None:
+def test_raw_column_returns_bytes(mode: str, spoiled: dict[str, str]) -> None:
     asked = as_avro(columns="offset,VALUERAW,value", **{"value.mode": mode})
     table = kts_source.scan(spoiled | asked).to_table()
     assert table.column_names == ["offset", "valueRaw", "value"]
@@ -136,13 +136,13 @@ def test_the_bytes_on_request(mode: str, spoiled: dict[str, str]) -> None:
     assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
 
 
-def test_the_bytes_beside_what_must_be_decoded(good: dict[str, str]) -> None:
+def test_raw_column_is_returned_with_the_decoded_one(good: dict[str, str]) -> None:
     table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
     assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
     assert some(table["value"].to_pylist())[3:5] == [row(3), None]
 
 
-def test_the_bytes_alone_are_not_decoded(spoiled: dict[str, str]) -> None:
+def test_raw_column_alone_is_not_decoded(spoiled: dict[str, str]) -> None:
     options = spoiled | as_avro(**{"key.format": "utf8"})
     table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
     assert table["valueRaw"][3].as_py() == BAD[3]
@@ -152,7 +152,7 @@ def test_the_bytes_alone_are_not_decoded(spoiled: dict[str, str]) -> None:
         parse_options(spoiled | {"columns": "valueRaw"})
 
 
-def test_dropmalformed_leaves_out_and_counts(
+def test_dropmalformed_skips_and_counts_rows(
     spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
@@ -170,7 +170,7 @@ def test_dropmalformed_leaves_out_and_counts(
     assert sum(one.malformed for one in lines) == 9
 
 
-def test_values_of_several_writers(tmp_path: Path) -> None:
+def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
     folder = tmp_path / "schemas"
     folder.mkdir()
     (folder / "7.avsc").write_text(json.dumps(SCHEMA))
@@ -208,7 +208,7 @@ def test_values_of_several_writers(tmp_path: Path) -> None:
     assert raised.value.topic == "orders"
 
 
-def test_a_reason_is_short_whatever_the_writer_says(tmp_path: Path) -> None:
+def test_reason_is_short_for_long_writer_schemas(tmp_path: Path) -> None:
     folder = tmp_path / "schemas"
     folder.mkdir()
     records = [{"type": "record", "name": "n" * 400 + str(n), "fields": []} for n in range(99)]
@@ -235,9 +235,7 @@ def registry_server() -> Iterator[Registry]:
         yield server
 
 
-def test_a_registry_is_asked_once_for_each_writer(
-    registry_server: Registry, tmp_path: Path
-) -> None:
+def test_registry_is_asked_once_per_writer(registry_server: Registry, tmp_path: Path) -> None:
     line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
     fields = [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}]
     cart = {"type": "record", "name": "shop.Cart", "fields": fields}
@@ -282,7 +280,7 @@ def test_a_registry_is_asked_once_for_each_writer(
     assert raised.value.partition == 0
 
 
-def test_text(tmp_path: Path) -> None:
+def test_utf8_format_returns_text(tmp_path: Path) -> None:
     values = [b"a", "né".encode(), b"\xff", None, b""]
     options = write(tmp_path, [values]) | {"key.format": "utf8", "value.format": "UTF8"}
     with pytest.raises(InvalidValueError, match="not UTF-8") as raised:
@@ -296,7 +294,7 @@ def test_text(tmp_path: Path) -> None:
     assert table["valueError"].to_pylist() == [None, "text that is not UTF-8", None]
 
 
-def test_scans_that_travel(good: dict[str, str]) -> None:
+def test_typed_scan_can_be_pickled(good: dict[str, str]) -> None:
     scan = kts_source.scan(good | as_avro())
     again = pickle.loads(pickle.dumps(scan))
     assert again.to_table().equals(scan.to_table())
@@ -306,7 +304,7 @@ def test_scans_that_travel(good: dict[str, str]) -> None:
     assert typed == json.loads(plain.plan.to_json())
 
 
-def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) -> None:
+def test_plan_has_no_formats(good: dict[str, str], tmp_path: Path) -> None:
     options = good | as_avro(**{"value.mode": "PERMISSIVE"})
     file = tmp_path / "plan.json"
     file.write_text(plan_scan(parse_options(options)).to_json())
@@ -316,7 +314,7 @@ def test_a_plan_says_nothing_of_formats(good: dict[str, str], tmp_path: Path) ->
     assert kts_source.scan(raw).to_table().equals(kts_source.scan(good).to_table())
 
 
-def test_engines_see_the_fields(good: dict[str, str]) -> None:
+def test_engines_select_fields(good: dict[str, str]) -> None:
     pl = pytest.importorskip("polars")
     duckdb = pytest.importorskip("duckdb")
     scan = kts_source.scan(good | as_avro(**{"value.columns": "country,amount"}))

@@ -39,9 +39,7 @@ PIECES: tuple[dict[str, str], ...] = (
 
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
-def test_what_begins_by_an_index_that_is_spoiled_later_is_an_error(
-    how: int, more: dict[str, str]
-) -> None:
+def test_index_spoiled_after_planning_is_an_error(how: int, more: dict[str, str]) -> None:
     # No slice began at the start of the segment, so its rows were left out once.
     for start in range(1, STOP + 1, 5):
         world = World(History(Shape(interval=0), SEGMENT * 2))
@@ -62,7 +60,7 @@ def test_what_begins_by_an_index_that_is_spoiled_later_is_an_error(
 
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
-def test_what_is_planned_without_it_is_read_whole(how: int, more: dict[str, str]) -> None:
+def test_segment_planned_without_index_is_read_whole(how: int, more: dict[str, str]) -> None:
     for start in range(1, STOP + 1, 5):
         world = World(History(Shape(interval=0), (*SEGMENT * 2, *spoiled(how))))
         options = options_from(start, **more)

@@ -13,8 +13,8 @@ from kts_source import metrics
 from kts_source.errors import DataLossError, ObjectChangedError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.read.run_task import run_task, write_metrics
-from kts_source.read.task_metrics import TaskMetrics, TaskPlace
+from kts_source.read.read_task import run_task
+from kts_source.read.task_metrics import TaskMetrics, TaskPlace, write_metrics
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import run
 
@@ -45,7 +45,7 @@ def slices_of(tier: Path, options: dict[str, str], log: Path) -> list[SegmentSli
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
-def test_a_log_that_has_gone_is_data_loss_with_its_offsets(tier: Path, number: int) -> None:
+def test_deleted_log_is_data_loss_with_its_offsets(tier: Path, number: int) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[number]
@@ -59,7 +59,7 @@ def test_a_log_that_has_gone_is_data_loss_with_its_offsets(tier: Path, number: i
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
-def test_without_fail_on_data_loss_exactly_its_rows_are_missing(
+def test_deleted_log_is_skipped_without_fail_on_data_loss(
     tier: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = options_for(tier, "codecs", failOnDataLoss="false")
@@ -82,7 +82,7 @@ def test_without_fail_on_data_loss_exactly_its_rows_are_missing(
     assert f"offsets [{part.start_offset}, {part.stop_offset})" in caplog.text
 
 
-def test_slices_whose_index_has_gone_are_lost_too(tier: Path) -> None:
+def test_slices_with_deleted_index_are_lost(tier: Path) -> None:
     options = options_for(tier, "codecs", targetPartitionBytes="100k")
     plan = plan_scan(parse_options(options))
     for path in (tier / KEY_PREFIX).glob("codecs-*/*/*.indexes"):
@@ -95,7 +95,7 @@ def test_slices_whose_index_has_gone_are_lost_too(tier: Path) -> None:
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
-def test_a_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
+def test_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
     options = options_for(tier, "codecs", failOnDataLoss=lenient)
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[1]
@@ -104,7 +104,7 @@ def test_a_changed_object_is_always_an_error(tier: Path, lenient: str) -> None:
         run(plan, options)
 
 
-def test_every_task_leaves_a_line(tier: Path, tmp_path: Path) -> None:
+def test_every_task_writes_a_metrics_line(tier: Path, tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     options = parse_options(
         options_for(
@@ -137,7 +137,7 @@ def test_every_task_leaves_a_line(tier: Path, tmp_path: Path) -> None:
     assert found.of_scan("other").tasks == ()
 
 
-def test_aborted_and_control_batches_are_counted() -> None:
+def test_metrics_count_aborted_and_control_batches() -> None:
     options = parse_options(tier_options("txn"))
     plan = plan_scan(options)
     from kts_source.read.read_settings import ReadSettings
@@ -161,7 +161,7 @@ def test_aborted_and_control_batches_are_counted() -> None:
     assert control > 0
 
 
-def test_a_task_that_fails_or_is_closed_says_so(tier: Path, tmp_path: Path) -> None:
+def test_metrics_have_the_outcome_of_the_task(tier: Path, tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     options = parse_options(options_for(tier, "codecs", metricsPath=str(folder)))
     plan = plan_scan(options)
@@ -174,7 +174,7 @@ def test_a_task_that_fails_or_is_closed_says_so(tier: Path, tmp_path: Path) -> N
     assert metrics.summary(str(folder)).outcomes == {"closed": 1, "DataLossError": 1}
 
 
-def test_metrics_that_cannot_be_written_end_nothing(
+def test_unwritable_metrics_do_not_fail_the_task(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     blocked = tmp_path / "file"
@@ -185,15 +185,13 @@ def test_metrics_that_cannot_be_written_end_nothing(
     assert "metrics could not be written" in caplog.text
 
 
-def test_metrics_that_cannot_be_written_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_metrics_log_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     write_metrics(TaskMetrics(), "nothing://user:s3cr3t@host/folder?signature=s3cr3t", {})
     assert "metrics could not be written" in caplog.text
     assert "s3cr3t" not in caplog.text
 
 
-def test_a_line_that_is_being_written_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_written_metrics_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def rename(source: Path, _target: Path) -> None:
@@ -205,13 +203,13 @@ def test_a_line_that_is_being_written_is_not_read(
     assert seen == [()]
 
 
-def test_lines_of_other_versions_are_read() -> None:
+def test_metrics_of_other_versions_are_read() -> None:
     line = TaskMetrics(scan="s", rows=3, lost=("a",)).to_json()
     assert TaskMetrics.from_json(line) == TaskMetrics(scan="s", rows=3, lost=("a",))
     assert TaskMetrics.from_json('{"rows": 2, "unheard_of": []}') == TaskMetrics(rows=2)
 
 
-def test_a_summary_is_drawn(tmp_path: Path) -> None:
+def test_summary_is_plotted(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     tasks = (

@@ -32,9 +32,7 @@ class Remembering:
         return memory
 
 
-def test_a_scan_reads_into_the_memory_that_it_has_just_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_reuses_memory_just_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = write_uniform_batches(
         batch_count=28, records_per_batch=8, value_size=128 << 10, key_size=8
     )
@@ -49,9 +47,7 @@ def test_a_scan_reads_into_the_memory_that_it_has_just_decoded(
     assert len(remembering.taken[8 << 20]) == 1
 
 
-def test_an_audit_undoes_a_chunk_where_it_has_just_checked_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_reuses_memory_just_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = write_uniform_batches(
         batch_count=28, records_per_batch=8, value_size=128 << 10, key_size=8
     )

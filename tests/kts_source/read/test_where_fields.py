@@ -16,8 +16,8 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
-from kts_source.read.run_task import read_metrics
 from kts_source.read.segment_source import SegmentSource
+from kts_source.read.task_metrics import read_metrics
 from kts_source.read.value_decoders import value_decoder
 from kts_source.tier import open_tier
 from tests.kts_source.read.test_json_rows import as_json
@@ -84,11 +84,11 @@ def offsets(options: dict[str, str], where: str) -> list[int]:
         ("false OR value.amount > 99999999999999999999.5", []),
     ],
 )
-def test_rows_are_kept_by_their_fields(good: dict[str, str], where: str, wanted: list[int]) -> None:
+def test_rows_are_filtered_by_fields(good: dict[str, str], where: str, wanted: list[int]) -> None:
     assert offsets(good | as_avro(), where) == wanted
 
 
-def test_fields_that_are_not_wanted_may_be_named(good: dict[str, str]) -> None:
+def test_condition_may_name_unselected_fields(good: dict[str, str]) -> None:
     options = good | as_avro(where="value.amount > 27", **{"value.columns": "country"})
     table = kts_source.scan(options).to_table()
     assert table["value"].to_pylist() == [{"country": "CH"}, {"country": "CH"}, {"country": "CH"}]
@@ -97,7 +97,7 @@ def test_fields_that_are_not_wanted_may_be_named(good: dict[str, str]) -> None:
     assert narrow.to_table().schema == narrow.schema
 
 
-def test_keys_have_fields_too(tmp_path: Path) -> None:
+def test_rows_are_filtered_by_key_fields(tmp_path: Path) -> None:
     options = write(tmp_path, [[avro(number) for number in range(30)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed, "key.mode": "DROPMALFORMED"})
@@ -130,20 +130,20 @@ def test_keys_have_fields_too(tmp_path: Path) -> None:
         ("value.tags['k'] IS NULL", "not supported"),
     ],
 )
-def test_what_is_refused_is_named(good: dict[str, str], where: str, named: str) -> None:
+def test_refused_condition_is_named(good: dict[str, str], where: str, named: str) -> None:
     with pytest.raises(InvalidOptionError, match=named):
         kts_source.scan(good | as_avro(where=where))
     with pytest.raises(InvalidOptionError, match=named):
         kts_source.scan(good | as_avro()).where(where)
 
 
-def test_a_plan_is_narrowed_by_what_is_known_before(good: dict[str, str]) -> None:
+def test_plan_is_narrowed_by_column_conditions(good: dict[str, str]) -> None:
     whole = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
     plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
     assert [len(one.tasks[0].slices) for one in (whole, plan)] == [4, 1]
 
 
-def test_failfast(spoiled: dict[str, str]) -> None:
+def test_failfast_error_in_a_condition_field(spoiled: dict[str, str]) -> None:
     options = spoiled | as_avro()
     # A row that other columns leave out is not looked at.
     assert offsets(options, "value.country = 'CH' AND offset > 25 AND offset < 27") == [26]
@@ -154,7 +154,7 @@ def test_failfast(spoiled: dict[str, str]) -> None:
     assert first["offset"].to_pylist() == [0, 1, 2]
 
 
-def test_failfast_does_not_see_other_fields_of_rows_left_out(tmp_path: Path) -> None:
+def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
     # The note is not UTF-8: nobody sees it where only the country is decoded.
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()
@@ -164,7 +164,7 @@ def test_failfast_does_not_see_other_fields_of_rows_left_out(tmp_path: Path) -> 
     assert raised.value.offset == 1
 
 
-def test_permissive(spoiled: dict[str, str]) -> None:
+def test_permissive_filters_malformed_values_as_null(spoiled: dict[str, str]) -> None:
     options = spoiled | as_avro(**{"value.mode": "PERMISSIVE"})
     # Fields of a malformed value are null; so is the value, whatever of it is wanted.
     scan = kts_source.scan(options | {"value.columns": "country"}).where("value.amount IS NULL")
@@ -176,7 +176,7 @@ def test_permissive(spoiled: dict[str, str]) -> None:
     assert offsets(options, "value.amount > 23") == [24, 26, 28, 29, 0]
 
 
-def test_permissive_keeps_what_only_other_fields_spoil(tmp_path: Path) -> None:
+def test_permissive_keeps_rows_with_other_malformed_fields(tmp_path: Path) -> None:
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]])
     options |= as_avro(**{"value.mode": "PERMISSIVE"})
@@ -188,7 +188,7 @@ def test_permissive_keeps_what_only_other_fields_spoil(tmp_path: Path) -> None:
     assert offsets(options | {"columns": "offset"}, "value.country = 'CH'") == [1]
 
 
-def test_dropmalformed(
+def test_dropmalformed_skips_rows_with_malformed_condition_fields(
     spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
@@ -200,7 +200,7 @@ def test_dropmalformed(
     assert sum(one.malformed for one in read_metrics(str(tmp_path / "metrics"), {})) == len(BAD)
 
 
-def test_dropmalformed_by_a_field_that_only_the_condition_names(tmp_path: Path) -> None:
+def test_dropmalformed_applies_to_unselected_condition_fields(tmp_path: Path) -> None:
     values = [avro(1), avro(2).replace(b"n2", b"\xff2"), avro(3)]
     options = write(tmp_path, [[*values]])
     options |= as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country"})
@@ -208,7 +208,7 @@ def test_dropmalformed_by_a_field_that_only_the_condition_names(tmp_path: Path) 
     assert offsets(options, "value.country = 'CH'") == [0, 1]
 
 
-def test_malformed_rows_are_set_aside_whichever_decoding_meets_them(
+def test_malformed_rows_are_set_aside_in_both_passes(
     spoiled: dict[str, str],
 ) -> None:
     options = parse_options(spoiled | as_avro(where="value.amount >= 24", columns="offset,value"))
@@ -227,7 +227,7 @@ def test_malformed_rows_are_set_aside_whichever_decoding_meets_them(
     assert aside[27].startswith("value: amount: ")
 
 
-def test_json_whose_type_a_sample_shows(tmp_path: Path) -> None:
+def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]])
     options |= {"value.format": "json"}
     # Types are known by then.
@@ -242,7 +242,7 @@ def test_json_whose_type_a_sample_shows(tmp_path: Path) -> None:
     assert kts_source.scan(options | both).to_table()["value"].to_pylist() == [{"amount": 7}]
 
 
-def test_fields_of_json(tmp_path: Path) -> None:
+def test_json_fields_are_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]]) | as_json()
     assert offsets(options, "value.user.id = 7 OR value.`user`.`ID` = 9") == [7, 9]
     assert offsets(options, "value.country = 'Dé' AND value.price >= 2.5 AND offset < 4") == [0, 3]
@@ -251,14 +251,14 @@ def test_fields_of_json(tmp_path: Path) -> None:
         kts_source.scan(options).where("value.user.tags IS NOT NULL")
 
 
-def test_names_that_only_case_tells_apart(tmp_path: Path) -> None:
+def test_names_differing_in_case_are_distinct(tmp_path: Path) -> None:
     options = write(tmp_path, [[b'{"a": 1, "A": 2}']])
     options |= {"value.format": "json", "value.schema": "a int, A int"}
     with pytest.raises(InvalidOptionError, match="differ by case alone"):
         kts_source.scan(options).where("value.a = 1")
 
 
-def test_names_with_dots(tmp_path: Path) -> None:
+def test_names_with_dots_are_quoted(tmp_path: Path) -> None:
     texts = [b'{"a.b": 1, "a": {"b": 2}}', b'{"a.b": 2, "a": {"b": 1}}']
     options = write(tmp_path, [[*texts]])
     options |= {"value.format": "json", "value.schema": "`a.b` int, a struct<b: int>"}
@@ -267,7 +267,7 @@ def test_names_with_dots(tmp_path: Path) -> None:
     assert offsets(options, "value.a.b = 1 AND value.`a.b` = 2") == [1]
 
 
-def test_members_of_unions(tmp_path: Path) -> None:
+def test_union_members_are_filtered(tmp_path: Path) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -278,7 +278,7 @@ def test_members_of_unions(tmp_path: Path) -> None:
     assert offsets(options, "value.u.member0 = 3 OR value.u.member1 = 'a'") == [1, 2]
 
 
-def test_a_message_that_contains_itself(tmp_path: Path) -> None:
+def test_recursive_message_is_filtered(tmp_path: Path) -> None:
     from google.protobuf import descriptor_pb2 as d
 
     file = d.FileDescriptorProto(name="node.proto", syntax="proto3")
@@ -295,14 +295,14 @@ def test_a_message_that_contains_itself(tmp_path: Path) -> None:
         kts_source.scan(options).where("value.next IS NULL")
 
 
-def test_values_that_are_no_record(tmp_path: Path) -> None:
+def test_scalar_values_are_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"\x02", b"\x04", None]])
     options |= {"value.format": "avro", "value.schema": '"long"'}
     assert offsets(options, "value > 1") == [1]
     assert offsets(options, "value IS NULL") == [2]
 
 
-def test_only_the_fields_of_the_condition_are_decoded_of_rows_left_out(
+def test_filtered_rows_decode_only_condition_fields(
     good: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[tuple[tuple[str, ...] | None, int]] = []
@@ -315,8 +315,7 @@ def test_only_the_fields_of_the_condition_are_decoded_of_rows_left_out(
             decoded.append((self._form.fields, len(values)))
             return value_decoder(self._form).decode(values)
 
-    for module in ("typed_rows", "typed_filter"):
-        monkeypatch.setattr(f"kts_source.read.{module}.value_decoder", Counting)
+    monkeypatch.setattr("kts_source.read.typed_rows.value_decoder", Counting)
     kts_source.scan(good | as_avro()).where("value.amount = 7").to_table(threads=1)
     rows: dict[tuple[str, ...] | None, int] = {}
     for fields, count in decoded:
@@ -324,7 +323,7 @@ def test_only_the_fields_of_the_condition_are_decoded_of_rows_left_out(
     assert rows == {("amount",): 31, None: 1}
 
 
-def test_a_registry_is_asked_for_an_id_once(tmp_path: Path) -> None:
+def test_registry_is_asked_once_per_id(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + avro(number) for number in range(20)]
     server = Registry({"/schemas/ids/7": {"schema": json.dumps(SCHEMA)}})
     with server.serving():
@@ -336,7 +335,7 @@ def test_a_registry_is_asked_for_an_id_once(tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_scan_with_it_can_be_pickled(good: dict[str, str]) -> None:
+def test_scan_with_field_condition_can_be_pickled(good: dict[str, str]) -> None:
     scan = kts_source.scan(good | as_avro()).where("value.price > 1.5 AND value.amount > 1.5e1")
     again = pickle.loads(pickle.dumps(scan))
     assert again.to_table().equals(scan.to_table())

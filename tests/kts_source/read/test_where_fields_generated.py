@@ -191,7 +191,7 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_generated_conditions(seed: int) -> None:
+def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
     made = Generated(seed)
     writer = Writer(record("R", made.schema))
     values = [made.value() for _ in range(ROWS)]
@@ -222,7 +222,7 @@ def test_generated_conditions(seed: int) -> None:
             assert bad == [number in spoiled for number in expected]
 
 
-def test_decimals_and_doubles_are_compared_exactly() -> None:
+def test_decimals_and_doubles_compare_exactly() -> None:
     form = form_of({"l": KINDS["l"], "q": KINDS["q"], "d": KINDS["d"]}, "permissive")
     writer = Writer(record("R", {"l": KINDS["l"], "q": KINDS["q"], "d": KINDS["d"]}))
     row = {"l": 2**63 - 1, "q": Decimal("0.100000000000000006"), "d": 0.1}

@@ -57,7 +57,7 @@ def expected(topic: str, condition: str) -> pa.Table:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("topic", only(2, ["codecs", "compacted", "txn", "evolved", "appendtime"]))
-def test_the_same_rows_as_a_filter_behind(topic: str, condition: str) -> None:
+def test_where_equals_a_filter_after_the_scan(topic: str, condition: str) -> None:
     wanted = expected(topic, condition)
     for size in ("20k", "1g"):
         found = scan(
@@ -69,7 +69,7 @@ def test_the_same_rows_as_a_filter_behind(topic: str, condition: str) -> None:
             assert found.num_rows == 0
 
 
-def test_columns_that_only_the_predicate_needs() -> None:
+def test_where_may_name_unselected_columns() -> None:
     found = scan(tier_options("codecs", columns="offset", where="header('source') = 'web'"))
     wanted = expected("codecs", "header('source') = 'web'")
     assert found.column_names == ["offset"]
@@ -79,7 +79,7 @@ def test_columns_that_only_the_predicate_needs() -> None:
 
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("condition", ["offset > 1000000000", "offset >= 50", "partition = 77"])
-def test_ranges_ends_and_holes_stay_what_they_are(topic: str, condition: str) -> None:
+def test_where_keeps_ranges_ends_and_holes(topic: str, condition: str) -> None:
     plain = plan_scan(parse_options(tier_options(topic)))
     narrowed = plan_scan(parse_options(tier_options(topic, where=condition)))
     assert narrowed.partitions == plain.partitions
@@ -88,7 +88,7 @@ def test_ranges_ends_and_holes_stay_what_they_are(topic: str, condition: str) ->
         assert narrowed.tasks == ()
 
 
-def test_offsets_cut_segments_and_slices() -> None:
+def test_where_on_offsets_cuts_segments_and_slices() -> None:
     options = tier_options("codecs", where="offset BETWEEN 12000 AND 12010")
     plan = plan_scan(parse_options(options))
     whole = plan_scan(parse_options(tier_options("codecs")))
@@ -99,7 +99,7 @@ def test_offsets_cut_segments_and_slices() -> None:
     assert run(plan, options)["offset"].to_pylist() == list(range(12000, 12011))
 
 
-def test_timestamps_leave_out_segments_that_are_too_old() -> None:
+def test_where_on_timestamps_skips_old_segments() -> None:
     everything = expected_table("timeline", "read_committed")
     stamps = sorted(everything["timestamp"].cast(pa.int64()).to_pylist())
     newest = stamps[-len(stamps) // 10]
@@ -112,7 +112,7 @@ def test_timestamps_leave_out_segments_that_are_too_old() -> None:
 
 
 @pytest.mark.parametrize(("topic", "side"), [("codecs", ">="), ("txn", ">="), ("appendtime", "<")])
-def test_batches_dated_outside_are_not_decoded(topic: str, side: str) -> None:
+def test_where_on_timestamps_skips_batches(topic: str, side: str) -> None:
     table = expected_table(topic, "read_committed")
     stamps = sorted(table["timestamp"].cast(pa.int64()).to_pylist())
     bound = stamps[len(stamps) // 2]
@@ -133,7 +133,7 @@ def test_batches_dated_outside_are_not_decoded(topic: str, side: str) -> None:
     assert skipped > 0
 
 
-def test_a_plan_narrowed_for_one_predicate_is_not_replayed_for_another(tmp_path: Path) -> None:
+def test_plan_narrowed_by_another_predicate_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     condition = "offset < 10"
     options = tier_options("codecs", where=condition)

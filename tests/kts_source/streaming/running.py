@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from kts_source.options import check_for_stream, parse_any_options
-from kts_source.read.run_task import run_task
+from kts_source.read.read_task import run_task
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.streaming.tier_stream import TierStream
 from tests.golden_data import KEY_PREFIX, SPARK_SCHEMA, TIER, tier_options

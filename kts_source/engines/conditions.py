@@ -1,9 +1,9 @@
-"""Translates the certain parts of a `pyarrow.compute.Expression` to conditions of option `where`.
+"""Translates conditions of engines to those of option `where`, if both mean the same.
 
-The text of an expression is ambiguous: it escapes neither names nor literals. This module reads the
-form that pickles of expressions hold instead, see `_tree`. It translates comparisons of offset,
-partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
-`field_comparison`, where the outermost operator is AND. The caller evaluates the whole expression
+The text of a `pyarrow.compute.Expression` is ambiguous: it escapes neither names nor literals. So
+this module reads the form that pickles of expressions have, see `_tree`. It translates comparisons
+of offset, partition and timestamp with a literal, `topic = 'name'`, and the comparisons of
+`field_comparison`, if the outermost operator is AND. The caller evaluates the whole expression
 again, so terms that are not translated only cost time.
 """
 
@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kts_source.columns import PARTITION, TOPIC
-from kts_source.engines.field_conditions import field_comparison
 from kts_source.planning.slicing import conjunction
-from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
+from kts_source.predicate.model import (
+    MAX_INT64,
+    MIN_INT64,
+    Column,
+    Compare,
+    Field,
+    Kind,
+    Op,
+    find_field,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow.compute as pc
 
@@ -262,3 +270,32 @@ def _instant(scalar: Any) -> int | None:  # noqa: ANN401
         return None
     micros = int(scalar.value) * _MICROSECONDS[kind.unit]
     return micros if MIN_INT64 <= micros <= MAX_INT64 else None
+
+
+def field_comparison(
+    schema: pa.Schema, names: Sequence[str], op: Op, literal: int | str
+) -> Predicate | None:
+    """Returns a comparison of a field with a literal; `None` if engines may compare differently.
+
+    Supports integers, which no engine rounds as long as they fit the field, and equal texts. Null
+    fields are not kept by either side.
+    """
+    source, *path = names
+    if not path or source not in ("key", "value") or source not in schema.names:
+        return None
+    try:
+        exact, kind = find_field(schema.field(source).type, path)
+    except ValueError:
+        return None
+    if exact != tuple(path):
+        return None
+    if isinstance(literal, str):
+        if op is not Op.EQ or not pa.types.is_string(kind):
+            return None
+        return Compare(op, Field(source, exact, Kind.BYTES), literal.encode())
+    if not pa.types.is_signed_integer(kind):
+        return None
+    limit = 1 << (kind.bit_width - 1)
+    if not -limit <= literal < limit:
+        return None
+    return Compare(op, Field(source, exact, Kind.NUMBER), literal)

@@ -1,0 +1,41 @@
+"""Optional libraries: whether they are installed, and fewer of their log lines."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kts_source.errors import InvalidOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def require(library: str, extra: str, what: str) -> None:
+    """Raises InvalidOptionError if a library is not installed.
+
+    Args:
+        library: Module to import.
+        extra: Extra of this package that installs it.
+        what: The feature that needs it, for the message.
+    """
+    try:
+        spec = importlib.util.find_spec(library)
+    except ModuleNotFoundError:  # its parent package is missing
+        spec = None
+    if spec is None:
+        raise InvalidOptionError(f"{what} needs {library}: pip install 'tiered-kafka[{extra}]'")
+
+
+@contextmanager
+def errors_only(logger_name: str) -> Iterator[None]:
+    """Hides log lines below level ERROR of a logger in the block."""
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,167 @@
+"""Readers for Sail, which runs all tasks in threads of its own process and passes conditions down.
+
+Sail takes a task's batches through a channel with room for 16, and holds the GIL while it waits for
+room. The consumer that should make room may need the GIL, for example to run a Python function. So
+a task never fills the channel: it returns at most `MAX_BATCHES` batches, and is small enough for
+that. Then it never waits for Sail, and a task that waits for its turn waits at most until another
+one has decoded.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.columns import PARTITION
+from kts_source.errors import InvalidOptionError
+from kts_source.planning.slicing import conjunction
+from kts_source.predicate.model import (
+    MAX_INT64,
+    MIN_INT64,
+    Column,
+    Compare,
+    In,
+    IsNull,
+    Not,
+    Op,
+    Predicate,
+)
+from kts_source.read.read_settings import BatchLimits
+from kts_source.spark.readers import TieredKafkaBatchReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from kts_source.options import ScanOptions
+    from kts_source.read.task import ScanTask
+    from kts_source.spark.data_source_api import InputPartition
+
+TESTED_VERSIONS: Final = frozenset({"0.7.2"})
+"""Versions of pysail. 0.7.2 passes wrong text conditions, so no other version is trusted."""
+MAX_BATCHES: Final = 15
+"""Batches of a task: the channel has room for one more, which signals the task's end."""
+TASK_BYTES: Final = 16 << 20
+"""Original bytes of a task, unless `targetPartitionBytes` is given: all its rows may wait."""
+
+_LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
+_MAX_COLUMN_BYTES: Final = (1 << 31) - 1
+"""Arrow counts the bytes of a batch's column in 32 bits and splits longer ones into two batches."""
+_turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
+"""Limits how many tasks decode at a time; more would only hold memory."""
+_COLUMNS: Final = ("offset", PARTITION, "timestamp")
+_OPS: Final = {
+    "EqualTo": Op.EQ,
+    "LessThan": Op.LT,
+    "LessThanOrEqual": Op.LE,
+    "GreaterThan": Op.GT,
+    "GreaterThanOrEqual": Op.GE,
+}
+
+
+class SailReader(TieredKafkaBatchReader):
+    """Reads small tasks in few batches."""
+
+    def __init__(self, options: ScanOptions) -> None:
+        if "targetPartitionBytes" not in options.given:
+            options = replace(options, target_partition_bytes=TASK_BYTES)
+        super().__init__(options)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of one task."""
+        if partition is None or partition.value is None:
+            return iter(())
+        return read_few_batches(partition.value, self._options)
+
+
+class FilteringSailReader(SailReader):
+    """Skips rows by the conditions of one scan.
+
+    Sail creates a reader for each scan and filters again, so the reader may keep rows that do not
+    match but must not skip rows that do.
+    """
+
+    def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
+        """Uses the conditions that are translated exactly, and returns all of them."""
+        filters = list(filters)
+        where = conjunction(self._options.where, *map(condition_of, filters))
+        self._options = replace(self._options, where=where)
+        return filters
+
+
+def sail_reader(options: ScanOptions) -> SailReader:
+    """Returns a reader that takes conditions if this version of Sail was tested."""
+    try:
+        is_tested = version("pysail") in TESTED_VERSIONS
+    except PackageNotFoundError:
+        is_tested = False
+    return FilteringSailReader(options) if is_tested else SailReader(options)
+
+
+def condition_of(spark_filter: Any) -> Predicate | None:  # noqa: ANN401  # PySpark 4.0 has no such classes
+    """Returns a condition that is true for every row that a filter keeps, or `None` if unknown.
+
+    Supports comparisons with a value, IN and tests for null on offset, partition and timestamp.
+    Timestamps are whole microseconds since the epoch.
+    """
+    name = type(spark_filter).__name__
+    path: tuple[str, ...] = getattr(spark_filter, "attribute", ())
+    if len(path) != 1 or path[0] not in _COLUMNS:
+        return None
+    column = Column(path[0])
+    if name == "IsNull":
+        return IsNull(column)
+    if name == "IsNotNull":
+        return Not(IsNull(column))
+    if name == "In":
+        values = tuple(value for value in spark_filter.value if value is not None)
+        return In(column, values, has_null=False) if all(map(_is_int64, values)) else None
+    op = _OPS.get(name)
+    if op is None or not _is_int64(spark_filter.value):
+        return None
+    return Compare(op, column, spark_filter.value)
+
+
+def _is_int64(value: object) -> bool:
+    return type(value) is int and MIN_INT64 <= value <= MAX_INT64  # a bool is no number
+
+
+def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a task in at most `MAX_BATCHES` batches."""
+    from kts_source.read.read_task import run_task
+
+    # Sail reads all tasks at once, whatever the query's limit.
+    with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
+        yield from join_last(rows)
+
+
+def join_last(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the same rows with all batches after the first ones joined into one.
+
+    Raises:
+        InvalidOptionError: The rows do not fit into one batch. A second one might fill the
+            channel, and the query would never end.
+    """
+    import pyarrow as pa
+
+    rest: list[pa.RecordBatch] = []
+    sizes: Counter[int] = Counter()
+    for number, batch in enumerate(batches, 1):
+        if number < MAX_BATCHES:
+            yield batch
+            continue
+        rest.append(batch)
+        sizes.update({index: column.nbytes for index, column in enumerate(batch.columns)})
+        if max(sizes.values(), default=0) > _MAX_COLUMN_BYTES:
+            raise InvalidOptionError(
+                "a task has too many rows for Sail, which takes all of them at once: make option"
+                f" targetPartitionBytes smaller; {TASK_BYTES} is the default"
+            )
+    if rest:
+        yield from pa.Table.from_batches(rest).combine_chunks().to_batches()
