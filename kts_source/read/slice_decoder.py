@@ -35,9 +35,9 @@ from kts_source.read.slice_boundaries import BoundaryCheck, errors_in_span
 from segment_format.arrow import RecordDecoder
 from segment_format.errors import SegmentFormatError, TruncatedBatchError
 from segment_format.index.producer_snapshot import parse_producer_snapshot
-from segment_format.index.rebuild import marker_of
 from segment_format.kernels.decoder import MAX_OFFSET
 from segment_format.record.batch_header import MAGIC_2, RecordBatchHeader
+from segment_format.record.control_record import marker_of
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from segment_format.transaction_check import (
