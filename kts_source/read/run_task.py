@@ -13,9 +13,9 @@ from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import CLOSED, DONE, TaskMeter, TaskMetrics, TaskPlace
 from kts_source.secret import scrub
-from kts_source.store.cancel import CancelledFetchError
 from kts_source.store.local_store import local_root
 from kts_source.store.open_store import scheme_of
+from kts_source.store.request_policy import CancelledFetchError
 from kts_source.store.storage_options import extra_arguments, s3_arguments, secret_values
 from kts_source.tier import open_tier
 

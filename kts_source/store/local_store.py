@@ -24,9 +24,10 @@ from kts_source.errors import (
     StoreNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.store.counters import StoreCounters, Tally
 from kts_source.store.object_store import (
     ObjectInfo,
+    StoreCounters,
+    Tally,
     beyond_end,
     check_key,
     check_range,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
-from kts_source.store.presigned_path import is_presigned
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
-from kts_source.store.storage_options import STORAGE_OPTIONS
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.storage_options import STORAGE_OPTIONS, is_presigned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

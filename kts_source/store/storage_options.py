@@ -10,11 +10,13 @@ import difflib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -248,3 +250,39 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
             f"{name} must be a positive number of seconds, at most {_MAX_SECONDS}"
         )
     return value
+
+
+# -- paths of presigned URLs
+
+_PRESIGNED: Final = "presigned+"
+_URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
+PATH_SECRET: Final = "presigned.path"
+"""Name under which the whole path travels with the secrets."""
+
+
+def is_presigned(path: str) -> bool:
+    """Returns whether a path names a list of presigned URLs, see `presigned_store`."""
+    return path.lower().startswith(_PRESIGNED) or _URL_LIST.fullmatch(path) is not None
+
+
+def hide_query(
+    path: str, storage: Secret[Mapping[str, str]]
+) -> tuple[str, Secret[Mapping[str, str]]]:
+    """Moves the query string of a presigned path into the storage options."""
+    if not is_presigned(path) or "?" not in path:
+        return path, storage
+    prefix = _PRESIGNED if path.lower().startswith(_PRESIGNED) else ""
+    return prefix + without_query(path), Secret({**storage.reveal(), PATH_SECRET: path})
+
+
+def without_query(path: str) -> str:
+    """Returns the location of a list of URLs without query string and user."""
+    parts = urlsplit(without_presigned(path))
+    if not parts.netloc:
+        return path.partition("?")[0]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def without_presigned(path: str) -> str:
+    """Returns the location of a list of URLs, without `presigned+`."""
+    return path[len(_PRESIGNED) :] if path.lower().startswith(_PRESIGNED) else path

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 
 if TYPE_CHECKING:

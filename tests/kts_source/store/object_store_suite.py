@@ -17,8 +17,7 @@ from kts_source.errors import (
     StoreNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.store.counters import StoreCounters
-from kts_source.store.object_store import ObjectInfo, ObjectStore
+from kts_source.store.object_store import ObjectInfo, ObjectStore, StoreCounters
 from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:

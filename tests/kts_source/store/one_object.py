@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 

@@ -20,7 +20,7 @@ import pytest
 
 from kts_source.errors import AccessDeniedError, StoreError
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud, Reply
 

@@ -20,8 +20,7 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.secret import Secret
-from kts_source.store.azure_range_settings import AzureRangeSettings
-from kts_source.store.azure_store import AzureStore
+from kts_source.store.azure_store import AzureSettings, AzureStore
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.open_store import open_store
 from tests.kts_source.store.one_object import DATA, ETAG, QUICK, OneObject
@@ -60,6 +59,11 @@ def opened(arguments: dict[str, object], path: str = "abfs://orders/a b") -> Azu
     return store
 
 
+def use(store: AzureStore, settings: AzureSettings) -> None:
+    """Makes obstore read with other settings than those of the options."""
+    store._ranges._settings, store._ranges._opened = settings, settings.open()
+
+
 # -- what is asked for
 
 
@@ -90,11 +94,9 @@ def test_a_signature(service: OneObject) -> None:
     store = opened({"account_name": "shop", "sas_token": SIGNATURE})
     assert store.remarks == ()
     settings = store._ranges._settings
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
-    store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}
-    )
+    use(store, replace(settings, endpoint=service.endpoint, client_options={"allow_http": True}))
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     service.error = 403, "AuthorizationFailure"
     with pytest.raises(AccessDeniedError) as caught:
@@ -112,11 +114,9 @@ def test_nobody_asks(service: OneObject) -> None:
     store = opened(arguments)
     assert store.remarks == ()
     settings = store._ranges._settings
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
-    store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}
-    )
+    use(store, replace(settings, endpoint=service.endpoint, client_options={"allow_http": True}))
     assert store.get_range("x", 0, 4) == DATA[:4]
     ((path, headers),) = service.seen
     assert (path, "authorization" in headers) == ("/orders/a%20b/x", False)
@@ -143,10 +143,13 @@ def test_tokens_are_renewed(service: OneObject) -> None:
     store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
-    store._ranges._settings = replace(
-        settings, endpoint=service.endpoint, client_options={"allow_http": True}, token=giver
+    use(
+        store,
+        replace(
+            settings, endpoint=service.endpoint, client_options={"allow_http": True}, token=giver
+        ),
     )
     for _ in range(3):
         assert store.get_range("x", 0, 4) == DATA[:4]
@@ -212,7 +215,7 @@ def test_signatures_follow_no_redirect(service: OneObject, endpoint: str, is_own
     """obstore sends the whole address along as `Referer`."""
     signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
     store = opened({"connection_string": signed})
-    assert ("a signature at an address" in store._ranges.why_not) is not is_own
+    assert ("a signature at an address" in store._ranges.reason) is not is_own
     assert (store.remarks == ()) is is_own
     assert "a-secret" not in str(store.remarks)
 
@@ -223,11 +226,11 @@ def test_tokens_go_through_encrypted_connections_only(
     store = opened(by_key(service))
     client = store._client.filesystem.service_client
     monkeypatch.setattr(client, "credential", Giver())
-    assert "encrypted" in store._ranges.why_not
+    assert "encrypted" in store._ranges.reason
     monkeypatch.setattr(client, "credential", object())
     other = opened(by_key(service))
     monkeypatch.setattr(other._client.filesystem.service_client, "credential", object())
-    assert "of their own" in other._ranges.why_not
+    assert "of their own" in other._ranges.reason
 
 
 @pytest.mark.parametrize("version", ["0x8DC0FFEE", '""', 'W/"v1"'])

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kts_source.store.botocore_log import hide_tokens
+from kts_source.store.s3_ranges import hide_tokens
 from tests.kts_source.store.one_object import BY_S3FS, DATA, KEYS, OneObject
 
 TOKEN = "IQoJb3JpZ2luX2VjEJr//+a/b=="

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kts_source.store.cancel import Cancellation, CancelledFetchError, cancelled_by, pause
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, cancelled_by, pause
 
 
 def test_a_cancelled_scope_pauses_no_more() -> None:

@@ -69,7 +69,7 @@ def test_an_answer_without_end_is_given_up(clean_environment: None) -> None:
     with _endless(sent) as endpoint:
         storage = storage_options_from({"s3.endpoint": endpoint, **KEYS})
         store = S3Store("s3://bucket", storage, QUICK)
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         with pytest.raises(StoreUnavailableError, match=f"has {ANNOUNCED} bytes"):
             store.get_range("x", 0, 100, version=ETAG)
         assert store.counters.bytes == 0

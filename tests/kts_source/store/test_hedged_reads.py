@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from tests.kts_source.store.fake_cloud import DATA, ETAG, GENERATION, FakeCloud, Reply
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from kts_source.secret import Secret
-from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.joined_store import FallbackStore
 from kts_source.store.local_store import LocalStore
-from kts_source.store.replica_store import FallbackStore
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from kts_source.options import parse_options
 from kts_source.secret import Secret
 from kts_source.store.object_store import ObjectStore
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from tests.faulty_proxy import change, cut, drop, faulty_proxy, status
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan

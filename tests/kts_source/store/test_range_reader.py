@@ -15,9 +15,8 @@ import pytest
 from botocore.credentials import Credentials
 
 from kts_source.errors import StoreUnavailableError
-from kts_source.store import range_reader
-from kts_source.store.cancel import Cancellation, CancelledFetchError
-from kts_source.store.retry import RetryPolicy
+from kts_source.store import s3_ranges
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.one_object import DATA, KEYS, OneObject
@@ -78,7 +77,7 @@ def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
     """While another thread holds every lock. One of them begins anew, and all wait for it."""
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
-    with store._ranges._lock, range_reader._process.lock:
+    with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:
         child = os.fork()
         if child == 0:
             try:
@@ -90,7 +89,8 @@ def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
                     return bytes(store.get_range("x", start, start + 9))
 
                 for _ in range(10):
-                    store._ranges._process = 0
+                    store._ranges.reset()
+                    s3_ranges._http_clients.reset()
                     with ThreadPoolExecutor(16) as pool:
                         found = list(pool.map(read, range(16), timeout=10))
                     assert found == [DATA[start : start + 9] for start in range(16)]

@@ -49,7 +49,7 @@ def test_keys_that_were_replaced_are_looked_up_again(
     write("AKOLD")
     bucket.refusal = refusal
     store = bucket.store(**options, **{"s3.connect-timeout": "10"})
-    assert bool(store._ranges.why_not) == bool(options)
+    assert bool(store._ranges.reason) == bool(options)
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     bucket.refuses = lambda headers: "AKOLD" in headers["authorization"]
     write("AKNEW")
@@ -58,8 +58,12 @@ def test_keys_that_were_replaced_are_looked_up_again(
         found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(32)))
     assert found == [DATA[at : at + 4] for at in range(32)]
     assert (store.counters - before).retries == 0
-    assert bool(store._ranges.why_not) == bool(options)
+    assert bool(store._ranges.reason) == bool(options)
     store.close()
+    other, requests = bucket.store(**options, **{"s3.connect-timeout": "10"}), len(bucket.seen)
+    assert other.get_range("x", 0, 4, version=ETAG) == DATA[:4]
+    assert len(bucket.seen) == requests + 1, "the refused keys are in no other store"
+    other.close()
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])

@@ -14,9 +14,9 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.options import parse_options
+from kts_source.store.joined_store import FallbackStore
 from kts_source.store.local_store import LocalStore
 from kts_source.store.object_store import Data, ObjectStore
-from kts_source.store.replica_store import FallbackStore
 from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
 

@@ -6,16 +6,16 @@ import time
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
-from kts_source.store import retry
-from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.retry import RetryPolicy, TransientError
+from kts_source.store import request_policy
+from kts_source.store.object_store import StoreCounters, Tally
+from kts_source.store.request_policy import RetryPolicy, TransientError
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were asked for instead of made."""
     pauses: list[float] = []
-    monkeypatch.setattr(retry, "pause", pauses.append)
+    monkeypatch.setattr(request_policy, "pause", pauses.append)
     return pauses
 
 

@@ -9,8 +9,8 @@ import botocore.loaders
 import botocore.session
 import pytest
 
-from kts_source.store import s3_client
-from kts_source.store.s3_client import connect
+from kts_source.store import s3_store
+from kts_source.store.s3_store import connect
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def test_every_service_is_known(kind: str) -> None:
 def test_the_descriptions_are_botocores(service: str) -> None:
     theirs = botocore.session.get_session().get_component("data_loader")
     # A new one: clients of a loader write down in its descriptions how they call an operation.
-    ours = s3_client._loader.__wrapped__(None)
+    ours = s3_store._loader.__wrapped__(None)
     for kind in ("service-2", "endpoint-rule-set-1"):
         assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
 
@@ -103,9 +103,9 @@ def test_where_botocore_is_otherwise_s3fs_makes_its_own(
             patched.setattr(botocore.loaders, "create_loader", lambda _path=None: Other())
         else:
             patched.delattr(botocore.loaders, "create_loader")
-        s3_client._loader.cache_clear()
+        s3_store._loader.cache_clear()
         filesystem = connect(s3_arguments(KEYS))
         assert filesystem.session is None
-    s3_client._loader.cache_clear()
+    s3_store._loader.cache_clear()
     assert botocore.loaders.create_loader is original
     assert region_of(filesystem) == "eu-west-1"

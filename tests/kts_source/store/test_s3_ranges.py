@@ -22,7 +22,7 @@ from kts_source.errors import (
     StoreUnavailableError,
     TruncatedObjectError,
 )
-from kts_source.store.s3_range_settings import S3RangeSettings
+from kts_source.store.http_client import HttpClient
 from kts_source.store.s3_store import S3Store
 from tests.integration.certificates import make_certificates
 from tests.kts_source.store.one_object import BY_S3FS, DATA, ETAG, KEYS, QUICK, OneObject
@@ -61,7 +61,7 @@ def test_each_key_is_asked_for_as_it_is(bucket: OneObject, key: str) -> None:
         store = bucket.store(**KEYS, **options)
         assert store.get_range(key, 3, 9, version=ETAG) == DATA[3:9]
         assert bucket.seen[-1][0] == ODD_KEYS[key]
-        assert bool(store._ranges.why_not) == bool(options)
+        assert bool(store._ranges.reason) == bool(options)
         store.close()
 
 
@@ -84,7 +84,7 @@ def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.Monke
     assert "/eu-west-3/s3/" in headers["authorization"]
     assert headers["if-match"] == ETAG
     assert not headers.keys() & {"x-amz-security-token", "x-amz-request-payer"}
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
@@ -94,7 +94,7 @@ def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
     store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.endpoint})
     assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
     assert [path for path, _ in bucket.seen] == [f"{there}/bucket/x"]
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
@@ -165,7 +165,7 @@ def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
         assert found == [DATA[at : at + 9] for at in range(64)]
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         assert len(sessions) == number + 1, "the settings are made once"
         store.close()
 
@@ -186,34 +186,20 @@ def test_stores_of_the_same_settings_share_connections(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker opens one for each task."""
-    opened = _counted(monkeypatch, S3RangeSettings, "open")
-    others = (
-        {"s3.access-key-id": "AKOTHER"},
-        {"s3.region": "eu-west-3"},
-        {"s3.request-timeout": "9"},
-    )
-    for number, other in enumerate([{}, *others], 1):
+    opened = _counted(monkeypatch, HttpClient, "__init__")
+    for other, clients in (
+        ({}, 1),
+        ({"s3.access-key-id": "AKOTHER"}, 1),
+        ({"s3.region": "eu-west-3"}, 1),
+        ({"s3.request-timeout": "9"}, 2),
+    ):
         for _ in range(2):
             store = bucket.store(**{**KEYS, **other})
             assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
             store.close()
             signed = bucket.seen[-1][1]["authorization"]
             assert f"Credential={other.get('s3.access-key-id', 'AKGIVEN')}/" in signed
-        assert len(opened) == number
-
-
-def test_keys_that_were_refused_are_in_no_store_again(
-    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = _counted(monkeypatch, S3RangeSettings, "open")
-    monkeypatch.setattr(S3RangeSettings, "renew", lambda _settings: True)
-    bucket.refuses = lambda _headers: len(bucket.seen) == 1
-    for _ in range(2):
-        store = bucket.store(**KEYS)
-        assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
-        store.close()
-    assert len(opened) == 2
-    assert len(bucket.seen) == 3
+        assert len(opened) == clients
 
 
 # -- what it answers
@@ -243,7 +229,7 @@ def test_the_end_of_an_object(bucket: OneObject) -> None:
     for start in (size - 4, size):
         with pytest.raises(TruncatedObjectError):
             store.get_range("x", start, size + 4)
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
@@ -316,7 +302,7 @@ def test_a_certificate_that_only_s3fs_trusts(
     with _encrypted(bucket, tmp_path):
         store = bucket.store(**KEYS)
         assert store.get_range("x", 0, 4) == DATA[:4]
-        assert store._ranges.why_not
+        assert store._ranges.reason
         assert bucket.seen == []
         store.close()
 
@@ -332,7 +318,7 @@ def test_a_bundle_of_certificates_is_trusted(
         for start in range(5):
             found = store.get_range("x", start, start + 999, version=ETAG)
             assert found == DATA[start : start + 999]
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         store.close()
 
 

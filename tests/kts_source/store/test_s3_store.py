@@ -21,7 +21,7 @@ from kts_source.errors import (
 )
 from kts_source.secret import Secret
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 from tests.faulty_proxy import (
@@ -130,15 +130,15 @@ def one_store(
     }
     store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
     assert isinstance(store, S3Store)
-    assert bool(store._ranges.why_not) == bool(request.param)
+    assert bool(store._ranges.reason) == bool(request.param)
     yield store
-    assert bool(store._ranges.why_not) == bool(request.param), "it never changed its mind"
+    assert bool(store._ranges.reason) == bool(request.param), "it never changed its mind"
     store.close()
 
 
 def is_by_s3fs(store: ObjectStore) -> bool:
     assert isinstance(store, S3Store)
-    return store._ranges.why_not != ""
+    return store._ranges.reason != ""
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_a_request_has_a_deadline_of_its_own(bucket: Bucket, proxy: FaultyProxy)
     proxy.faults += [Stall()]
     began = time.monotonic()
     with pytest.raises(
-        StoreUnavailableError, match=r"time-out: no complete answer by the deadline 0\.3 s"
+        StoreUnavailableError, match=r"timeout: no complete answer by the deadline 0\.3 s"
     ):
         store.get_range("x", 0, 10)
     assert time.monotonic() - began < 20

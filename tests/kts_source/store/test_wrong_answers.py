@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
-from kts_source.store.client_exchange import Answer, Exchange
-from kts_source.store.retry import TransientError
+from kts_source.store.http_exchange import Answer, Exchange
+from kts_source.store.request_policy import TransientError
 from tests.kts_source.store.fake_cloud import CLOUDS, DATA, QUICK, FakeCloud, Reply
 
 if TYPE_CHECKING:
