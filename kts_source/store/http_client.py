@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.util import SKIP_HEADER
+from urllib3.util import SKIP_HEADER, wait_for_read
 
 from kts_source.secret import Secret
 from kts_source.store.request_policy import (
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# More threads that decrypt at once take more CPU: each waits for the GIL after every record.
+_MAX_DECRYPTING: Final = 2
+_MAX_DECRYPTED_BYTES: Final = 1 << 20
 _FAILURES: Final = (OSError, http.client.HTTPException, TransientError)
 # Servers and gateways close idle connections, some without a word.
 _IDLE_SECONDS: Final = 20.0
@@ -98,6 +101,7 @@ class HttpClient:
         # A proxy of plain requests expects the whole URL.
         self._before_target = settings.url if proxy is not None and not is_encrypted else ""
         self._timeout = urllib3.Timeout(settings.connect_seconds, settings.read_seconds)
+        self._decrypting = threading.BoundedSemaphore(_MAX_DECRYPTING)
 
     def get(
         self,
@@ -124,7 +128,8 @@ class HttpClient:
             http.client.HTTPException: The answer is malformed or truncated.
             ValueError: A header cannot be sent.
         """
-        attempt = _Attempt(time.monotonic() + seconds, self._settings.read_seconds)
+        ends = time.monotonic() + seconds
+        attempt = _Attempt(ends, self._settings.read_seconds, self._decrypting)
         token = _current.set(attempt)
         answer: Any = None  # its attribute with the answer of `http.client` is not public
         try:
@@ -200,9 +205,13 @@ class _Attempt:
     Args:
         ends: Deadline, by `time.monotonic`.
         read_seconds: Read timeout between bytes.
+        decrypting: Permits for decryption.
     """
 
-    def __init__(self, ends: float, read_seconds: float) -> None:
+    def __init__(
+        self, ends: float, read_seconds: float, decrypting: threading.BoundedSemaphore
+    ) -> None:
+        self.decrypting = decrypting
         self._ends = ends
         self._read_seconds = read_seconds
         self._lock = threading.Lock()
@@ -359,7 +368,7 @@ class _Stream(io.BufferedReader):
     raw: _RawStream
 
     def close(self) -> None:
-        """Closes the stream; the connection stays open."""
+        """See `_RawStream.close`."""
         if not self.closed:
             self.raw.has_ended = True
             self.raw.connection.used_at = time.monotonic()
@@ -378,23 +387,42 @@ class _RawStream(io.RawIOBase):
         self._attempt = attempt
         # Keeps the socket open if `http.client` closes it before the answer is read.
         self._reference = sock.makefile("rb", buffering=0)
+        self._timeout = sock.gettimeout()
+        sock.setblocking(False)
 
     def readable(self) -> bool:
         """Returns True."""
         return True
 
-    def readinto(self, view: Any) -> int | None:  # noqa: ANN401  # any buffer
+    def readinto(self, view: Any) -> int:  # noqa: ANN401  # any buffer
         """See `io.RawIOBase.readinto`."""
         if self.has_ended:
             return 0
-        seconds = self._attempt.next_timeout()
-        self._sock.settimeout(seconds)
-        try:
-            return self._reference.readinto(view)
-        except TimeoutError:
-            raise TimeoutError(f"silent for {seconds:.3g} s") from None
+        read = self._decrypt if isinstance(self._sock, ssl.SSLSocket) else self._sock.recv_into
+        while True:
+            seconds = self._attempt.next_timeout()
+            with suppress(BlockingIOError, ssl.SSLWantReadError):
+                return read(view)
+            if not wait_for_read(self._sock, seconds):
+                raise TimeoutError(f"silent for {seconds:.3g} s")
+
+    def _decrypt(self, view: Any) -> int:  # noqa: ANN401
+        """Reads as many TLS records as have arrived. Raises `SSLWantReadError` if none has."""
+        sock: Any = self._sock
+        size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]
+        with self._attempt.decrypting, suppress(ssl.SSLWantReadError):
+            while size < len(target):
+                count = sock.read(len(target) - size, target[size:])
+                if not count:
+                    return size
+                size += count
+        if not size:
+            raise ssl.SSLWantReadError
+        return size
 
     def close(self) -> None:
-        """Closes the stream."""
-        self._reference.close()
+        """Closes the stream. The connection stays open."""
+        if not self.closed:
+            self._sock.settimeout(self._timeout)
+            self._reference.close()
         super().close()
