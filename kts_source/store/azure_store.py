@@ -66,7 +66,7 @@ class AzureSettings:
         from obstore.store import AzureStore as Store
 
         provider = self._provider()
-        # A provider, because obstore combines keys with those of the environment.
+        # A provider, because obstore would mix explicit keys with the environment.
         named: dict[str, Any] = {} if provider is None else {"credential_provider": provider}
         return Store(
             container_name=self.container,

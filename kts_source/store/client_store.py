@@ -1,4 +1,4 @@
-"""Base class of stores behind a client library: checks, counters, retries and named errors."""
+"""Base class of stores that use a client library: checks, counters, retries and errors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClientStore(ABC):
     remarks: tuple[str, ...] = ()
     is_near = False
     lists_in_pages = False
-    # Whether a leading slash is an ordinary character of a key.
+    # True if a leading slash is an ordinary character of a key.
     _absolute_keys = True
 
     def __init__(
@@ -124,8 +124,8 @@ class ClientStore(ABC):
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         """Returns the HTTP status and the text, without secrets, of a client's error.
 
-        The status is 503 for errors worth a retry and 0 for unknown ones. Raises errors that no
-        status stands for.
+        The status is 503 for errors worth a retry and 0 for unknown ones. Raises errors without a
+        corresponding status.
         """
 
     def _check_key(self, key: str) -> None:
@@ -164,13 +164,8 @@ class ClientStore(ABC):
 class AsyncClient:
     """Runs coroutines of an fsspec file system on fsspec's event loop, from any thread.
 
-    The file system is opened at first use, once per process: its connections and its loop survive
-    neither a fork nor a pickle.
-
-    Args:
-        connect: Opens the file system.
-        policy: Deadline of a request, and when a second one is sent.
-        tally: Counts second requests.
+    `connect` opens the file system at first use, once per process: its connections and its loop
+    survive neither a fork nor a pickle.
     """
 
     def __init__(self, connect: Callable[[], Any], policy: RetryPolicy, tally: Tally) -> None:
@@ -198,9 +193,7 @@ class AsyncClient:
     def run(self, call: Callable[[Any], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
         """Returns the result of `call(filesystem)`, awaited on the file system's loop.
 
-        Args:
-            call: Makes one attempt.
-            hedge: Whether the policy may send a second request if the answer is late.
+        With `hedge`, the policy may send a second request if the answer is late.
 
         Raises:
             TransientError: The deadline passed.

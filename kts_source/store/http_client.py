@@ -1,7 +1,7 @@
-"""HTTP GETs by urllib3, whose bytes go straight into the caller's memory.
+"""Sends HTTP GETs through urllib3 and reads the answers straight into the caller's memory.
 
-urllib3 pools connections, checks certificates and talks to proxies. A request ends at its deadline
-or when the caller's `Cancellation` is cancelled, whatever the server sends in the meantime.
+urllib3 pools connections, checks certificates and talks to proxies. A request ends at its deadline,
+or when the caller's `Cancellation` is cancelled, even if the server keeps sending.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HttpSettings:
         connect_seconds: Connect timeout, for each of the host's addresses.
         read_seconds: Read timeout between bytes.
         proxy: URL of an `http://` proxy, with user and password if it needs them, or `None`.
-        ca_file: Certificates of the trusted authorities; `None` trusts those of the system.
+        ca_file: Certificates of the trusted authorities; `None` uses the system's certificates.
     """
 
     url: str
@@ -221,7 +221,6 @@ class _Attempt:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline."""
         return self._ends - time.monotonic()
 
     def next_timeout(self) -> float:
@@ -232,7 +231,6 @@ class _Attempt:
         return min(self._read_seconds, left)
 
     def require(self) -> None:
-        """Raises `CancelledFetchError` if the request was cancelled."""
         if self.is_aborted:
             raise CancelledFetchError
 
@@ -251,7 +249,6 @@ class _Attempt:
             return not self.is_aborted
 
     def abort(self) -> None:
-        """Cancels the request, from any thread."""
         with self._lock:
             if not self._is_over:
                 self.is_aborted = True
@@ -263,8 +260,7 @@ class _Attempt:
             self._is_over = True
             if self._sock is not None:
                 with suppress(OSError):  # not connected
-                    # Not the method of `SSLSocket`: a thread that reads would take what is
-                    # encrypted for the data.
+                    # The method of `SSLSocket` would make a reading thread return ciphertext.
                     socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
 
@@ -307,7 +303,7 @@ class _Connection(HTTPConnection):
         try:
             within_deadline(attempt.seconds_left, run)
         except BaseException:
-            attempt.end()  # the thread closes what it still connects
+            attempt.end()  # makes the thread close its connection
             raise
 
     def _new_conn(self) -> socket.socket:
@@ -323,7 +319,6 @@ class _Connection(HTTPConnection):
         return sock
 
     def request(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
-        """Sends a request."""
         if self.sock is not None:
             _current.get().use(self.sock)
         super().request(*arguments, **named)
@@ -334,13 +329,12 @@ class _Connection(HTTPConnection):
         *arguments: Any,  # noqa: ANN401
         **named: Any,  # noqa: ANN401
     ) -> http.client.HTTPResponse:
-        """Returns an answer that is read until the deadline of the current attempt."""
-        source: Any = _Source(self, sock, _current.get(self._attempt))
+        source: Any = _RawStream(self, sock, _current.get(self._attempt))
         return http.client.HTTPResponse(source, *arguments, **named)
 
 
 class _HttpsConnection(_Connection, HTTPSConnection):
-    """An encrypted connection."""
+    pass
 
 
 class _HttpPool(urllib3.HTTPConnectionPool):
@@ -351,24 +345,12 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _HttpsConnection
 
 
-class _Source:
-    """Stands for the socket where `http.client` opens an answer."""
-
-    def __init__(self, connection: _Connection, sock: socket.socket, attempt: _Attempt) -> None:
-        self._parts = connection, sock, attempt
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """Returns the stream of the answer."""
-        return _Stream(_RawStream(*self._parts))
-
-
 class _Stream(io.BufferedReader):
-    """Buffered bytes of an answer. Notices bytes after its end: they answer no request."""
+    """Buffered bytes of an answer. Notices bytes after its end, which answer no request."""
 
     raw: _RawStream
 
     def close(self) -> None:
-        """See `_RawStream.close`."""
         if not self.closed:
             self.raw.has_ended = True
             self.raw.connection.used_at = time.monotonic()
@@ -378,7 +360,7 @@ class _Stream(io.BufferedReader):
 
 
 class _RawStream(io.RawIOBase):
-    """Bytes of an answer, read until the deadline."""
+    """Bytes of an answer, read until the deadline. `http.client` gets it instead of the socket."""
 
     def __init__(self, connection: _Connection, sock: socket.socket, attempt: _Attempt) -> None:
         self.connection = connection
@@ -390,12 +372,13 @@ class _RawStream(io.RawIOBase):
         self._timeout = sock.gettimeout()
         sock.setblocking(False)
 
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return _Stream(self)
+
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def readinto(self, view: Any) -> int:  # noqa: ANN401  # any buffer
-        """See `io.RawIOBase.readinto`."""
         if self.has_ended:
             return 0
         read = self._decrypt if isinstance(self._sock, ssl.SSLSocket) else self._sock.recv_into
@@ -421,7 +404,6 @@ class _RawStream(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Closes the stream. The connection stays open."""
         if not self.closed:
             self._sock.settimeout(self._timeout)
             self._reference.close()

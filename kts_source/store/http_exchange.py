@@ -45,13 +45,9 @@ _TOKENS: Final = ("pageToken", "marker")
 def error_of_status(
     status: int, text: str, *, uri: str, wanted: str
 ) -> StoreError | TransientError:
-    """Returns the error that an HTTP status stands for.
+    """Returns the error for an HTTP status; 0 means that there was no answer.
 
-    Args:
-        status: HTTP status; 0 if there was no answer.
-        text: Description of the failure, free of credentials.
-        uri: URI of the object.
-        wanted: Range and version that were requested.
+    `text` describes the failure without credentials, `wanted` the requested range and version.
     """
     match status:
         case 404:
@@ -76,15 +72,7 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks that an answer holds bytes [start, stop) of the object.
-
-    Args:
-        status: HTTP status.
-        content_range: Header `Content-Range`, or None.
-        content_length: Header `Content-Length`, or None.
-        start: First byte requested.
-        stop: End of the requested range, exclusive.
-        uri: URI of the object.
+    """Checks by its headers that an answer holds bytes [start, stop) of the object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
@@ -141,13 +129,9 @@ def join_header(values: Iterable[str]) -> str | None:
 
 
 async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str) -> bytes:
-    """Reads the body of a successful answer to a request for bytes [start, stop).
+    """Checks and reads a successful answer to a request for bytes [start, stop).
 
     The session must not decompress, see `AS_STORED`.
-
-    Raises:
-        TruncatedObjectError: The object ends before `stop`.
-        TransientError: The answer holds other bytes.
     """
     content_range = join_header(answer.headers.getall("Content-Range", ()))
     require_range(answer.status, content_range, answer.content_length, start, stop, uri=uri)
@@ -180,12 +164,7 @@ class Exchange:
         _current.set(self)
 
     def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
-        """Refuses to request a page or a range a second time.
-
-        Raises:
-            StoreError: The tokens of a listing form a cycle.
-            TransientError: The library repeats a read.
-        """
+        """Refuses to request the same page or range a second time."""
         is_page = any(name in _TOKENS for name in query)
         if not is_page and byte_range is None:
             return
@@ -200,12 +179,7 @@ class Exchange:
             raise TransientError("the answer was not read to its end")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded answers, if any, hold bytes [start, stop).
-
-        Raises:
-            TruncatedObjectError: The object ends before `stop`.
-            TransientError: The answers hold other bytes.
-        """
+        """Checks that the recorded answers, if any, hold bytes [start, stop)."""
 
         def first_byte(answer: Answer) -> int:
             return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]
@@ -224,12 +198,9 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of an aiohttp session that reports to the current `Exchange`.
+    """Adds tracing for the current `Exchange` to the arguments of an aiohttp session.
 
     The session does not decompress.
-
-    Args:
-        arguments: The user's arguments.
     """
     import aiohttp
 

@@ -240,7 +240,7 @@ class FallbackStore:
             return self._try_store(other, read)
         except _FAILURES as error:
             # The user knows the first store, so its error is raised, unless the object is missing
-            # there and the mirror is down: then nobody knows whether the object is gone.
+            # there and the mirror is down: then the object may still exist.
             raised, second = (failure, error) if home == 0 else (error, failure)
             if isinstance(raised, ObjectNotFoundError):
                 if isinstance(second, ObjectNotFoundError):

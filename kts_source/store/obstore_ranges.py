@@ -21,6 +21,7 @@ from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.object_store import beyond_end, check_version
 from kts_source.store.range_reader import (
     FsspecOnlyError,
+    Range,
     RangeError,
     RangeReader,
     SharedClients,
@@ -82,14 +83,8 @@ class ObstoreReader(RangeReader):
     A child of a fork lacks obstore's threads and would wait for them. If obstore was used before a
     fork, the fsspec library reads in the child.
 
-    Args:
-        bucket: The bucket or container, for messages.
-        library: The library of fsspec that reads instead.
-        make_settings: Makes the settings, or raises `FsspecOnlyError`.
-        policy: Deadlines.
-        tally: Counts second requests.
-        by_generation: Whether versions are generations instead of ETags.
-        doubted: HTTP statuses that the fsspec library must confirm.
+    `make_settings` may raise `FsspecOnlyError`. Versions are generations or else ETags. The fsspec
+    library must confirm the HTTP statuses `doubted`.
     """
 
     _name = "obstore"
@@ -150,19 +145,11 @@ class ObstoreReader(RangeReader):
                 return False
             return True
 
-    def _attempt(
-        self,
-        client: Any,  # noqa: ANN401
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> bytes:
+    def _attempt(self, client: Any, wanted: Range) -> bytes:  # noqa: ANN401
         from obstore import exceptions, get_async
 
         _use.is_ours = True
+        key, start, stop, version, uri = wanted
         options: GetOptions = {"range": (start, stop)}
         if version is not None:
             options["version" if self._by_generation else "if_match"] = version
@@ -204,12 +191,7 @@ class ObstoreReader(RangeReader):
 
 
 def read_error(class_name: str, text: str) -> RangeError:
-    """Parses an error of obstore 0.12, which has its details in the text only.
-
-    Args:
-        class_name: Class of the error.
-        text: Its message.
-    """
+    """Parses an error of obstore 0.12, which has its details in the text only."""
     message, _, debug = text.partition(_DEBUG)
     answer = _ANSWER.search(message)
     status = _STATUS_OF_CLASS.get(class_name, 0)
@@ -241,7 +223,7 @@ class _Loop:
 
 
 class _Use:
-    """Whether obstore was used in this process, or before it was forked."""
+    """Remembers if obstore was used in this process, or before it was forked."""
 
     def __init__(self) -> None:
         self.is_ours = False
@@ -293,11 +275,7 @@ class ObstoreStore(FsspecStore):
 
     @abstractmethod
     def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> ObstoreSettings:  # noqa: ANN401
-        """Returns the settings with the same effect as the file system and its arguments.
-
-        Raises:
-            FsspecOnlyError: obstore does not support the arguments.
-        """
+        """Returns settings with the same effect as the file system, or raises `FsspecOnlyError`."""
 
     @abstractmethod
     def _can_pin(self, version: str) -> bool:
@@ -319,9 +297,7 @@ class ObstoreStore(FsspecStore):
         if version is not None and not self._can_pin(version):
             return read_by_fsspec()
         path = self._path(key).partition("/")[2]
-        return self._ranges.read(
-            path, start, stop, version, uri=self.uri(key), fallback=read_by_fsspec
-        )
+        return self._ranges.read(Range(path, start, stop, version, self.uri(key)), read_by_fsspec)
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         if not isinstance(error, RangeError):
@@ -348,19 +324,11 @@ def _microseconds(seconds: float) -> str:
 def require_supported(
     unknown: Iterable[str], schemes: Iterable[str], prefix: str, endpoint: str
 ) -> None:
-    """Checks that obstore connects to a service as the fsspec library does.
+    """Raises `FsspecOnlyError` unless obstore connects to the endpoint as the fsspec library does.
 
-    Args:
-        unknown: Arguments that are only for the library.
-        schemes: URL schemes whose fsspec configuration may hold more arguments.
-        prefix: Prefix of the environment variables that obstore reads.
-        endpoint: URL of the service.
-
-    Raises:
-        FsspecOnlyError: It does not.
+    See `require_known`. `prefix` is that of the environment variables that only obstore reads.
     """
     require_known(unknown, schemes)
-    # The library does not read these variables.
     for name in (
         "ALLOW_INVALID_CERTIFICATES",
         "PROXY_URL",

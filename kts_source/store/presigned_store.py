@@ -1,4 +1,4 @@
-"""Objects behind presigned URLs, which can be read but not listed.
+"""Objects with presigned URLs, which can be read but not listed.
 
 The path names a list of URLs: a file or an `http(s)://` URL, with or without `presigned+` in front.
 The list is one of

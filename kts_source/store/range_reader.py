@@ -11,7 +11,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from kts_source.store.client_store import reset_after_fork
 from kts_source.store.request_policy import RetryPolicy, within_deadline
@@ -34,7 +34,17 @@ _MAX_CLIENTS: Final = 4
 
 
 class FsspecOnlyError(Exception):
-    """The options need the fsspec library. The text says why, without values of options."""
+    """Only the fsspec library supports the options. The text says why, without their values."""
+
+
+class Range(NamedTuple):
+    """Bytes [start, stop) of an object of a version; None accepts any version."""
+
+    key: str
+    start: int
+    stop: int
+    version: str | None
+    uri: str
 
 
 @dataclass(eq=False)  # not frozen: raising sets its traceback
@@ -45,8 +55,8 @@ class RangeError(Exception):
         status: HTTP status; 0 if there was no complete answer.
         code: The service's error code, or empty.
         text: Description, which may hold credentials.
-        is_doubtful: Whether the fsspec library may succeed, or report a better error.
-        was_sent: Whether a request was sent.
+        is_doubtful: True if the fsspec library may succeed, or report a better error.
+        was_sent: False if the attempt failed before its request.
     """
 
     status: int
@@ -61,9 +71,9 @@ class RangeReader(ABC):
 
     Args:
         bucket: The bucket or container, for messages.
-        library: The library of fsspec that reads instead if the options need it.
+        library: The fsspec library that reads instead if the options need it.
         policy: Deadlines.
-        tally: Counts second requests.
+        tally: Counts requests.
     """
 
     # Name of this reader, for messages.
@@ -98,7 +108,7 @@ class RangeReader(ABC):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Names the library that reads instead, and the reason. See `ObjectStore.remarks`."""
+        """See `ObjectStore.remarks`."""
         reason = self.reason
         return (f"{self._library} reads {self._bucket}: {reason}",) if reason else ()
 
@@ -106,38 +116,17 @@ class RangeReader(ABC):
         """Returns whether this reader can request this key."""
         return not self.reason
 
-    def read(
-        self,
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-        fallback: Callable[[], Data],
-    ) -> Data:
-        """Makes one attempt to read [start, stop) of an object.
+    def read(self, wanted: Range, fallback: Callable[[], Data]) -> Data:
+        """Makes one attempt to read a range. Checks version, range and length of the answer.
 
-        Args:
-            key: Key in the bucket.
-            start: First byte.
-            stop: End of the range, exclusive.
-            version: Version that the object must have; None accepts any.
-            uri: URI of the object.
-            fallback: Reads the range with the fsspec library. It is called if this reader cannot
-                read the key, and after a doubtful error. If it succeeds after such an error, the
-                library reads everything from then on.
-
-        Raises:
-            TransientError: The answer is not about that range.
-            TruncatedObjectError: The object ends before `stop`.
-            ObjectChangedError: The object has another version.
-            RangeError: Any other failure.
+        `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
+        and after a doubtful `RangeError`. If it succeeds then, the library reads everything from
+        then on.
         """
-        if not self.can_read(key):
+        if not self.can_read(wanted.key):
             return fallback()
         try:
-            data = self._read_renewing(key, start, stop, version, uri=uri)
+            data = self._read_renewing(wanted)
         except RangeError as error:
             if not error.is_doubtful:
                 raise
@@ -149,19 +138,17 @@ class RangeReader(ABC):
         self._leave(f"a request by {self._name} failed where that by {self._library} did not")
         return data
 
-    def _read_renewing(
-        self, key: str, start: int, stop: int, version: str | None, *, uri: str
-    ) -> Data:
+    def _read_renewing(self, wanted: Range) -> Data:
         """Makes one attempt, and a second one with new credentials if the first were refused."""
         client = self._client()
         try:
-            return self._attempt(client, key, start, stop, version, uri=uri)
+            return self._attempt(client, wanted)
         except RangeError as error:
             is_expired = error.status == 401 or error.code in EXPIRED_CODES
             if not is_expired or not self._within_deadline(lambda: self._renew(client)):
                 raise
         self._tally.add(requests=1)
-        return self._attempt(self._client(), key, start, stop, version, uri=uri)
+        return self._attempt(self._client(), wanted)
 
     def _leave(self, reason: str) -> None:
         self._reason = reason
@@ -176,34 +163,24 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _client(self) -> Any:  # noqa: ANN401  # as `_attempt` of the subclass takes it
-        """Returns what the next attempt uses: current credentials, or a client that has them."""
+        """Returns the current credentials, or a client that has them."""
 
     @abstractmethod
-    def _attempt(
-        self,
-        client: Any,  # noqa: ANN401
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> Data:
-        """Sends one request and checks the answer. Raises the same errors as `read`."""
+    def _attempt(self, client: Any, wanted: Range) -> Data:  # noqa: ANN401
+        """Sends one request and checks the answer."""
 
     @abstractmethod
     def _renew(self, refused: Any) -> bool:  # noqa: ANN401
-        """Returns whether newer credentials exist than those of a refused client.
+        """Returns whether there are newer credentials than the refused ones.
 
-        One of several threads renews them. It may wait for the service that issues them.
+        One of several threads renews them, and may wait for the service that issues them.
         """
 
 
 class SharedClients(Generic[C]):
-    """Keeps the last clients of this process, by equal settings.
+    """Keeps the last clients of this process by their settings.
 
-    A worker opens a store for each task, and a new client reads certificates for 5 ms and connects
-    anew.
+    A worker opens a store for each task. A new client would read certificates for 5 ms and connect.
     """
 
     def __init__(self) -> None:
@@ -216,7 +193,7 @@ class SharedClients(Generic[C]):
         self._clients: list[tuple[Any, C]] = []
 
     def get(self, settings: Any, open_client: Callable[[], C]) -> C:  # noqa: ANN401
-        """Returns the client with these settings, opened now if there is none."""
+        """Returns the client with these settings, or opens one."""
         with self._lock:
             for number, (other, client) in enumerate(self._clients):
                 if other == settings:
@@ -228,20 +205,15 @@ class SharedClients(Generic[C]):
             return client
 
     def forget(self, client: C) -> None:
-        """Removes a client whose credentials were refused."""
+        """Removes a client after its credentials were refused."""
         with self._lock:
             self._clients = [entry for entry in self._clients if entry[1] is not client]
 
 
 def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
-    """Checks that a reader knows all arguments of the fsspec library.
+    """Raises `FsspecOnlyError` if there are unknown arguments, or tuning is off.
 
-    Args:
-        unknown: Arguments that the reader ignores.
-        schemes: URL schemes whose fsspec configuration may hold more arguments.
-
-    Raises:
-        FsspecOnlyError: There are unknown arguments, or tuning is off.
+    The fsspec configuration may hold more arguments for these URL schemes.
     """
     import fsspec.config
 

@@ -184,10 +184,7 @@ def deadline_error(seconds: float) -> TransientError:
 def await_result(future: Future[T], seconds: float, give_up: Callable[[], object]) -> T:
     """Returns the result of a future.
 
-    Args:
-        future: The future.
-        seconds: Deadline.
-        give_up: Cancels the future. Called when this thread stops waiting, for any reason.
+    `give_up` must cancel the future. It is called when this thread stops waiting, for any reason.
 
     Raises:
         TransientError: The deadline passed.
@@ -200,7 +197,7 @@ def await_result(future: Future[T], seconds: float, give_up: Callable[[], object
         raise CancelledFetchError from None
     except TimeoutError:
         if future.done() and not future.cancelled():
-            return future.result()  # raises again what the call itself raised
+            return future.result()  # or the call's own TimeoutError
         raise deadline_error(seconds) from None
     finally:
         give_up()
@@ -218,7 +215,7 @@ def within_deadline(seconds: float, call: Callable[[], T]) -> T:
     future: Future[T] = Future()
 
     def run() -> None:
-        with contextlib.suppress(concurrent.futures.InvalidStateError):  # nobody waits any more
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # the caller gave up
             try:
                 future.set_result(call())
             except BaseException as error:  # noqa: BLE001  # raised in the caller's thread

@@ -22,6 +22,7 @@ from kts_source.store.http_exchange import join_header, require_range
 from kts_source.store.object_store import check_version
 from kts_source.store.range_reader import (
     FsspecOnlyError,
+    Range,
     RangeError,
     RangeReader,
     SharedClients,
@@ -77,10 +78,6 @@ class AwsChain:
 
     Some sources renew credentials without an expiry time, such as a tool that writes the shared
     credentials file. So the chain is read again after a refusal.
-
-    Args:
-        profile: Profile of the AWS configuration, or `None` for the default.
-        session: botocore's session for that profile.
     """
 
     def __init__(self, profile: str | None, session: Any) -> None:  # noqa: ANN401  # botocore ships no types
@@ -90,7 +87,7 @@ class AwsChain:
 
     @property
     def may_wait(self) -> bool:
-        """Whether `keys` may wait for a server or a program that issues credentials."""
+        """True if `keys` may wait for a server or a program that issues credentials."""
         return self._credentials is None or getattr(self._credentials, "refresh_needed", bool)()
 
     def keys(self) -> Secret[Keys] | None:
@@ -121,10 +118,7 @@ def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocor
 def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
     """Opens a botocore session. Sends no request.
 
-    Args:
-        profile: Profile of the AWS configuration, or `None` for the default.
-        with_credentials: Whether credentials are read from it. Only these may need a client, whose
-            handlers take 5 ms to register.
+    Only credentials may need a client, whose handlers take 5 ms to register.
 
     Raises:
         FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
@@ -180,13 +174,13 @@ def hide_tokens() -> None:
 
 @dataclass(frozen=True, slots=True)
 class S3Settings:
-    """How ranges of a bucket's objects are requested.
+    """Address of a bucket and credentials for it.
 
     Attributes:
         http: The server. With virtual addressing its host name starts with the bucket.
         path: Path before the key, percent-encoded, without the last slash.
         region: Region in the signature.
-        requester_pays: Whether requests say that the requester pays.
+        requester_pays: True adds the header that lets the requester pay.
         keys: Keys from the options; a secret `None` for the AWS chain or unsigned requests.
         chain: The AWS chain, if it gives the credentials.
     """
@@ -200,11 +194,9 @@ class S3Settings:
 
 
 def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
-    """Returns the settings with the same effect as these arguments of s3fs. Sends no request.
+    """Returns settings with the same effect as arguments of s3fs, see `s3_arguments`.
 
-    Args:
-        bucket: Name of the bucket.
-        arguments: See `storage_options.s3_arguments`.
+    Sends no request.
 
     Raises:
         FsspecOnlyError: Only s3fs supports the arguments.
@@ -221,9 +213,8 @@ def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
     is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
     endpoint = _endpoint(bucket, arguments.get("endpoint_url"), region, is_virtual=is_virtual)
     parts = urllib.parse.urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not _ENDPOINT.fullmatch(endpoint):
-        raise FsspecOnlyError("the endpoint is not of the kind https://host:port")
-    if not parts.hostname:
+    is_plain = _ENDPOINT.fullmatch(endpoint) is not None and parts.hostname
+    if parts.scheme not in ("http", "https") or not is_plain:
         raise FsspecOnlyError("the endpoint is not of the kind https://host:port")
     keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
     http_settings = HttpSettings(
@@ -301,14 +292,7 @@ def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
 
 
 class S3Reader(RangeReader):
-    """Reads ranges of a bucket's objects.
-
-    Args:
-        bucket: Name of the bucket.
-        arguments: See `storage_options.s3_arguments`.
-        policy: Deadlines.
-        tally: Counts second requests.
-    """
+    """Reads ranges of S3 with `HttpClient`."""
 
     _name = "tiered-kafka's own client"
 
@@ -350,18 +334,9 @@ class S3Reader(RangeReader):
                 keys = chain.keys()
             return keys != refused or chain.renew(refused)
 
-    def _attempt(
-        self,
-        client: Secret[Keys | None],
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> memoryview:
+    def _attempt(self, client: Secret[Keys | None], wanted: Range) -> memoryview:
         def attempt() -> memoryview:
-            return self._get(client, key, start, stop, version, uri=uri)
+            return self._get(client, wanted)
 
         after = self._policy.hedge_after_seconds
         if after is None:
@@ -370,17 +345,9 @@ class S3Reader(RangeReader):
             attempt, after_seconds=after, on_second=lambda: self._tally.add(requests=1, hedges=1)
         )
 
-    def _get(
-        self,
-        keys: Secret[Keys | None],
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> memoryview:
+    def _get(self, keys: Secret[Keys | None], wanted: Range) -> memoryview:
         settings = self._settings
+        key, start, stop, version, uri = wanted
         headers = {"Host": settings.http.host, "Range": f"bytes={start}-{stop - 1}"}
         if version is not None:
             headers["If-Match"] = version

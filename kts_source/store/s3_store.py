@@ -24,7 +24,7 @@ from kts_source.secret import Secret
 from kts_source.store.client_store import ClientStore
 from kts_source.store.http_exchange import require_range
 from kts_source.store.object_store import ObjectInfo, check_version, is_behind
-from kts_source.store.range_reader import EXPIRED_CODES, RangeError
+from kts_source.store.range_reader import EXPIRED_CODES, Range, RangeError
 from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
 from kts_source.store.s3_ranges import S3Reader, hide_tokens
 from kts_source.store.storage_options import s3_arguments
@@ -199,7 +199,7 @@ class S3Store(ClientStore):
         hedge: bool = False,
         listing: bool = False,
     ) -> T:
-        """Calls `AsyncClient.run`, and once more with new credentials if those expired."""
+        """Calls `AsyncClient.run`, a second time with new credentials if those expired."""
         filesystem = self._client.filesystem
         try:
             return self._client.run(call, hedge=hedge)
@@ -211,14 +211,8 @@ class S3Store(ClientStore):
         return self._client.run(call, hedge=hedge)
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
-        return self._ranges.read(
-            self._prefix + key,
-            start,
-            stop,
-            version,
-            uri=self.uri(key),
-            fallback=lambda: self._read_by_s3fs(key, start, stop, version),
-        )
+        wanted = Range(self._prefix + key, start, stop, version, self.uri(key))
+        return self._ranges.read(wanted, lambda: self._read_by_s3fs(key, start, stop, version))
 
     def _read_by_s3fs(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         uri = self.uri(key)
@@ -282,7 +276,7 @@ class S3Store(ClientStore):
 
 
 def _origin(error: Exception) -> Exception:
-    """Returns botocore's error behind one of s3fs."""
+    """Returns botocore's error inside one of s3fs."""
     from botocore.exceptions import ClientError
 
     return error.__cause__ if isinstance(error.__cause__, ClientError) else error

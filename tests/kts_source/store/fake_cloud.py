@@ -1,4 +1,4 @@
-"""A server that speaks as much of S3, Google's, Azure's and plain HTTP as stores ask of it."""
+"""A server with the requests of S3, Google, Azure and plain HTTP that stores send."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = "c2VjcmV0LW9mLXRoZS1hY2NvdW50"
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
 CLOUDS = ("s3", "s3fs", "obstore gcs", "gcsfs", "obstore azure", "adlfs", "http", "presigned")
 
-# Status, headers that replace those of the answer (None removes one), and the body.
+# Status, replaced headers (None removes one), and body.
 Reply = tuple[int, dict[str, str | None], bytes]
 
 
@@ -72,7 +72,7 @@ class FakeCloud:
 
         class Server(http.server.ThreadingHTTPServer):
             def handle_error(self, *_arguments: object) -> None:
-                pass  # clients close connections whose answers they refuse
+                pass  # clients close the connection of a refused answer
 
         self.server = Server((address, 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
@@ -166,7 +166,7 @@ class FakeCloud:
         Args:
             cloud: One of `CLOUDS`. gcsfs and adlfs read where tuning is off, see `KTS_TUNING`.
             folder: An existing folder for files that the store needs.
-            policy: How it retries.
+            policy: Retries and timeouts.
         """
         if cloud in ("s3", "s3fs"):
             options = {

@@ -1,4 +1,4 @@
-"""A TCP server whose connections are served by a function of the test, and a client for it."""
+"""A TCP server that calls a function of the test per connection, and a client for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of Azure's blobs through obstore: what it is told, and when adlfs reads instead."""
+"""Ranges of Azure's blobs: requests of obstore, and when adlfs reads instead."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def opened(arguments: dict[str, object], path: str = "abfs://orders/a b") -> Azu
 
 
 def use(store: AzureStore, settings: AzureSettings) -> None:
-    """Makes obstore read with other settings than those of the options."""
+    """Replaces the settings that were made from the options."""
     store._ranges._settings, store._ranges._opened = settings, settings.open()
 
 
-# -- what is asked for
+# -- requests
 
 
-def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_key_signs_requests(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "AZURE_STORAGE_ACCOUNT_NAME": "somebody",
         "AZURE_STORAGE_SAS_KEY": SIGNATURE,
@@ -90,7 +90,7 @@ def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> 
     store.close()
 
 
-def test_a_signature(service: OneObject) -> None:
+def test_shared_access_signature_is_sent_and_masked(service: OneObject) -> None:
     store = opened({"account_name": "shop", "sas_token": SIGNATURE})
     assert store.remarks == ()
     settings = store._ranges._settings
@@ -109,7 +109,7 @@ def test_a_signature(service: OneObject) -> None:
     store.close()
 
 
-def test_nobody_asks(service: OneObject) -> None:
+def test_anonymous_requests_are_unsigned(service: OneObject) -> None:
     arguments = {"account_name": "shop", "anon": True}
     store = opened(arguments)
     assert store.remarks == ()
@@ -129,7 +129,7 @@ class Token(NamedTuple):
 
 
 class Giver:
-    """As `azure.identity` gives tokens; each has expired already."""
+    """Issues tokens that have expired already."""
 
     def __init__(self) -> None:
         self.scopes: list[str] = []
@@ -139,7 +139,7 @@ class Giver:
         return Token(f"token-{len(self.scopes)}", int(time.time()) - 1)
 
 
-def test_tokens_are_renewed(service: OneObject) -> None:
+def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
@@ -162,7 +162,7 @@ def test_tokens_are_renewed(service: OneObject) -> None:
     store.close()
 
 
-# -- what is left to adlfs
+# -- reads by adlfs
 
 
 def _set(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -183,7 +183,7 @@ LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_what_only_adlfs_knows_is_left_to_it(
+def test_adlfs_reads_with_unsupported_options(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     more, path, prepare = LEFT[reason]
@@ -211,8 +211,10 @@ def test_what_only_adlfs_knows_is_left_to_it(
         ("http://127.0.0.1:10000/shop", False),
     ],
 )
-def test_signatures_follow_no_redirect(service: OneObject, endpoint: str, is_own: bool) -> None:
-    """obstore sends the whole address along as `Referer`."""
+def test_signatures_are_sent_to_azure_hosts_only(
+    service: OneObject, endpoint: str, is_own: bool
+) -> None:
+    """obstore would send the signed URL to other hosts as `Referer`."""
     signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
     store = opened({"connection_string": signed})
     assert ("a signature at an address" in store._ranges.reason) is not is_own
@@ -234,7 +236,7 @@ def test_tokens_go_through_encrypted_connections_only(
 
 
 @pytest.mark.parametrize("version", ["0x8DC0FFEE", '""', 'W/"v1"'])
-def test_versions_that_no_condition_can_name(
+def test_unquoted_versions_are_read_by_adlfs(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     seen: list[str | None] = []
@@ -250,7 +252,7 @@ def test_versions_that_no_condition_can_name(
     store.close()
 
 
-# -- what it answers
+# -- answers
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_versions_that_no_condition_can_name(
         (503, "ServerBusy", StoreUnavailableError),
     ],
 )
-def test_errors_are_named_by_status_and_code(
+def test_error_class_follows_status_and_code(
     service: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     service.error = status, code
@@ -276,7 +278,7 @@ def test_errors_are_named_by_status_and_code(
     store.close()
 
 
-def test_another_version_that_the_condition_let_pass(service: OneObject) -> None:
+def test_other_etag_raises_object_changed(service: OneObject) -> None:
     service.headers = {"ETag": '"v2"'}
     store = opened(by_key(service))
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -284,7 +286,7 @@ def test_another_version_that_the_condition_let_pass(service: OneObject) -> None
     store.close()
 
 
-def test_a_pickle_opens_again(service: OneObject) -> None:
+def test_pickled_store_reads(service: OneObject) -> None:
     store = opened(by_key(service))
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

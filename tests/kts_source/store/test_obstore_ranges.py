@@ -1,4 +1,4 @@
-"""What the errors of obstore mean, and what is left of requests that nobody waits for."""
+"""Parsing of obstore's errors, and abandoned requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kts_source.store.obstore_ranges import _Loop, read_error
 from kts_source.store.request_policy import Cancellation, CancelledFetchError
 from tests.kts_source.store.one_object import QUICK
 
-# -- what obstore 0.12 tells
+# -- errors of obstore 0.12
 
 TOLD = [
     (
@@ -26,7 +26,7 @@ TOLD = [
         (400, "RequestTimeout"),
     ),
     (
-        # A key may look like an answer.
+        # The key looks like an answer.
         "FileNotFoundError",
         "Object at location a status code: 503 x not found: Error performing GET http://h/b/k in"
         " 43ms - Server returned non-2xx status code: 404 Not Found: ",
@@ -55,18 +55,18 @@ TOLD = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), TOLD)
-def test_errors_are_read(name: str, text: str, expected: tuple[int, str]) -> None:
+def test_error_text_gives_status_and_code(name: str, text: str, expected: tuple[int, str]) -> None:
     failure = read_error(name, text)
     assert (failure.status, failure.code) == expected
     assert failure.was_sent is ("provider" not in text)
     assert "Debug" not in failure.text
 
 
-# -- what nobody waits for any more
+# -- abandoned requests
 
 
-def test_a_failure_that_nobody_waits_for_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop would log it when the garbage is collected, whatever its text holds."""
+def test_failure_of_an_abandoned_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The event loop would log it, with secrets in its text, when the task is garbage-collected."""
     client = AsyncClient(_Loop, QUICK, Tally())
     begun, ended = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What threads of a reader of ranges wait for: credentials, and each other after a fork."""
+"""Threads of a range reader: waiting for credentials, and starting after a fork."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-def test_who_gives_the_credentials_may_not_answer(
+def test_credential_provider_timeout_fails_the_read(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
-    """At first, or after a refusal. All wait for it at once, and none for longer than it may."""
+    """At the first read, or after a refusal. No thread waits longer than its deadline."""
     asked, answer, scope = list[object](), threading.Event(), Cancellation()
 
     def credentials(session: object) -> Credentials:
@@ -73,8 +73,8 @@ def test_who_gives_the_credentials_may_not_answer(
     assert found == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
 
 
-def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
-    """While another thread holds every lock. One of them begins anew, and all wait for it."""
+def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
+    """Locks that another thread held at the fork are replaced."""
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
     with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:

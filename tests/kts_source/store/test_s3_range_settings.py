@@ -1,4 +1,4 @@
-"""How ranges of a bucket are asked for, and what is left to s3fs."""
+"""Settings for ranges of S3, and options that only s3fs supports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ VIRTUAL = "https://bucket.s3.us-gov-west-1.amazonaws.com"
         ({"s3.endpoint": "https://minio/at/s3"}, "https://minio", "/at/s3/bucket"),
     ],
 )
-def test_settings(clean_environment: None, options: dict[str, str], url: str, path: str) -> None:
+def test_settings_follow_endpoint_and_region(
+    clean_environment: None, options: dict[str, str], url: str, path: str
+) -> None:
     storage = storage_options_from({**KEYS, **options}).reveal()
     settings = s3_settings("bucket", s3_arguments(storage))
     assert (settings.http.url, settings.path) == (url, path)
@@ -44,7 +46,9 @@ def test_settings(clean_environment: None, options: dict[str, str], url: str, pa
     assert "secret" not in repr(settings)
 
 
-def test_more_settings(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_follow_proxy_timeouts_and_certificates(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/own.pem")
     proxy = "http://user:pass-word@proxy:3128"
     options = {
@@ -79,7 +83,7 @@ def test_proxy_of_the_environment_is_used_except_for_no_proxy(
     assert _proxy_of("http://minio") is None
 
 
-def test_anonymous_requests_have_no_use_for_keys(clean_environment: None) -> None:
+def test_anonymous_settings_ignore_keys(clean_environment: None) -> None:
     extra = {"anon": True, "key": "AK", "secret": "secret-0123456789", "token": "token"}
     options = {"s3.endpoint": "http://minio", "storageOptions": json.dumps(extra)}
     settings = s3_settings("bucket", s3_arguments(options))
@@ -154,7 +158,7 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_what_only_s3fs_knows_is_left_to_it(
+def test_s3fs_reads_with_unsupported_options(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     options, prepare = LEFT[reason]
@@ -172,14 +176,14 @@ def test_what_only_s3fs_knows_is_left_to_it(
 @pytest.mark.parametrize(
     "name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "x--op-s3", "x-s3alias", "a"]
 )
-def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
+def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
     with pytest.raises(FsspecOnlyError, match="ordinary"):
         s3_settings(name, arguments)
 
 
-def test_the_options_of_a_store_are_json_alone() -> None:
-    """What only obstore has can be asked for by no option: a plan means the same everywhere."""
+def test_options_of_obstore_are_unsupported() -> None:
+    """A plan must mean the same with every client."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
     with pytest.raises(FsspecOnlyError, match="client_options"):
         s3_settings("bucket", s3_arguments(options.reveal()))

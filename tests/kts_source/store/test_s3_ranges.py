@@ -1,4 +1,4 @@
-"""Ranges of S3: what is asked for, what the answers mean, and when s3fs reads instead."""
+"""Ranges of S3: requests, answers, and when s3fs reads instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
         yield server
 
 
-# -- what is asked for
+# -- requests
 
 
 ODD_KEYS = {
@@ -55,8 +55,8 @@ ODD_KEYS = {
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_each_key_is_asked_for_as_it_is(bucket: OneObject, key: str) -> None:
-    """As s3fs spells it, whose signature is of the same path."""
+def test_keys_are_percent_encoded_as_s3fs_does(bucket: OneObject, key: str) -> None:
+    """s3fs signs and sends the same path."""
     for options in ({}, BY_S3FS):
         store = bucket.store(**KEYS, **options)
         assert store.get_range(key, 3, 9, version=ETAG) == DATA[3:9]
@@ -65,7 +65,9 @@ def test_each_key_is_asked_for_as_it_is(bucket: OneObject, key: str) -> None:
         store.close()
 
 
-def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_win_over_the_environment(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in {
         "AWS_SESSION_TOKEN": "of-somebody-else",
         "AWS_TOKEN": "of-somebody-else",
@@ -88,8 +90,8 @@ def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.Monke
     store.close()
 
 
-def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
-    """The endpoint cannot be reached, and the server plays the proxy."""
+def test_proxy_of_the_options_is_used(bucket: OneObject) -> None:
+    """The endpoint does not exist; the test server is the proxy."""
     there = "http://store.invalid:9000"
     store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.endpoint})
     assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
@@ -99,7 +101,7 @@ def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
 
 
 class Chain:
-    """Stands for botocore's session: each call has newer credentials, as they expire at once."""
+    """Replaces botocore's session; each call has newer credentials, which expire at once."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -119,7 +121,9 @@ class Chain:
         return RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
 
 
-def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiring_credentials_are_renewed(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain = Chain()
     monkeypatch.setattr(
         botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
@@ -135,8 +139,8 @@ def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPa
     store.close()
 
 
-def test_nothing_follows_a_redirect(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may lead anywhere, and the token would go along. s3fs looks for the region instead."""
+def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lead to any host, which would get the token. s3fs looks up the region instead."""
     asked = list[str]()
 
     def by_s3fs(_store: S3Store, key: str, *_range: object) -> bytes:
@@ -156,7 +160,9 @@ def test_nothing_follows_a_redirect(bucket: OneObject, monkeypatch: pytest.Monke
         store.close()
 
 
-def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_the_decision_and_the_connections(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
     sessions = _counted(monkeypatch, botocore.session.Session, "__init__")
@@ -171,7 +177,7 @@ def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
-    """Has a word for each call of a method from now on."""
+    """Appends to a list for each call of a method."""
     method, calls = getattr(owner, name), list[str]()
 
     def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # whatever it takes and gives
@@ -182,10 +188,10 @@ def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[st
     return calls
 
 
-def test_stores_of_the_same_settings_share_connections(
+def test_stores_with_equal_settings_share_connections(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker opens one for each task."""
+    """A worker opens a store per task."""
     opened = _counted(monkeypatch, HttpClient, "__init__")
     for other, clients in (
         ({}, 1),
@@ -202,10 +208,10 @@ def test_stores_of_the_same_settings_share_connections(
         assert len(opened) == clients
 
 
-# -- what it answers
+# -- answers
 
 
-def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
+def test_longer_answer_is_refused(bucket: OneObject) -> None:
     bucket.body = lambda body: body + bytes(1 << 16)
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="has 65636 bytes for"):
@@ -214,7 +220,7 @@ def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
     store.close()
 
 
-def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
+def test_answer_without_a_length_is_refused(bucket: OneObject) -> None:
     bucket.headers = {"Content-Length": None, "Connection": "close"}
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="does not say its length"):
@@ -222,7 +228,7 @@ def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
     store.close()
 
 
-def test_the_end_of_an_object(bucket: OneObject) -> None:
+def test_range_after_the_end_raises_truncated_object(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     size = len(DATA)
     assert store.get_range("x", size - 4, size, version=ETAG) == DATA[-4:]
@@ -233,7 +239,7 @@ def test_the_end_of_an_object(bucket: OneObject) -> None:
     store.close()
 
 
-def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
+def test_other_etag_raises_object_changed(bucket: OneObject) -> None:
     bucket.headers = {"ETag": '"v2"'}
     store = bucket.store(**KEYS)
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -255,7 +261,7 @@ def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
         (503, "SlowDown", StoreUnavailableError),
     ],
 )
-def test_errors_are_named_by_status_and_code(
+def test_error_class_follows_status_and_code(
     bucket: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     bucket.error = status, code
@@ -267,7 +273,7 @@ def test_errors_are_named_by_status_and_code(
     store.close()
 
 
-def test_a_wrong_region_is_left_to_s3fs(
+def test_s3fs_reads_after_a_wrong_region(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.error = 400, "AuthorizationHeaderMalformed"
@@ -284,7 +290,7 @@ def test_a_wrong_region_is_left_to_s3fs(
 
 @contextmanager
 def _encrypted(bucket: OneObject, folder: Path) -> Iterator[str]:
-    """Serves with a certificate, and gives the file of who signed it."""
+    """Serves with a certificate and yields the file of its authority."""
     certificates = make_certificates(folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.broker)
@@ -294,7 +300,7 @@ def _encrypted(bucket: OneObject, folder: Path) -> Iterator[str]:
         yield str(certificates.authority)
 
 
-def test_a_certificate_that_only_s3fs_trusts(
+def test_s3fs_reads_after_an_untrusted_certificate(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = OneObject()
@@ -308,7 +314,7 @@ def test_a_certificate_that_only_s3fs_trusts(
 
 
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
-def test_a_bundle_of_certificates_is_trusted(
+def test_certificate_bundle_is_trusted(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     bucket = OneObject()
@@ -322,7 +328,7 @@ def test_a_bundle_of_certificates_is_trusted(
         store.close()
 
 
-def test_a_pickle_holds_the_options_and_nothing_else(bucket: OneObject) -> None:
+def test_pickled_store_reads_and_shows_no_secret(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

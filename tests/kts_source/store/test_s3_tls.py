@@ -40,14 +40,14 @@ READERS = {"own": {}, "s3fs": {"storageOptions": '{"use_ssl": true}'}}
 
 @dataclasses.dataclass
 class TlsCloud:
-    """A `FakeCloud` behind TLS.
+    """A `FakeCloud` with TLS.
 
     Attributes:
-        cloud: What it answers.
+        cloud: Gives the answers.
         url: For the name in its certificate.
-        handshakes: Whether each connection resumed a session.
+        handshakes: One entry per connection, true if it resumed a session.
         record_bytes: The size of the records it sends; `None` leaves that to the library.
-        closes: Whether it ends the connection after each answer.
+        closes: True closes the connection after each answer.
     """
 
     cloud: FakeCloud
@@ -228,7 +228,7 @@ def _read_in_child(start: int) -> bytes:
     return bytes(_forked[0].get_range("x", start, start + 100))
 
 
-# Newer Pythons warn of any fork beside threads; Spark's daemon forks its workers all the same.
+# Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
     with opened(server.url, **reader) as store:
@@ -248,7 +248,7 @@ class ConnectProxy:
     """A proxy that answers CONNECT, and forwards to any port of this machine.
 
     Attributes:
-        targets: What it was asked for: `host:port` of tunnels, or URLs.
+        targets: Requested `host:port` of tunnels, or URLs.
         refusal: The answer instead of a tunnel.
     """
 
