@@ -149,6 +149,7 @@ class HttpClient:
                 if answer._original_response.isclosed() and attempt.release():  # noqa: SLF001
                     answer.release_conn()
                     answer = None
+            attempt.require()  # the end of a cancelled answer may be missing
             return result
         except Exception as error:  # noqa: BLE001  # also urllib3's, which have a cause
             cause = _cause(error)
