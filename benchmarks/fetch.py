@@ -23,8 +23,8 @@ from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import ENOUGH_REQUEST_BYTES, SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
-from kts_source.store.cancel import pause
 from kts_source.store.local_store import LocalStore
+from kts_source.store.request_policy import pause
 from segment_format.manifest.chunk_index import Chunk
 from segment_format.manifest.transform import restore_chunk
 from tests.segment_format.manifest.writers import encrypt

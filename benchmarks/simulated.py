@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Final
 import google_crc32c
 import numpy as np
 
-from kts_source.store.counters import StoreCounters
-from kts_source.store.object_store import ObjectInfo, key_order
+from kts_source.store.object_store import ObjectInfo, StoreCounters, key_order
 from segment_format.kafka_uuid import uuid_from_text
 from segment_format.testing.batches import SimpleRecord, write_batch
 from segment_format.testing.segment import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kts_source.cache.caches import NO_CACHE, Caches
-from kts_source.store.empty_store import EmptyStore
+from kts_source.store.joined_store import EmptyStore
 from kts_source.store.open_store import open_store, storage_beside
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def open_tier(options: ScanOptions) -> Tier:
     fetch, settings = options.fetch, options.cache
     store = open_store(options.path, options.storage, retry_policy=fetch.retry_policy)
     if fetch.fallback_path is not None:
-        from kts_source.store.replica_store import FallbackStore
+        from kts_source.store.joined_store import FallbackStore
 
         mirror = open_store(
             fetch.fallback_path, fetch.fallback_storage, retry_policy=fetch.retry_policy

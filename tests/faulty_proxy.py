@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of a server that spoils answers on demand: one fault a request."""
+"""An HTTP proxy that spoils answers of a server on demand, one fault per request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Answer:
     body: bytes
     # Bytes of the body after which the connection is reset; None sends all.
     cut_at: int | None = None
-    # Whether the connection falls silent there instead of being reset.
+    # True makes the connection fall silent there instead.
     silent: bool = False
-    # Whether the connection is reset without a word.
+    # True resets the connection without an answer.
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
@@ -52,7 +52,7 @@ def drop(answer: Answer) -> None:
 
 
 def cut(at: int) -> Callable[[Answer], None]:
-    """A reset after so many bytes of the body."""
+    """Resets the connection after a number of bytes of the body."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at = at
@@ -61,7 +61,7 @@ def cut(at: int) -> Callable[[Answer], None]:
 
 
 def hang(at: int) -> Callable[[Answer], None]:
-    """Silence after so many bytes of the body."""
+    """Falls silent after a number of bytes of the body."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at, answer.silent = at, True
@@ -100,9 +100,9 @@ class FaultyProxy:
 
     Attributes:
         choose: Decides instead of `faults`, by method and path.
-        silence_seconds: How long a stall lasts if the client stays.
-        remembered: Answers by what was asked, for servers whose objects do not change; None asks
-            the server every time.
+        silence_seconds: Duration of a stall, unless the client disconnects.
+        remembered: Cached answers by request, for servers with constant objects; None disables
+            the cache.
     """
 
     endpoint: str

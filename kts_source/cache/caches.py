@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kts_source.cache.disk_cache import CacheCounters, CacheLimits, DiskCache, make_private_folder
-from kts_source.store.retry import DEFAULT_RETRY_POLICY
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

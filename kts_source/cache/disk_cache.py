@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import google_crc32c
 
-from kts_source.store.cancel import pause
+from kts_source.store.request_policy import pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

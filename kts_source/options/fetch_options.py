@@ -18,7 +18,7 @@ from kts_source.options.parsing import (
 )
 from kts_source.secret import Secret
 from kts_source.store.open_store import local_file, scheme_of
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 from kts_source.store.storage_options import STORAGE_OPTIONS, storage_options_from
 
 if TYPE_CHECKING:

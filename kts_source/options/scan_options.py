@@ -25,8 +25,12 @@ from kts_source.options.value_formats import (
 from kts_source.predicate.model import And
 from kts_source.store.joined_store import is_beside
 from kts_source.store.open_store import refuse_credentials
-from kts_source.store.presigned_path import hide_query, is_presigned
-from kts_source.store.storage_options import S3_OPTIONS, storage_options_from
+from kts_source.store.storage_options import (
+    S3_OPTIONS,
+    hide_query,
+    is_presigned,
+    storage_options_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

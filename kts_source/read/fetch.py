@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from kts_source.store.cancel import Cancellation, cancelled_by
+from kts_source.store.request_policy import Cancellation, cancelled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator

@@ -7,7 +7,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kts_source.store.cancel import Cancellation
+from kts_source.store.request_policy import Cancellation
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from kts_source.read.task_metrics import (
     TaskPlace,
     write_metrics,
 )
-from kts_source.store.cancel import CancelledFetchError
+from kts_source.store.request_policy import CancelledFetchError
 from kts_source.tier import open_tier
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kts_source.errors import RegistryError, RegistryUnavailableError, StoreUnavailableError
-from kts_source.store.counters import Tally
-from kts_source.store.retry import RetryPolicy, TransientError
+from kts_source.store.object_store import Tally
+from kts_source.store.request_policy import RetryPolicy, TransientError
 
 if TYPE_CHECKING:
     from kts_source.broker.settings import Tls

@@ -1,35 +1,60 @@
-"""What all stores behind a client library share: checks, counters, retries and named errors."""
+"""Base class of stores that use a client library: checks, counters, retries and errors."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from kts_source.errors import TieredKafkaError
 from kts_source.secret import Secret, scrub
-from kts_source.store.async_client import AsyncClient
-from kts_source.store.cancel import CancelledFetchError
-from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.http_answer import error_of_status
-from kts_source.store.object_store import check_key, check_range
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.http_exchange import error_of_status
+from kts_source.store.object_store import StoreCounters, Tally, check_key, check_range
+from kts_source.store.request_policy import (
+    DEFAULT_RETRY_POLICY,
+    CancelledFetchError,
+    RetryPolicy,
+    TransientError,
+    await_result,
+    hedged,
+)
 from kts_source.store.storage_options import secret_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from kts_source.store.object_store import Data, ObjectInfo
 
 T = TypeVar("T")
 
+_CLOSE_SECONDS = 2.0
+_reset_in_children: WeakSet[Any] = WeakSet()
+
+
+def reset_after_fork(owner: Any) -> None:  # noqa: ANN401  # anything with a method `reset`
+    """Calls `owner.reset()` in every child of a fork, where threads that hold locks are missing."""
+    _reset_in_children.add(owner)
+
+
+def _reset_all() -> None:
+    for owner in list(_reset_in_children):
+        owner.reset()
+
+
+os.register_at_fork(after_in_child=_reset_all)
+
 
 class ClientStore(ABC):
-    """An `ObjectStore` without its listings; a subclass adds them and makes the requests."""
+    """An `ObjectStore` without listings. Subclasses add listings and send the requests."""
 
     remarks: tuple[str, ...] = ()
     is_near = False
     lists_in_pages = False
-    # Whether a leading slash is an ordinary character of a key.
+    # True if a leading slash is an ordinary character of a key.
     _absolute_keys = True
 
     def __init__(
@@ -53,7 +78,7 @@ class ClientStore(ABC):
 
     @property
     def counters(self) -> StoreCounters:
-        """See `ObjectStore.counters`. Requests that a client makes by itself are not seen."""
+        """See `ObjectStore.counters`. Requests that a library adds on its own are not counted."""
         return self._tally.snapshot
 
     @abstractmethod
@@ -83,15 +108,13 @@ class ClientStore(ABC):
         self._tally.add(bytes=len(data))
         return data
 
-    # -- what a subclass does
-
     @abstractmethod
     def _connect(self) -> Any:  # noqa: ANN401  # fsspec ships no types
-        """Makes the file system of this process."""
+        """Opens the file system of this process."""
 
     @abstractmethod
     def _look_up(self, key: str) -> ObjectInfo:
-        """Makes one attempt to look an object up."""
+        """Makes one attempt to look up an object."""
 
     @abstractmethod
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
@@ -99,11 +122,11 @@ class ClientStore(ABC):
 
     @abstractmethod
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
-        """The HTTP status that an error of the client stands for (503 for what may pass, 0 for what
-        is unknown) and its text without secrets. Raises what no status tells.
-        """
+        """Returns the HTTP status and the text, without secrets, of a client's error.
 
-    # -- what it needs for that
+        The status is 503 for errors worth a retry and 0 for unknown ones. Raises errors without a
+        corresponding status.
+        """
 
     def _check_key(self, key: str) -> None:
         check_key(key, self.uri(""), absolute=self._absolute_keys)
@@ -116,10 +139,10 @@ class ClientStore(ABC):
         listing: bool = False,
         wanted: str = "the object",
     ) -> T:
-        """What an attempt gives. Each is counted; those that fail in passing are made again."""
+        """Counts and retries attempts, and returns the result of the first that succeeds."""
         uri = self.uri(key)
 
-        def attempted() -> T:
+        def try_once() -> T:
             self._tally.add(requests=not listing, list_requests=listing)
             try:
                 return attempt()
@@ -129,7 +152,101 @@ class ClientStore(ABC):
                 status, text = self._failure(error, key, listing=listing)
                 raise error_of_status(status, text, uri=uri, wanted=wanted) from None
 
-        return self._retry_policy.run(attempted, uri=uri, tally=self._tally)
+        return self._retry_policy.run(try_once, uri=uri, tally=self._tally)
+
+    def _scrub(self, text: str) -> str:
+        return scrub(text, self._secret_values.reveal())
 
     def _text(self, error: BaseException) -> str:
-        return scrub(f"{type(error).__name__}: {error}", self._secret_values.reveal())
+        return self._scrub(f"{type(error).__name__}: {error}")
+
+
+class AsyncClient:
+    """Runs coroutines of an fsspec file system on fsspec's event loop, from any thread.
+
+    `connect` opens the file system at first use, once per process: its connections and its loop
+    survive neither a fork nor a pickle.
+    """
+
+    def __init__(self, connect: Callable[[], Any], policy: RetryPolicy, tally: Tally) -> None:
+        self._connect = connect
+        self._policy = policy
+        self._tally = tally
+        self._filesystem: Any = None
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forgets the file system of a parent process."""
+        self._lock = threading.Lock()
+        # Kept: its finalizer would wait for a loop that does not run in this process.
+        self._inherited, self._filesystem = self._filesystem, None
+
+    @property
+    def filesystem(self) -> Any:  # noqa: ANN401  # fsspec ships no types
+        """The file system of this process."""
+        with self._lock:
+            if self._filesystem is None:
+                self._filesystem = self._connect()
+            return self._filesystem
+
+    def run(self, call: Callable[[Any], Coroutine[Any, Any, T]], *, hedge: bool = False) -> T:
+        """Returns the result of `call(filesystem)`, awaited on the file system's loop.
+
+        With `hedge`, the policy may send a second request if the answer is late.
+
+        Raises:
+            TransientError: The deadline passed.
+            CancelledFetchError: The caller's scope was cancelled.
+        """
+        filesystem, after = self.filesystem, self._policy.hedge_after_seconds
+        if not hedge or after is None:
+            return self._run_once(filesystem, call)
+        # Two first requests at a time would open two sessions.
+        self._run_once(filesystem, lambda _: filesystem.set_session())
+        return hedged(
+            lambda: self._run_once(filesystem, call),
+            after_seconds=after,
+            on_second=lambda: self._tally.add(requests=1, hedges=1),
+        )
+
+    def _run_once(self, filesystem: Any, call: Callable[[Any], Coroutine[Any, Any, T]]) -> T:  # noqa: ANN401
+        is_abandoned = threading.Event()
+
+        async def attempt() -> T:
+            try:
+                return await call(filesystem)
+            except Exception:
+                if is_abandoned.is_set():
+                    # The loop would log an error that no thread waits for, with credentials.
+                    raise asyncio.CancelledError from None
+                raise
+
+        future = asyncio.run_coroutine_threadsafe(attempt(), filesystem.loop)
+
+        def give_up() -> None:
+            is_abandoned.set()
+            future.cancel()
+
+        try:
+            return await_result(future, self._policy.request_deadline_seconds, give_up)
+        except TimeoutError as error:  # of the client: the connection was silent
+            raise TransientError(f"timeout: {scrub(str(error)) or type(error).__name__}") from None
+
+    def drop(self, filesystem: Any) -> None:  # noqa: ANN401
+        """Opens a new file system at the next use, unless this one was replaced already.
+
+        Requests in flight keep using the dropped one.
+        """
+        with self._lock:
+            if self._filesystem is filesystem:
+                self._filesystem = None
+
+    def close(self, disconnect: Callable[[Any], Coroutine[Any, Any, object]] | None = None) -> None:
+        """Drops the file system; `disconnect` closes its connections."""
+        with self._lock:
+            filesystem, self._filesystem = self._filesystem, None
+        if filesystem is not None and disconnect is not None:
+            future = asyncio.run_coroutine_threadsafe(disconnect(filesystem), filesystem.loop)
+            with contextlib.suppress(Exception):
+                future.result(_CLOSE_SECONDS)

@@ -1,8 +1,8 @@
-"""Any other store that fsspec knows: memory, GCS, Azure, HDFS, SFTP and more.
+"""Any other store that fsspec knows: memory, HDFS, SFTP, HTTP and more.
 
 fsspec has no conditional read. With a version, the object is looked up *after* the bytes were read:
-if it is still the planned version then, the bytes were of that version. That costs one small
-request per read.
+if it still has the planned version, the bytes belong to that version. That costs one small request
+per read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from kts_source.errors import InvalidOptionError
-from kts_source.store.client_exchange import Exchange, watched_session
 from kts_source.store.client_store import ClientStore
-from kts_source.store.deadline import within_deadline
+from kts_source.store.http_exchange import Exchange, watched_session
 from kts_source.store.object_store import (
     Data,
     ObjectInfo,
@@ -23,7 +22,12 @@ from kts_source.store.object_store import (
     is_behind,
     key_order,
 )
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.request_policy import (
+    DEFAULT_RETRY_POLICY,
+    RetryPolicy,
+    TransientError,
+    within_deadline,
+)
 from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
@@ -36,13 +40,13 @@ _CLASS_NAMES = ("StorageClass", "storageClass", "access_tier", "blob_tier")
 
 
 class FsspecStore(ClientStore):
-    """Objects below a URL. The version is what the file system tells, at worst the size alone."""
+    """Objects below a URL. The version is the best that the file system reports, see `_info`."""
 
     pinning = "the ETag, generation, or size and time looked up after every read"
     _absolute_keys = False
-    # The argument of the file system that holds arguments of its aiohttp session, if it has one.
+    # Argument of the file system with the arguments of its aiohttp session, if it has one.
     _session_argument: str | None = None
-    # What the file systems call the thing that changes with the bytes, best first.
+    # Names of what changes with the bytes, best first.
     _version_names: tuple[str, ...] = ("ETag", "etag", "generation", "md5Hash", "content_md5")
 
     def __init__(
@@ -88,8 +92,9 @@ class FsspecStore(ClientStore):
         return sorted(f"{key}/" for key, info in self._entries(prefix) if info is None)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. One request per folder: `find` and `walk` of the file
-        systems leave out what they fail to list.
+        """See `ObjectStore.list_objects`. Sends one request per folder.
+
+        `find` and `walk` of the file systems omit what they fail to list.
         """
         waiting = self._entries(prefix)
         while waiting:
@@ -100,41 +105,45 @@ class FsspecStore(ClientStore):
                 yield info
 
     def _entries(self, prefix: str) -> list[tuple[str, ObjectInfo | None]]:
-        """What begins with a prefix in the folder that it ends in, the last key first; no look-up
-        stands for a folder.
+        """Lists the keys of one folder that start with the prefix, the last key first.
+
+        A folder has `None` instead of an `ObjectInfo`.
         """
         self._check_key(prefix)
         folder = prefix.rpartition("/")[0]
 
-        def listed() -> list[tuple[str, ObjectInfo | None]]:
-            found: list[tuple[str, ObjectInfo | None]] = []
+        def list_folder() -> list[tuple[str, ObjectInfo | None]]:
+            entries: list[tuple[str, ObjectInfo | None]] = []
             for entry in self._list(folder):
                 key = self._key(entry["name"])
-                # Some list the folder itself, or a marker of it, along with what is in it.
+                # Some list the folder itself, or its marker, among its contents.
                 if not key.startswith(prefix) or key == folder:
                     continue
                 if entry["type"] == "directory":
-                    found.append((key, None))
+                    entries.append((key, None))
                 elif not entry["name"].endswith("/"):
-                    found.append((key, self._info(key, entry)))
-            # A folder sorts as its keys do: with the slash, by bytes.
-            found.sort(key=lambda pair: key_order(pair[0] + "/" * (pair[1] is None)), reverse=True)
-            return found
+                    entries.append((key, self._info(key, entry)))
+            # A folder sorts like its keys: with the slash, by bytes.
+            entries.sort(
+                key=lambda pair: key_order(pair[0] + "/" * (pair[1] is None)), reverse=True
+            )
+            return entries
 
-        return self._request(listed, prefix, listing=True)
+        return self._request(list_folder, prefix, listing=True)
 
     def _list(self, folder: str) -> Sequence[dict[str, Any]]:
         path = self._path(folder) if folder else self._root
         try:
-            return list(self._fresh("ls", path, detail=True))
+            return list(self._call_uncached("ls", path, detail=True))
         except FileNotFoundError:
             if folder and self._is_listed(folder):
                 raise TransientError("the folder is listed above, but not found itself") from None
             return []
 
     def _is_listed(self, folder: str) -> bool:
-        """Whether the folder above tells of a folder. Some file systems say that there is none
-        when they may not look.
+        """Returns whether the parent folder lists a folder.
+
+        Some file systems report a folder as missing if it may not be listed.
         """
         self._tally.add(list_requests=1)
         return any(
@@ -146,7 +155,7 @@ class FsspecStore(ClientStore):
         return f"{self._root}/{key}"
 
     def _key(self, name: str) -> str:
-        # Names come with or without a leading slash, folders with or without one at the end.
+        # Names come with or without a leading slash, folders with or without a trailing one.
         root = self._root.strip("/")
         name = name.strip("/")
         return name[len(root) :].lstrip("/") if not root or name.startswith(root) else name
@@ -157,7 +166,9 @@ class FsspecStore(ClientStore):
         import fsspec
 
         arguments = extra_arguments(self._storage.reveal())
-        named = {**arguments, **self._watched(arguments), "skip_instance_cache": True}
+        named = {**arguments, "skip_instance_cache": True}
+        if (name := self._session_argument) is not None:
+            named[name] = watched_session(arguments.get(name) or {})
         try:
             return within_deadline(
                 self._retry_policy.request_deadline_seconds,
@@ -169,28 +180,17 @@ class FsspecStore(ClientStore):
                 f"{', '.join(sorted(arguments))}"
             ) from None
 
-    def _watched(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns arguments of the file system that let an `Exchange` see its requests."""
-        name = self._session_argument
-        return {} if name is None else {name: watched_session(arguments.get(name) or {})}
-
     def _look_up(self, key: str) -> ObjectInfo:
-        return self._info(key, self._entry(key))
-
-    def _entry(self, key: str) -> dict[str, Any]:
-        entry: dict[str, Any] = self._fresh("info", self._path(key))
+        entry: dict[str, Any] = self._call_uncached("info", self._path(key))
         if entry["type"] == "directory":
             raise FileNotFoundError
-        return entry
-
-    def _version_of(self, entry: Mapping[str, Any], _planned: str | None) -> str | None:
-        """What of an entry is compared with a planned version."""
-        return self._info("", entry).version
+        return self._info(key, entry)
 
     def _info(self, key: str, entry: Mapping[str, Any]) -> ObjectInfo:
         size = int(entry["size"])
-        modified = _moment(_told(entry, _TIME_NAMES))
-        version, storage_class = _told(entry, self._version_names), _told(entry, _CLASS_NAMES)
+        modified = _seconds(_first_value(entry, _TIME_NAMES))
+        version = _first_value(entry, self._version_names)
+        storage_class = _first_value(entry, _CLASS_NAMES)
         if version is None:
             version = size if modified is None else f"{size}-{modified}"
         return ObjectInfo(
@@ -207,13 +207,13 @@ class FsspecStore(ClientStore):
         exchange.require_range(start, stop)
         if version is not None or len(data) != stop - start:
             self._tally.add(requests=1)
-            entry = self._entry(key)
-            check_version(self._version_of(entry, version), version, uri=self.uri(key))
-            if (size := int(entry["size"])) < stop:
-                raise beyond_end(size, start, stop, uri=self.uri(key))
+            info = self._look_up(key)
+            check_version(info.version, version, uri=self.uri(key))
+            if info.size < stop:
+                raise beyond_end(info.size, start, stop, uri=self.uri(key))
         return data
 
-    def _fresh(self, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+    def _call_uncached(self, method: str, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         # A cached listing would hide objects that were written since.
         self._client.filesystem.invalidate_cache()
         return self._call(method, *arguments, **named)
@@ -230,18 +230,18 @@ class FsspecStore(ClientStore):
         coroutine = getattr(filesystem, f"_{method}", None)
         if getattr(filesystem, "async_impl", False) and inspect.iscoroutinefunction(coroutine):
 
-            async def watched(_filesystem: Any) -> Any:  # noqa: ANN401
-                watch.begin()
+            async def call_watched(_filesystem: Any) -> Any:  # noqa: ANN401
+                watch.start()
                 return await coroutine(*arguments, **named)
 
-            return self._client.run(watched)
+            return self._client.run(call_watched)
         try:
             return within_deadline(
                 self._retry_policy.request_deadline_seconds,
                 lambda: getattr(filesystem, method)(*arguments, **named),
             )
         except TransientError:
-            self.close()  # a connection that hangs is not used again
+            self.close()  # do not reuse a connection that hangs
             raise
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
@@ -255,12 +255,12 @@ class FsspecStore(ClientStore):
         elif not status and any(
             base.__module__.startswith("aiohttp") for base in type(error).__mro__
         ):
-            status = 503  # a connection that failed; answers have a status
+            status = 503  # a failed connection: answers have a status
         return status, self._text(error)
 
 
 def _status(error: Exception) -> int:
-    """The HTTP status that the clients of the clouds keep under one name or another; 0 if none."""
+    """Returns the HTTP status of a cloud library's error, or 0."""
     for name in ("status", "status_code", "code"):
         try:
             status = int(getattr(error, name, 0))
@@ -271,12 +271,12 @@ def _status(error: Exception) -> int:
     return 0
 
 
-def _told(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # noqa: ANN401
+def _first_value(entry: Mapping[str, Any], names: tuple[str, ...]) -> Any:  # noqa: ANN401
     return next((entry[name] for name in names if entry.get(name)), None)
 
 
-def _moment(value: object) -> float | None:
-    """Seconds since the epoch, however a listing or a look-up spells the time."""
+def _seconds(value: object) -> float | None:
+    """Returns seconds since the epoch from a number, a `datetime` or an ISO text."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

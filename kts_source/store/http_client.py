@@ -1,50 +1,61 @@
-"""HTTP/1.1 GETs of one server by the standard library, whose bytes go where the caller wants them.
+"""Sends HTTP GETs through urllib3 and reads the answers straight into the caller's memory.
 
-A thread waits in its own request, and the kernel copies an answer straight into the caller's
-memory: there is no event loop, no queue, and no piece to be put together. Connections are kept and
-lent to whoever asks next. The caller's deadline, and its current `Cancellation`, end a request at
-any point.
+urllib3 pools connections, checks certificates and talks to proxies. A request ends at its deadline,
+or when the caller's `Cancellation` is cancelled, even if the server keeps sending.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import http.client
+import io
+import socket
 import ssl
 import threading
 import time
 import urllib.parse
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.util import SKIP_HEADER, wait_for_read
+
 from kts_source.secret import Secret
-from kts_source.store.cancel import CancelledFetchError, cancelled_by
-from kts_source.store.channel import Channel, Tls, TlsChannel
-from kts_source.store.deadline import no_answer, within_deadline
-from kts_source.store.retry import TransientError
+from kts_source.store.request_policy import (
+    CancelledFetchError,
+    TransientError,
+    cancelled_by,
+    deadline_error,
+    within_deadline,
+)
+from kts_source.store.storage_options import MAX_POOL_CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 
-_MAX_IDLE: Final = 32
+# More threads that decrypt at once take more CPU: each waits for the GIL after every record.
+_MAX_DECRYPTING: Final = 2
+_MAX_DECRYPTED_BYTES: Final = 1 << 20
+_FAILURES: Final = (OSError, http.client.HTTPException, TransientError)
+# Servers and gateways close idle connections, some without a word.
 _IDLE_SECONDS: Final = 20.0
-"""Servers and what is between close silent connections; some without a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """How a server is reached.
+    """Address of a server and how to connect to it.
 
     Attributes:
         url: `http://host[:port]` or `https://host[:port]`, without a path.
-        connect_seconds: How long a connection may take, for each of the host's addresses.
-        read_seconds: How long an answer may be silent.
-        proxy: URL of an `http://` proxy, with user and password if it wants them; a secret `None`
-            for none.
-        ca_file: Whose certificates count where connections are encrypted.
+        connect_seconds: Connect timeout, for each of the host's addresses.
+        read_seconds: Read timeout between bytes.
+        proxy: URL of an `http://` proxy, with user and password if it needs them, or `None`.
+        ca_file: Certificates of the trusted authorities; `None` uses the system's certificates.
     """
 
     url: str
@@ -55,40 +66,42 @@ class HttpSettings:
 
     @property
     def host(self) -> str:
-        """The header `Host`: without a port that goes without saying."""
+        """Header `Host`, without the default port."""
         parts = urllib.parse.urlsplit(self.url)
-        usual = {"http": 80, "https": 443}[parts.scheme]
+        default_port = {"http": 80, "https": 443}[parts.scheme]
         host = parts.netloc
-        return host.removesuffix(f":{usual}") if parts.port == usual else host
+        return host.removesuffix(f":{default_port}") if parts.port == default_port else host
 
 
 class HttpClient:
-    """Connections to one server. Safe for any number of threads; not to be used after a fork.
+    """Connections to one server, for any number of threads of one process.
 
     Args:
-        settings: How it is reached. Nothing is asked of it yet.
+        settings: Address of the server. The constructor sends no request.
 
     Raises:
         OSError: The certificates cannot be read.
-        ValueError: A URL is none.
+        ValueError: The URL of the proxy is invalid.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        parts = urllib.parse.urlsplit(settings.url)
-        is_encrypted = parts.scheme == "https"
-        self._tls = Tls(_tls_context(settings.ca_file)) if is_encrypted else None
-        self._host, self._port = parts.hostname or "", parts.port or (443 if is_encrypted else 80)
-        self._proxy: _Proxy | None = None
-        if (proxy := settings.proxy.reveal()) is not None:
-            self._proxy = _Proxy.of(proxy)
-        self._lock = threading.Lock()
-        self._idle: list[tuple[float, _Connection]] = []
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """What only the proxy is told, to be hidden where it repeats it."""
-        return () if self._proxy is None else self._proxy.secrets
+        is_encrypted = settings.url.startswith("https:")
+        arguments: dict[str, Any] = {"num_pools": 1, "maxsize": MAX_POOL_CONNECTIONS}
+        if is_encrypted:
+            arguments["ssl_context"] = _tls_context(settings.ca_file)
+        self.secrets: tuple[str, ...] = ()
+        if (proxy := settings.proxy.reveal()) is None:
+            self._manager = urllib3.PoolManager(**arguments)
+        else:
+            url, headers, self.secrets = _parse_proxy(proxy)
+            self._manager = urllib3.ProxyManager(url, proxy_headers=headers, **arguments)
+        self._manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        self._pool = self._manager.connection_from_url(settings.url)
+        # A proxy of plain requests expects the whole URL.
+        self._before_target = settings.url if proxy is not None and not is_encrypted else ""
+        self._timeout = urllib3.Timeout(settings.connect_seconds, settings.read_seconds)
+        self._decrypting = threading.BoundedSemaphore(_MAX_DECRYPTING)
 
     def get(
         self,
@@ -98,138 +111,74 @@ class HttpClient:
         *,
         seconds: float,
     ) -> T:
-        """Asks once, and gives what `read` makes of the answer, whatever its status.
+        """Sends one GET and returns what `read` makes of the answer, whatever its status.
+
+        Redirects are not followed.
 
         Args:
             target: Path and query, percent-encoded.
-            headers: All that are sent, but `Accept-Encoding: identity`.
-            read: Reads the answer's bytes, or not; then its connection is closed.
-            seconds: By when `read` must be done.
+            headers: All headers except `Accept-Encoding: identity`.
+            read: Reads the body. A connection with an unread rest is closed.
+            seconds: Deadline for everything, including `read`.
 
         Raises:
-            TransientError: The time is up.
+            TransientError: The deadline passed.
             CancelledFetchError: The caller's scope was cancelled.
-            OSError: The connection failed, or was silent for too long.
-            http.client.HTTPException: The answer is none, or not whole.
+            OSError: The connection failed or was silent for too long.
+            http.client.HTTPException: The answer is malformed or truncated.
+            ValueError: A header cannot be sent.
         """
-        attempt = _Attempt(time.monotonic() + seconds)
+        ends = time.monotonic() + seconds
+        attempt = _Attempt(ends, self._settings.read_seconds, self._decrypting)
+        token = _current.set(attempt)
+        answer: Any = None  # its attribute with the answer of `http.client` is not public
         try:
             with cancelled_by(attempt.abort):
-                connection = self._free(attempt) or within_deadline(
-                    seconds, functools.partial(self._connected, attempt)
+                attempt.require()
+                answer = self._pool.urlopen(
+                    "GET",
+                    self._before_target + target,
+                    headers={**headers, "User-Agent": SKIP_HEADER},
+                    timeout=self._timeout,
+                    retries=False,
+                    redirect=False,
+                    assert_same_host=False,
+                    preload_content=False,
                 )
-                connection.request("GET", *self._asked(target, headers))
-                answer = connection.getresponse()
-                found = read(answer)
-                if answer.isclosed() and connection.sock is not None:
-                    self._keep(attempt, connection)
-            return found
-        except Exception as error:
+                result = read(answer._original_response)  # noqa: SLF001  # urllib3's own `readinto` copies
+                if answer._original_response.isclosed() and attempt.release():  # noqa: SLF001
+                    answer.release_conn()
+                    answer = None
+            attempt.require()  # the end of a cancelled answer may be missing
+            return result
+        except Exception as error:  # noqa: BLE001  # also urllib3's, which have a cause
+            cause = _cause(error)
             if attempt.is_aborted:
                 raise CancelledFetchError from None
-            if attempt.is_late and isinstance(error, OSError | http.client.HTTPException):
-                raise TransientError(f"time-out: {no_answer(seconds)}") from None
-            raise
+            if attempt.seconds_left <= 0 and isinstance(cause, _FAILURES):
+                raise deadline_error(seconds) from None
+            raise cause from None
         finally:
             attempt.end()
-
-    def _free(self, attempt: _Attempt) -> _Connection | None:
-        """A connection of before that still stands."""
-        while True:
-            if attempt.is_aborted:
-                raise CancelledFetchError
-            with self._lock:
-                if not self._idle:
-                    return None
-                since, connection = self._idle.pop()
-            channel = connection.channel
-            if time.monotonic() - since < _IDLE_SECONDS and channel.is_quiet:
-                if attempt.takes(channel):
-                    return connection
-                self._give_back(connection)
-                raise CancelledFetchError
-            channel.end()
-
-    def _asked(self, target: str, headers: Mapping[str, str]) -> tuple[str, None, dict[str, str]]:
-        """Target, body and headers of a request."""
-        if self._proxy is None or self._tls is not None:
-            return target, None, dict(headers)
-        return self._settings.url + target, None, {**headers, **self._proxy.headers}
-
-    def _keep(self, attempt: _Attempt, connection: _Connection) -> None:
-        if attempt.gives_back():  # not if it was aborted meanwhile
-            self._give_back(connection)
-
-    def _give_back(self, connection: _Connection) -> None:
-        with self._lock:
-            self._idle.append((time.monotonic(), connection))
-            surplus = [one for _, one in self._idle[:-_MAX_IDLE]]
-            del self._idle[:-_MAX_IDLE]
-        for one in surplus:
-            one.channel.end()
-
-    def _connected(self, attempt: _Attempt) -> _Connection:
-        """A new connection; of nobody, and closed, if the attempt is over by then."""
-        proxy, seconds = self._proxy, self._settings.connect_seconds
-        if proxy is None:
-            connection = _Connection(self._host, self._port, timeout=seconds)
-        else:
-            connection = _Connection(proxy.host, proxy.port, timeout=seconds)
-            if self._tls is not None:
-                host = f"[{self._host}]" if ":" in self._host else self._host
-                connection.set_tunnel(host, self._port, headers=proxy.headers)
-        try:
-            connection.connect()
-            sock, ends = connection.sock, time.monotonic() + seconds
-            if self._tls is None:
-                channel = Channel(sock, self._settings.read_seconds, ends)
-            else:
-                channel = TlsChannel(
-                    sock, self._settings.read_seconds, ends, tls=self._tls, host=self._host
-                )
-        except BaseException:
-            connection.close()
-            raise
-        connection.channel = connection.sock = channel
-        if not attempt.takes(channel):
-            channel.end()
-            raise CancelledFetchError
-        return connection
+            _current.reset(token)
+            if answer is not None:
+                answer.close()
 
 
-class _Connection(http.client.HTTPConnection):
-    """The library's, over a `Channel` in place of its socket."""
-
-    channel: Channel
-    sock: Any
-    auto_open = 0
-    debuglevel = 0  # whatever the library's own is: it would print headers
-
-
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    """Where a proxy is, and what it is told."""
-
-    host: str
-    port: int
-    headers: dict[str, str] = field(repr=False)
-    secrets: tuple[str, ...] = field(repr=False)
-
-    @classmethod
-    def of(cls, url: str) -> _Proxy:
-        """The proxy at a URL."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError("the proxy's URL is not of the kind http://host:port")
-        headers, secrets = {}, list[str]()
-        if parts.username is not None:
-            user, password = (
-                urllib.parse.unquote(word or "") for word in (parts.username, parts.password)
-            )
-            given = base64.b64encode(f"{user}:{password}".encode()).decode()
-            headers["Proxy-Authorization"] = f"Basic {given}"
-            secrets += [given, password, parts.password or ""]
-        return cls(parts.hostname, parts.port or 80, headers, tuple(secrets))
+def _parse_proxy(url: str) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Returns the URL of a proxy without its user, the headers for it, and secrets in these."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError("the proxy's URL is not of the kind http://host:port")
+    headers, secrets = {}, list[str]()
+    if parts.username is not None:
+        user, password = (
+            urllib.parse.unquote(word or "") for word in (parts.username, parts.password)
+        )
+        basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+        headers["Proxy-Authorization"] = f"Basic {basic}"
+        secrets += [basic, password, parts.password or ""]
+    return f"http://{parts.netloc.rpartition('@')[2]}", headers, tuple(secrets)
 
 
 def _tls_context(ca_file: str | None) -> ssl.SSLContext:
@@ -241,53 +190,222 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
     return context
 
 
+def _cause(error: Exception) -> Exception:
+    """Returns the standard library's error inside an error of urllib3."""
+    while isinstance(error, urllib3.exceptions.HTTPError):
+        inner = [each for each in (error.__cause__, *error.args) if isinstance(each, Exception)]
+        if not inner:
+            return http.client.HTTPException(f"{type(error).__name__}: {error}")
+        error = inner[0]
+    return error
+
+
 class _Attempt:
-    """One request, and whether somebody, or its deadline, ended it.
+    """One request: its deadline, and the socket to shut down when it is cancelled.
 
     Args:
-        ends: When it must be done, by `time.monotonic`.
+        ends: Deadline, by `time.monotonic`.
+        read_seconds: Read timeout between bytes.
+        decrypting: Permits for decryption.
     """
 
-    def __init__(self, ends: float) -> None:
+    def __init__(
+        self, ends: float, read_seconds: float, decrypting: threading.BoundedSemaphore
+    ) -> None:
+        self.decrypting = decrypting
         self._ends = ends
+        self._read_seconds = read_seconds
         self._lock = threading.Lock()
-        self._channel: Channel | None = None
+        self._sock: socket.socket | None = None
         self._is_over = False
         self.is_aborted = False
 
     @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() >= self._ends
+    def seconds_left(self) -> float:
+        return self._ends - time.monotonic()
 
-    def takes(self, channel: Channel) -> bool:
-        """Uses a channel from now on; not if the attempt is over."""
+    def next_timeout(self) -> float:
+        """Returns the timeout for reading the next bytes. Raises `TimeoutError` at the deadline."""
+        left = self.seconds_left
+        if left <= 0:
+            raise TimeoutError("the deadline passed")
+        return min(self._read_seconds, left)
+
+    def require(self) -> None:
+        if self.is_aborted:
+            raise CancelledFetchError
+
+    def use(self, sock: socket.socket) -> None:
+        """Shuts this socket down when the request ends. Raises `CancelledFetchError` after that."""
         with self._lock:
             if self._is_over:
-                return False
-            self._channel = channel
-            channel.ends = self._ends
-            return True
+                raise CancelledFetchError
+            self._sock = sock
 
-    def gives_back(self) -> bool:
-        """Leaves the channel as it is for another attempt; not if it was aborted."""
+    def release(self) -> bool:
+        """Leaves the socket to the next request. Returns False if the request was cancelled."""
         with self._lock:
             if not self.is_aborted:
-                self._channel = None
+                self._sock = None
             return not self.is_aborted
 
     def abort(self) -> None:
-        """Wakes who waits for the channel. From any thread, at any time."""
         with self._lock:
-            if self._is_over:
-                return
-            self._is_over = self.is_aborted = True
-            if self._channel is not None:
-                self._channel.interrupt()
+            if not self._is_over:
+                self.is_aborted = True
+        self.end()
 
     def end(self) -> None:
-        """Closes the channel, unless it was given back."""
+        """Shuts the socket down, unless it was released."""
         with self._lock:
             self._is_over = True
-            if self._channel is not None:
-                self._channel.end()
+            if self._sock is not None:
+                with suppress(OSError):  # not connected
+                    # The method of `SSLSocket` would make a reading thread return ciphertext.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+
+_current: ContextVar[_Attempt] = ContextVar("attempt")
+
+
+class _Connection(HTTPConnection):
+    """A connection that obeys the current `_Attempt`."""
+
+    debuglevel = 0  # `http.client` would print headers
+    has_surplus = False
+    used_at = 0.0
+    _duplicate: socket.socket | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """False if the connection is closed, idle for too long, or has unsolicited bytes."""
+        if self.has_surplus or time.monotonic() - self.used_at > _IDLE_SECONDS:
+            return False
+        if isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
+            return False
+        return super().is_connected
+
+    def connect(self) -> None:
+        """Connects in a thread, as neither name servers nor TLS know the deadline."""
+        attempt = self._attempt = _current.get()
+        self.has_surplus = False
+
+        def run() -> None:
+            try:
+                super(_Connection, self).connect()
+                attempt.use(self.sock)
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                if self._duplicate is not None:
+                    self._duplicate.close()
+
+        try:
+            within_deadline(attempt.seconds_left, run)
+        except BaseException:
+            attempt.end()  # makes the thread close its connection
+            raise
+
+    def _new_conn(self) -> socket.socket:
+        sock = super()._new_conn()
+        # TLS replaces the socket object, but shutting a duplicate down ends its handshake, too.
+        attempt = self._attempt
+        try:
+            self._duplicate = sock.dup()
+            attempt.use(self._duplicate)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def request(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401
+        if self.sock is not None:
+            _current.get().use(self.sock)
+        super().request(*arguments, **named)
+
+    def response_class(  # type: ignore[override]  # a class in `http.client`
+        self,
+        sock: socket.socket,
+        *arguments: Any,  # noqa: ANN401
+        **named: Any,  # noqa: ANN401
+    ) -> http.client.HTTPResponse:
+        source: Any = _RawStream(self, sock, _current.get(self._attempt))
+        return http.client.HTTPResponse(source, *arguments, **named)
+
+
+class _HttpsConnection(_Connection, HTTPSConnection):
+    pass
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
+class _Stream(io.BufferedReader):
+    """Buffered bytes of an answer. Notices bytes after its end, which answer no request."""
+
+    raw: _RawStream
+
+    def close(self) -> None:
+        if not self.closed:
+            self.raw.has_ended = True
+            self.raw.connection.used_at = time.monotonic()
+            if self.peek():
+                self.raw.connection.has_surplus = True
+        super().close()
+
+
+class _RawStream(io.RawIOBase):
+    """Bytes of an answer, read until the deadline. `http.client` gets it instead of the socket."""
+
+    def __init__(self, connection: _Connection, sock: socket.socket, attempt: _Attempt) -> None:
+        self.connection = connection
+        self.has_ended = False
+        self._sock = sock
+        self._attempt = attempt
+        # Keeps the socket open if `http.client` closes it before the answer is read.
+        self._reference = sock.makefile("rb", buffering=0)
+        self._timeout = sock.gettimeout()
+        sock.setblocking(False)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return _Stream(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, view: Any) -> int:  # noqa: ANN401  # any buffer
+        if self.has_ended:
+            return 0
+        read = self._decrypt if isinstance(self._sock, ssl.SSLSocket) else self._sock.recv_into
+        while True:
+            seconds = self._attempt.next_timeout()
+            with suppress(BlockingIOError, ssl.SSLWantReadError):
+                return read(view)
+            if not wait_for_read(self._sock, seconds):
+                raise TimeoutError(f"silent for {seconds:.3g} s")
+
+    def _decrypt(self, view: Any) -> int:  # noqa: ANN401
+        """Reads as many TLS records as have arrived. Raises `SSLWantReadError` if none has."""
+        sock: Any = self._sock
+        size, target = 0, memoryview(view)[:_MAX_DECRYPTED_BYTES]
+        with self._attempt.decrypting, suppress(ssl.SSLWantReadError):
+            while size < len(target):
+                count = sock.read(len(target) - size, target[size:])
+                if not count:
+                    return size
+                size += count
+        if not size:
+            raise ssl.SSLWantReadError
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._sock.settimeout(self._timeout)
+            self._reference.close()
+        super().close()

@@ -1,43 +1,59 @@
-"""A store with others beside it, whose objects stand under keys of their own.
-
-    tailPath:/<number of the store beside>/<key in it>
-
-So whoever knows only keys and versions reads from all of them: plans, tasks and plan files.
-"""
+"""Stores that consist of other stores: joined under key prefixes, mirrored, or none at all."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
-from kts_source.errors import ObjectNotFoundError
+from kts_source.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreNotFoundError,
+    StoreUnavailableError,
+)
+from kts_source.store.object_store import StoreCounters, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from kts_source.store.counters import StoreCounters
     from kts_source.store.object_store import Data, ObjectInfo, ObjectStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _BESIDE: Final = "tailPath:/"
 
+# A store that is down costs every request all of its retries, so it is skipped for this time.
+REST_SECONDS: Final = 30.0
+_DOWN: Final = (StoreUnavailableError, AccessDeniedError, StoreNotFoundError)
+_FAILURES: Final = (*_DOWN, ObjectNotFoundError)
+
 
 def beside(number: int) -> str:
-    """The key prefix of a store beside the first one."""
+    """Returns the key prefix of an additional store."""
     return f"{_BESIDE}{number}/"
 
 
 def is_beside(key: str) -> bool:
-    """Whether an object is of a store beside the first one."""
+    """Returns whether an object belongs to an additional store."""
     return key.startswith(_BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedStore:
-    """An `ObjectStore` over a first store and others beside it.
+    """A main store and additional stores under key prefixes: `tailPath:/<number>/<key>`.
+
+    Plans, tasks and plan files hold only keys and versions, and so can refer to all of them.
 
     Args:
-        first: Its keys stay what they are; none begins as those of the others do.
-        others: By number.
+        first: The main store. Its keys are unchanged and never start with `tailPath:/`.
+        others: The additional stores by number.
     """
 
     first: ObjectStore
@@ -45,74 +61,262 @@ class JoinedStore:
 
     @property
     def pinning(self) -> str:
-        """How reads are held to one version."""
+        """See `ObjectStore.pinning`."""
         return "; beside it ".join(dict.fromkeys(store.pinning for store in self._all))
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Of all of them."""
-        return tuple(dict.fromkeys(line for store in self._all for line in store.remarks))
+        """See `ObjectStore.remarks`."""
+        return _merge_remarks(self._all)
 
     @property
     def is_near(self) -> bool:
-        """Whether all of them are."""
+        """True if all stores are near."""
         return all(store.is_near for store in self._all)
 
     @property
     def lists_in_pages(self) -> bool:
-        """Whether the first does: disks beside it are few."""
+        """See `ObjectStore.lists_in_pages`; applies to the main store."""
         return self.first.lists_in_pages
 
     @property
     def counters(self) -> StoreCounters:
-        """Work of all."""
-        total = self.first.counters
-        for store in self.others:
-            total += store.counters
-        return total
+        """Work of all stores."""
+        return sum((store.counters for store in self._all), StoreCounters())
 
     def uri(self, key: str) -> str:
-        """Where the key is, in its own store."""
-        store, own, _ = self._place(key)
-        return store.uri(own)
+        """Returns the URI of a key in its own store."""
+        store, own_key, _ = self._locate(key)
+        return store.uri(own_key)
 
     def close(self) -> None:
-        """Lets the connections of all go."""
+        """Closes all stores."""
         for store in self._all:
             store.close()
 
     def list_folders(self, prefix: str) -> list[str]:
-        """See `ObjectStore.list_folders`. A listing is of one store."""
-        store, own, before = self._place(prefix)
-        return [before + folder for folder in store.list_folders(own)]
+        """See `ObjectStore.list_folders`. Lists one store."""
+        store, own_prefix, before = self._locate(prefix)
+        return [before + folder for folder in store.list_folders(own_prefix)]
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. A listing is of one store."""
-        store, own, before = self._place(prefix)
-        behind = None if after is None else after.removeprefix(before)
-        for info in store.list_objects(own, after=behind):
+        """See `ObjectStore.list_objects`. Lists one store."""
+        store, own_prefix, before = self._locate(prefix)
+        own_after = None if after is None else after.removeprefix(before)
+        for info in store.list_objects(own_prefix, after=own_after):
             yield replace(info, key=before + info.key) if before else info
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
-        store, own, before = self._place(key)
-        info = store.head(own)
+        store, own_key, before = self._locate(key)
+        info = store.head(own_key)
         return replace(info, key=before + info.key) if before else info
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
         """See `ObjectStore.get_range`."""
-        store, own, _ = self._place(key)
-        return store.get_range(own, start, stop, version=version)
+        store, own_key, _ = self._locate(key)
+        return store.get_range(own_key, start, stop, version=version)
 
     @property
     def _all(self) -> tuple[ObjectStore, ...]:
         return (self.first, *self.others)
 
-    def _place(self, key: str) -> tuple[ObjectStore, str, str]:
-        """The store of a key, the key there, and what comes before it here."""
+    def _locate(self, key: str) -> tuple[ObjectStore, str, str]:
+        """Returns the store of a key, the key in that store, and the prefix here."""
         if not is_beside(key):
             return self.first, key, ""
-        number, _, own = key.removeprefix(_BESIDE).partition("/")
+        number, _, own_key = key.removeprefix(_BESIDE).partition("/")
         if not (number.isascii() and number.isdigit() and int(number) < len(self.others)):
             raise ObjectNotFoundError(f"option 'tailPath' names {len(self.others)} paths", uri=key)
-        return self.others[int(number)], own, beside(int(number))
+        return self.others[int(number)], own_key, beside(int(number))
+
+
+class FallbackStore:
+    """A store and its mirror, which has the same keys and is asked when the store fails.
+
+    The versions of one store mean nothing in the other. So a version here has three parts,
+    `<store number>:<size>:<version in that store>`, and a read first asks the store that the
+    version names. The other store is asked if that one gives no answer after all retries, denies
+    access, or lacks the bucket or the object. Its object must have the same size, and the version
+    of the first such read pins all later reads. Segment objects are written once, under keys with a
+    random id, so equal key and size mean equal bytes; checksums check them again.
+
+    An object that has changed is an error at once: a mirror must not hide that.
+    """
+
+    is_near = False
+    lists_in_pages = False  # a listing comes from one store as a whole
+
+    def __init__(self, first: ObjectStore, mirror: ObjectStore) -> None:
+        self._stores = (first, mirror)
+        self._tally = Tally()
+        self._lock = threading.Lock()
+        self._infos: dict[tuple[int, str], ObjectInfo] = {}
+        self._down_until = [0.0, 0.0]
+
+    def __repr__(self) -> str:
+        return f"FallbackStore({self._stores[0]!r}, {self._stores[1]!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FallbackStore, self._stores
+
+    @property
+    def counters(self) -> StoreCounters:
+        """Work of both stores."""
+        first, mirror = self._stores
+        return first.counters + mirror.counters + self._tally.snapshot
+
+    @property
+    def pinning(self) -> str:
+        """See `ObjectStore.pinning`."""
+        return f"{self._stores[0].pinning}; in the mirror by size and the version first met there"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """See `ObjectStore.remarks`."""
+        return _merge_remarks(self._stores)
+
+    def uri(self, key: str) -> str:
+        """Returns the URI of a key in the first store."""
+        return self._stores[0].uri(key)
+
+    def close(self) -> None:
+        """Closes both stores."""
+        for store in self._stores:
+            store.close()
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """See `ObjectStore.list_folders`."""
+        return self._try_both(0, lambda number: self._stores[number].list_folders(prefix))
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list_objects`. A listing comes from one store as a whole."""
+
+        def list_all(number: int) -> list[ObjectInfo]:
+            objects = self._stores[number].list_objects(prefix, after=after)
+            return [_add_store(number, info) for info in objects]
+
+        yield from self._try_both(0, list_all)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `ObjectStore.head`."""
+        return self._try_both(0, lambda number: _add_store(number, self._stores[number].head(key)))
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
+        """See `ObjectStore.get_range`."""
+        home, size, home_version = _parse_version(version)
+
+        def read(number: int) -> Data:
+            own = home_version if number == home else self._version(number, key, size)
+            return self._stores[number].get_range(key, start, stop, version=own)
+
+        return self._try_both(home, read)
+
+    def _version(self, number: int, key: str, size: int | None) -> str | None:
+        """Returns the version that pins reads of an object in the store it was not planned from."""
+        if size is None:
+            return None
+        info = self._infos.get((number, key))
+        if info is None:
+            info = self._stores[number].head(key)
+            with self._lock:
+                info = self._infos.setdefault((number, key), info)
+        if info.size != size:
+            raise ObjectChangedError(
+                f"the object of the other store has {info.size} bytes, {size} were planned",
+                uri=self._stores[number].uri(key),
+            )
+        return info.version
+
+    def _try_both(self, home: int, read: Callable[[int], T]) -> T:
+        other = 1 - home
+        if time.monotonic() < self._down_until[home]:
+            home, other = other, home
+        try:
+            return self._try_store(home, read)
+        except _FAILURES as error:
+            failure = error
+        try:
+            return self._try_store(other, read)
+        except _FAILURES as error:
+            # The user knows the first store, so its error is raised, unless the object is missing
+            # there and the mirror is down: then the object may still exist.
+            raised, second = (failure, error) if home == 0 else (error, failure)
+            if isinstance(raised, ObjectNotFoundError):
+                if isinstance(second, ObjectNotFoundError):
+                    raise raised from None
+                raised, second = second, raised
+            raised.attempts = (*raised.attempts, f"the other store failed too: {_summary(second)}")
+            raise raised from None
+
+    def _try_store(self, number: int, read: Callable[[int], T]) -> T:
+        try:
+            answer = read(number)
+        except _DOWN as error:
+            with self._lock:
+                is_first = time.monotonic() >= self._down_until[number]
+                self._down_until[number] = time.monotonic() + REST_SECONDS
+            if is_first:
+                log.warning(
+                    "%s fails, the other store is asked for the next %d s: %s",
+                    ("the first store", "the mirror")[number],
+                    REST_SECONDS,
+                    _summary(error),
+                )
+            raise
+        if number == 1:
+            self._tally.add(mirrored=1)
+        return answer
+
+
+class EmptyStore:
+    """A store without objects, for scans that read brokers only."""
+
+    pinning = "nothing is read"
+    remarks = ()
+    is_near = True
+    lists_in_pages = False
+    counters = StoreCounters()
+
+    def uri(self, key: str) -> str:
+        """See `ObjectStore.uri`."""
+        return f"(no path)/{key}"
+
+    def list_folders(self, prefix: str) -> list[str]:
+        """Returns an empty list."""
+        return []
+
+    def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
+        """Returns an empty iterator."""
+        return iter(())
+
+    def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> NoReturn:
+        """Raises `ObjectNotFoundError`."""
+        self.head(key)
+
+    def head(self, key: str) -> NoReturn:
+        """Raises `ObjectNotFoundError`."""
+        raise ObjectNotFoundError("option 'path' is not given", uri=self.uri(key))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def _merge_remarks(stores: tuple[ObjectStore, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for store in stores for line in store.remarks))
+
+
+def _summary(error: StoreError) -> str:
+    return f"{error.message} [{error.uri}]" if error.uri else error.message
+
+
+def _add_store(number: int, info: ObjectInfo) -> ObjectInfo:
+    return replace(info, version=f"{number}:{info.size}:{info.version or ''}")
+
+
+def _parse_version(version: str | None) -> tuple[int, int | None, str | None]:
+    """Returns store number, size, and the version in that store; no size if nothing is pinned."""
+    if version is None:
+        return 0, None, None
+    number, size, own = version.split(":", 2)
+    return int(number), int(size), own or None

@@ -1,7 +1,7 @@
-"""A folder of this machine: no client, no retries, `pread` into the caller's thread.
+"""A folder of this machine, read with `pread` in the caller's thread, without retries.
 
-Keys are opened component by component, each relative to the descriptor of its parent and without
-following links. A symbolic link is resolved first and its target is opened the same way, so a
+A key is opened component by component, each relative to the descriptor of its parent and without
+following links. A symbolic link is resolved first, and its target is opened the same way. So a
 folder that is replaced by a link at any moment never leads out of the root.
 """
 
@@ -24,9 +24,10 @@ from kts_source.errors import (
     StoreNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.store.counters import StoreCounters, Tally
 from kts_source.store.object_store import (
     ObjectInfo,
+    StoreCounters,
+    Tally,
     beyond_end,
     check_key,
     check_range,
@@ -43,19 +44,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Non-blocking: opening a named pipe must fail, not wait for a writer.
+# Non-blocking, so that opening a named pipe does not wait for a writer.
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
-# O_PATH needs no permission to list the folders on the way; macOS has no such flag.
+# O_PATH needs no permission to list the folders on the way. macOS lacks it.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC | os.O_DIRECTORY
 _FOLDER_FLAGS: Final = _ROOT_FLAGS | os.O_NOFOLLOW
-# Systems disagree about the error for a link that must not be followed.
+# Operating systems use different errors for a link that must not be followed.
 _LINK_ERRORS: Final = (errno.ELOOP, errno.ENOTDIR, errno.EMLINK)
 _MAX_LINKS: Final = 40
 
 
 def local_root(path: str) -> Path:
-    """The folder a plain path or a `file:` URL names (percent escapes of URLs are resolved).
+    """Returns the folder of a plain path or a `file:` URL, whose percent escapes are resolved.
 
     Raises:
         InvalidOptionError: The URL names another host.
@@ -65,7 +66,7 @@ def local_root(path: str) -> Path:
     parts = urlsplit(path)
     if parts.netloc not in ("", "localhost"):
         raise InvalidOptionError(f"{path} names the host {parts.netloc!r}; write file:///folder")
-    # Hash and question mark are ordinary characters of file names.
+    # Not `parts.path`: `#` and `?` are ordinary characters of file names.
     text = path.split(":", 1)[1]
     if text.startswith("//"):
         text = text[2 + len(parts.netloc) :]
@@ -97,23 +98,21 @@ class LocalStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """Work done so far; a listing request is one folder read."""
+        """See `ObjectStore.counters`. A listing request is one folder read."""
         return self._tally.snapshot
 
     def uri(self, key: str) -> str:
-        """The file's URL, percent-escaped."""
+        """See `ObjectStore.uri`."""
         return f"{self._base}{quote(os.fsencode(key))}"
 
     def close(self) -> None:
-        """Nothing is held open."""
-
-    # -- listing
+        """Does nothing."""
 
     def list_folders(self, prefix: str) -> list[str]:
         """See `ObjectStore.list_folders`."""
         check_key(prefix, self.uri(""))
         folder, folders = prefix[: prefix.rfind("/") + 1], []
-        with self._listed(folder) as (_, entries):
+        with self._scan(folder) as (_, entries):
             for entry in entries:
                 key = folder + entry.name
                 if key.startswith(prefix) and self._is_folder(entry, key):
@@ -128,10 +127,10 @@ class LocalStore:
     def _objects(
         self, prefix: str, after: str | None, parents: tuple[tuple[int, int], ...]
     ) -> Iterator[ObjectInfo]:
-        """Lists a prefix; `parents` identify the folders that are being listed above it."""
+        """Lists a prefix. `parents` are device and inode of the folders above it."""
         folder = prefix[: prefix.rfind("/") + 1]
         children: list[tuple[str, ObjectInfo | None]] = []
-        with self._listed(folder) as (identity, entries):
+        with self._scan(folder) as (identity, entries):
             if identity in parents:
                 raise StoreError(
                     "a symbolic link leads to a folder that holds it", uri=self.uri(folder)
@@ -154,32 +153,29 @@ class LocalStore:
     def _is_folder(self, entry: os.DirEntry[str], key: str) -> bool:
         try:
             return entry.is_dir()
-        except OSError as error:  # the target of a link cannot be looked at
-            raise self._translated(error, key) from None
+        except OSError as error:  # of the target of a link
+            raise self._translate(error, key) from None
 
     def _listed_info(self, entry: os.DirEntry[str], key: str) -> ObjectInfo | None:
-        """Returns `None` for what is no file, or no longer exists."""
+        """Returns `None` if the entry is not a file, or no longer exists."""
         try:
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISLNK(status.st_mode):
                 status = entry.stat()
                 if stat.S_ISREG(status.st_mode):
-                    status = self._at(key, _status)
+                    status = self._open(key, _status)
         except (FileNotFoundError, ObjectNotFoundError):
             return None  # deleted since the folder was read, or a link to nothing
         except OSError as error:
-            raise self._translated(error, key) from None
+            raise self._translate(error, key) from None
         return _info(key, status) if stat.S_ISREG(status.st_mode) else None
 
     @contextmanager
-    def _listed(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
-        """Gives a folder's device and inode, and its entries, which can be looked at in the block.
-
-        A folder that does not exist is empty.
-        """
+    def _scan(self, folder: str) -> Iterator[tuple[tuple[int, int], list[os.DirEntry[str]]]]:
+        """Yields device and inode of a folder and its entries. A missing folder is empty."""
         self._tally.add(list_requests=1)
         try:
-            descriptor = self._at(folder, _open_folder)
+            descriptor = self._open(folder, _open_folder)
         except ObjectNotFoundError:
             yield (-1, -1), []
             return
@@ -187,20 +183,18 @@ class LocalStore:
             status = os.fstat(descriptor)
             try:
                 with os.scandir(descriptor) as entries:
-                    found = list(entries)
+                    listed = list(entries)
             except OSError as error:
-                raise self._translated(error, folder) from None
-            yield (status.st_dev, status.st_ino), found
+                raise self._translate(error, folder) from None
+            yield (status.st_dev, status.st_ino), listed
         finally:
             os.close(descriptor)
-
-    # -- reading
 
     def head(self, key: str) -> ObjectInfo:
         """See `ObjectStore.head`."""
         check_key(key, self._base)
         self._tally.add(requests=1)
-        status = self._at(key, _status)
+        status = self._open(key, _status)
         self._require_file(status, key)
         return _info(key, status)
 
@@ -211,7 +205,7 @@ class LocalStore:
         if start == stop:
             return b""
         self._tally.add(requests=1)
-        descriptor = self._at(key, _open_file)
+        descriptor = self._open(key, _open_file)
         try:
             return self._read(descriptor, key, start, stop, version)
         finally:
@@ -221,8 +215,8 @@ class LocalStore:
         uri = self.uri(key)
         before = os.fstat(descriptor)
         self._require_file(before, key)
-        found = _version(before)
-        check_version(found, version, uri=uri)
+        version_before = _version(before)
+        check_version(version_before, version, uri=uri)
         if stop > before.st_size:
             raise beyond_end(before.st_size, start, stop, uri=uri)
         data = writable_bytes(stop - start)
@@ -231,7 +225,7 @@ class LocalStore:
             try:
                 size = os.preadv(descriptor, [data[position - start :]], position)
             except OSError as error:
-                raise self._translated(error, key) from None
+                raise self._translate(error, key) from None
             if not size:
                 raise TruncatedObjectError(
                     f"the object shrank to {position} bytes while [{start}, {stop}) was read",
@@ -239,43 +233,34 @@ class LocalStore:
                     position=position,
                 )
             position += size
-        # Files are replaced in place: what was read counts only if nothing happened meanwhile.
-        check_version(_version(os.fstat(descriptor)), found, uri=uri)
+        # A file may be overwritten in place while it is read.
+        check_version(_version(os.fstat(descriptor)), version_before, uri=uri)
         self._tally.add(bytes=stop - start)
         return data.toreadonly()
 
-    # -- paths
-
-    def _at(self, key: str, use: Callable[[str, int], T]) -> T:
+    def _open(self, key: str, use: Callable[[str, int], T]) -> T:
         """Calls `use` with the name of a key's file and the descriptor of its folder.
 
-        `use` must not follow a link; it raises one of `_LINK_ERRORS` instead.
-
-        Raises:
-            ObjectNotFoundError: It does not exist.
-            InvalidKeyError: A symbolic link leads out of the root.
-            StoreError: A symbolic link leads back to itself, or the system failed.
+        `use` must not follow a link, but raise one of `_LINK_ERRORS`.
         """
         names = [name for name in key.split("/") if name]
         try:
             for _ in range(_MAX_LINKS):
                 try:
-                    return _used_at(self._root, names or ["."], use)
+                    return _open_below(self._root, names or ["."], use)
                 except _LinkError as link:
                     names = self._target(names[: link.depth], key) + names[link.depth :]
         except OSError as error:
-            raise self._translated(error, key) from None
+            raise self._translate(error, key) from None
         raise StoreError("a symbolic link leads back to itself", uri=self.uri(key))
 
     def _target(self, names: list[str], key: str) -> list[str]:
-        """Returns where a link leads, as names below the root. Nothing is opened by that path."""
+        """Returns the target of a link as names below the root, without opening it."""
         root = os.path.realpath(self._root)
         target = Path(os.path.realpath(os.path.join(root, *names)))  # noqa: PTH118  # no resolving
         if not target.is_relative_to(root):
             raise InvalidKeyError("a symbolic link leads out of the root folder", uri=self.uri(key))
         return list(target.relative_to(root).parts)
-
-    # -- checks
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
@@ -287,7 +272,7 @@ class LocalStore:
         if not stat.S_ISREG(status.st_mode):
             raise StoreError("not a regular file", uri=self.uri(key))
 
-    def _translated(self, error: OSError, key: str) -> StoreError:
+    def _translate(self, error: OSError, key: str) -> StoreError:
         if isinstance(error, StoreError):
             return error
         if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -308,19 +293,17 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 
 class _LinkError(Exception):
-    """A path has a symbolic link; `depth` is the number of its components up to the link."""
+    """The path has a symbolic link; `depth` counts its components up to the link."""
 
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
         self.depth = depth
 
 
-def _used_at(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
-    """Calls `use` with the last name and the descriptor of the folder that the others lead to.
+def _open_below(root: Path, names: list[str], use: Callable[[str, int], T]) -> T:
+    """Calls `use` with the last name and the descriptor of the folder of the other names.
 
-    Raises:
-        _LinkError: One of the names is a symbolic link.
-        OSError: The system failed.
+    Raises `_LinkError` if one of the names is a symbolic link.
     """
     folder = os.open(root, _ROOT_FLAGS)
     opened = 0

@@ -1,13 +1,15 @@
-"""The protocol of every store: list, look up, read a byte range of a pinned version.
+"""The protocol of all stores: list, look up, and read byte ranges of a pinned version.
 
-A store is opened on a root (a folder, a bucket, or a prefix of a bucket); keys are relative to it,
-`/` separates folders, prefixes are taken literally and may end inside a name. Stores are
-thread-safe, open their connections lazily and once per process, and can be pickled: the copy opens
-its own. Retries live in the stores, nowhere else.
+A store is opened on a root: a folder, a bucket, or a prefix of a bucket. Keys are relative to the
+root and use `/` between folders. Prefixes are literal and may end inside a name. Stores are
+thread-safe, connect lazily and once per process, and can be pickled; the copy opens its own
+connections. Retries happen inside the stores only.
 """
 
 from __future__ import annotations
 
+import operator
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -16,23 +18,21 @@ from kts_source.errors import InvalidKeyError, ObjectChangedError, TruncatedObje
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kts_source.store.counters import StoreCounters
-
 Data: TypeAlias = bytes | memoryview
-"""What was read; a view may be of memory that is used again once the view is gone."""
+"""Bytes of an object. The memory of a view may be reused once the view is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a listing or a look-up says about an object.
+    """Metadata of an object, from a listing or a look-up.
 
     Attributes:
-        key: Relative to the store's root.
-        size: Bytes.
-        version: Opaque text that changes when the object does (ETag, generation, or size and
-            modification time); None where the store tells nothing of the kind.
+        key: Key relative to the store's root.
+        size: Size in bytes.
+        version: Opaque text that changes when the object changes: ETag, generation, or size and
+            modification time. None if the store reports none of these.
         last_modified_ms: Milliseconds since the epoch.
-        storage_class: As the store spells it; None where it has none.
+        storage_class: Storage class as the store spells it, or None.
     """
 
     key: str
@@ -42,106 +42,159 @@ class ObjectInfo:
     storage_class: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoreCounters:
+    """A snapshot of a store's work.
+
+    Attributes:
+        requests: Reads and look-ups sent, counting every attempt (GET and HEAD prices).
+        list_requests: Listing pages requested, counting every attempt (LIST prices).
+        bytes: Bytes of object data received in accepted answers.
+        retries: Attempts repeated after a failure.
+        hedges: Second requests sent because the first was late.
+        mirrored: Reads and listings answered by the mirror.
+    """
+
+    requests: int = 0
+    list_requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    hedges: int = 0
+    mirrored: int = 0
+
+    def __sub__(self, earlier: StoreCounters) -> StoreCounters:
+        """Returns the work between two snapshots."""
+        return StoreCounters(*map(operator.sub, _values(self), _values(earlier)))
+
+    def __add__(self, other: StoreCounters) -> StoreCounters:
+        """Returns the work of two stores."""
+        return StoreCounters(*map(operator.add, _values(self), _values(other)))
+
+
+_values = operator.attrgetter(*StoreCounters.__slots__)
+
+
+class Tally:
+    """Adds up `StoreCounters` from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = StoreCounters()
+
+    def add(self, **work: int) -> None:
+        """Adds work, given by the names of `StoreCounters`."""
+        more = StoreCounters(**work)
+        with self._lock:
+            self._total += more
+
+    @property
+    def snapshot(self) -> StoreCounters:
+        """Current totals."""
+        return self._total
+
+
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Objects below a root. See the module's text for what all stores share."""
+    """Objects below a root. The module's docstring lists the properties that all stores share."""
 
     @property
     def pinning(self) -> str:
-        """How reads of an object are held to one version, in words."""
+        """Describes how reads are bound to one version of an object."""
         ...
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What people should know of how objects are read here; lines of `explain`."""
+        """Lines of `explain` about how this store reads objects."""
         ...
 
     @property
     def is_near(self) -> bool:
-        """Whether reading is copying within this machine, so that nothing is gained by reading
-        ahead in threads or by keeping copies.
+        """True if a read only copies bytes within this machine.
+
+        Reading ahead in threads and caching gain nothing then.
         """
         ...
 
     @property
     def lists_in_pages(self) -> bool:
-        """Whether a listing is asked for page by page as it is read, and one from a key on spares
-        the pages before it.
-        """
+        """True if listings are requested page by page, and `after` skips earlier pages."""
         ...
 
     @property
     def counters(self) -> StoreCounters:
-        """Work done so far by this instance in this process."""
+        """Work of this instance in this process."""
         ...
 
     def uri(self, key: str) -> str:
-        """Where the key is, for people: no credentials, no query string."""
+        """Returns the URI of a key for messages, without credentials and query string."""
         ...
 
     def list_folders(self, prefix: str) -> list[str]:
-        """The folders one level down, sorted.
+        """Lists the folders one level down, sorted.
 
         Returns:
             Keys that start with `prefix` and end with the first `/` after it.
 
         Raises:
-            StoreNotFoundError: The bucket or root folder does not exist (where the store can tell).
+            StoreNotFoundError: The bucket or root folder does not exist, if the store reports it.
         """
         ...
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """Every object whose key starts with `prefix`, any depth, in key order; no folder markers.
+        """Lists all objects whose key starts with `prefix`, in key order, without folder markers.
+
+        Listings never come from a cache. An object that is deleted during the listing may be
+        missing from it.
 
         Args:
-            prefix: Taken literally.
-            after: Only keys behind this one, in the order of their UTF-8 bytes.
-
-        Never answered from a cache. An object that vanishes during the listing may be missing from
-        it.
+            prefix: Literal prefix.
+            after: List only keys after this one, in the order of their UTF-8 bytes.
 
         Raises:
-            StoreNotFoundError: The bucket or root folder does not exist (where the store can tell).
+            StoreNotFoundError: The bucket or root folder does not exist, if the store reports it.
         """
         ...
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        """Bytes [start, stop) of an object: exactly as many, or an error.
+        """Reads bytes [start, stop) of an object and returns exactly that many.
 
         Args:
-            key: The object.
+            key: Key of the object.
             start: First byte.
-            stop: One past the last byte. An empty range asks the store nothing.
-            version: The version the bytes must belong to; None takes whatever is there.
+            stop: End of the range, exclusive. An empty range sends no request.
+            version: Version that the object must have; None accepts any.
 
         Raises:
-            ObjectNotFoundError: No such object.
-            ObjectChangedError: The object is not of that version (any more).
+            ObjectNotFoundError: The object does not exist.
+            ObjectChangedError: The object has another version.
             TruncatedObjectError: The object ends before `stop`.
-            StoreUnavailableError: Retries did not help.
+            StoreUnavailableError: All attempts failed.
         """
         ...
 
     def head(self, key: str) -> ObjectInfo:
-        """What the store knows about one object.
+        """Looks up one object.
 
         Raises:
-            ObjectNotFoundError: No such object.
+            ObjectNotFoundError: The object does not exist.
         """
         ...
 
     def close(self) -> None:
-        """Lets connections go. A later call opens them again."""
+        """Closes the connections. A later call opens new ones."""
         ...
 
 
 def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
-    """Refuses keys and prefixes that a client could resolve to outside the root.
+    """Checks that no client can resolve a key or prefix to a path outside the root.
 
-    With `absolute`, a leading slash is an ordinary character, as in S3 keys.
+    Args:
+        key: Key or prefix.
+        uri: URI of the root, for the error.
+        absolute: Whether a leading slash is an ordinary character, as in S3 keys.
 
     Raises:
-        InvalidKeyError: The key is absolute, has a `.` or `..` segment or a zero byte.
+        InvalidKeyError: The key is absolute, or has a `.` or `..` segment or a zero byte.
     """
     if not absolute and key.startswith("/"):
         raise InvalidKeyError(f"the key {key!r} is absolute and would leave the root", uri=uri)
@@ -152,39 +205,31 @@ def check_key(key: str, uri: str, *, absolute: bool = False) -> None:
 
 
 def check_range(start: int, stop: int) -> None:
-    """Refuses ranges that are none: negative or backwards.
-
-    Raises:
-        ValueError: A mistake of the caller.
-    """
+    """Raises `ValueError` if [start, stop) is not a byte range."""
     if not 0 <= start <= stop:
         raise ValueError(f"not a byte range: [{start}, {stop})")
 
 
-def check_version(found: str | None, planned: str | None, *, uri: str) -> None:
-    """Refuses an object that is not of the planned version; none planned is any.
-
-    Raises:
-        ObjectChangedError: They differ.
-    """
-    if planned is not None and found != planned:
+def check_version(version: str | None, planned: str | None, *, uri: str) -> None:
+    """Raises `ObjectChangedError` if the version is not the planned one; None accepts any."""
+    if planned is not None and version != planned:
         raise ObjectChangedError(
-            f"the object changed: version {planned} was planned, now {found}", uri=uri
+            f"the object changed: version {planned} was planned, now {version}", uri=uri
         )
 
 
 def beyond_end(size: int, start: int, stop: int, *, uri: str) -> TruncatedObjectError:
-    """The error for a range [start, stop) of an object that has only `size` bytes."""
+    """Returns the error for a range [start, stop) of an object that has only `size` bytes."""
     return TruncatedObjectError(
         f"the object has {size} bytes, [{start}, {stop}) was asked for", uri=uri, position=size
     )
 
 
 def is_behind(key: str, after: str | None) -> bool:
-    """Whether a key comes behind another in the order of listings."""
+    """Returns whether a key sorts after another one in listings."""
     return after is None or key_order(key) > key_order(after)
 
 
 def key_order(key: str) -> bytes:
-    """What listings are sorted by."""
-    return key.encode("utf-8", "surrogateescape")  # a local file's name may be no valid UTF-8
+    """Returns the sort key of listings: UTF-8 bytes."""
+    return key.encode("utf-8", "surrogateescape")  # names of local files may be invalid UTF-8

@@ -1,31 +1,43 @@
-"""Ranges of Azure's and Google's objects through obstore, at half the processor time of adlfs and
-gcsfs.
+"""Azure and Google stores: listings and look-ups through fsspec, ranges through obstore.
 
-Keys whose path obstore would change are left to those. What obstore says about a failure is text,
-which only `read_error` reads.
+obstore takes half the CPU of adlfs and gcsfs, and its requests name a version, so a read is one
+request instead of two (see `fsspec_store`). It would read the environment on its own; the settings
+of the stores set everything that it could take from there. Keys that obstore would rewrite are read
+through fsspec.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+import urllib.request
+from abc import abstractmethod
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from kts_source.store.async_client import AsyncClient
+from kts_source.libraries import require
+from kts_source.store.client_store import AsyncClient
+from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.object_store import beyond_end, check_version
-from kts_source.store.range_reader import NO_TOKEN, RangeError, RangeReader
-from kts_source.store.range_settings import LeftToFsspecError
-from kts_source.store.retry import TransientError
+from kts_source.store.range_reader import (
+    FsspecOnlyError,
+    Range,
+    RangeError,
+    RangeReader,
+    SharedClients,
+    require_known,
+)
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.storage_options import extra_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from obstore import GetOptions
+    from obstore.store import ClientConfig
 
     from kts_source.secret import Secret
-    from kts_source.store.counters import Tally
-    from kts_source.store.range_settings import RangeSettings
-    from kts_source.store.retry import RetryPolicy
+    from kts_source.store.object_store import Data, Tally
 
 _ANSWER: Final = re.compile(
     r"Server returned non-2xx status code: (\d{3})[^:\n]*: ?(.*)", re.DOTALL
@@ -40,153 +52,166 @@ _STATUS_OF_CLASS: Final = {
     "PreconditionError": 412,
     "NotModifiedError": 304,
 }
-# The second is Azurite's range of an empty object.
-_START_BEHIND_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
-# The answer lacks what obstore insists on, or leads elsewhere: the other library knows better.
-_FOR_THE_OTHER: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
+# The second one is Azurite's answer for a range of an empty object.
+_START_AFTER_END: Final = ("Wanted range starting at", '"bytes 0--1/0"')
+# A redirect, or a header that only obstore needs: the fsspec library may read the object.
+_DOUBTFUL: Final = ("Received redirect", "ETag Header missing", "Last-Modified Header missing")
 _DEBUG: Final = "\n\nDebug source"
 _CAUSE: Final = re.compile(r'"([^"\\]+)"|\b(IncompleteMessage|TimedOut|ConnectionReset)\b')
 
 
+class ObstoreSettings(Protocol):
+    """Settings of an obstore store. Equal settings open equal stores."""
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the service."""
+        ...
+
+    def open(self) -> Any:  # noqa: ANN401  # obstore's stores have no common base
+        """Opens a store that tries each request once. Sends no request."""
+        ...
+
+    def renew(self) -> bool:
+        """Requests a new token after a refusal. Returns whether there is one."""
+        ...
+
+
 class ObstoreReader(RangeReader):
-    """See `RangeReader`.
+    """Reads ranges through obstore.
 
-    obstore's threads do not come along into a child of a fork, which would wait for them: there the
-    other library reads, unless this process never did.
+    A child of a fork lacks obstore's threads and would wait for them. If obstore was used before a
+    fork, the fsspec library reads in the child.
 
-    Args:
-        place: The bucket or container, for people, as `other` is for `RangeReader`.
-        other: The library that reads where obstore cannot.
-        settings: See `RangeReader`.
-        policy: See there.
-        tally: See there.
-        by_generation: Whether a version is Google's generation, not an ETag.
-        doubted: Statuses of HTTP that the other library must confirm.
+    `make_settings` may raise `FsspecOnlyError`. Versions are generations or else ETags. The fsspec
+    library must confirm the HTTP statuses `doubted`.
     """
 
     _name = "obstore"
 
     def __init__(
         self,
-        place: str,
-        other: str,
-        settings: Callable[[], RangeSettings],
+        bucket: str,
+        library: str,
+        make_settings: Callable[[], ObstoreSettings],
         policy: RetryPolicy,
         tally: Tally,
         *,
-        by_generation: bool = False,
-        doubted: frozenset[int] = frozenset(),
+        by_generation: bool,
+        doubted: frozenset[int],
     ) -> None:
-        super().__init__(place, other, settings, policy, tally)
+        super().__init__(bucket, library, policy, tally)
+        self._make_settings = make_settings
         self._by_generation = by_generation
         self._doubted = doubted
         self._requests = AsyncClient(_Loop, policy, tally)
 
     @property
-    def why_not(self) -> str:
-        """See `RangeReader.why_not`."""
-        if _use.is_of_a_parent:
+    def reason(self) -> str:
+        """See `RangeReader.reason`."""
+        if _use.is_of_parent:
             return "obstore was used before this process was forked"
-        return super().why_not
+        return super().reason
 
     def can_read(self, key: str) -> bool:
-        """Whether obstore asks for this very key: it drops empty parts of a path."""
+        """Returns whether obstore requests exactly this key: it drops empty path segments."""
         return super().can_read(key) and "" not in key.split("/") and key.isprintable()
 
-    def close(self) -> None:
-        """See `RangeReader.close`."""
-        super().close()
-        self._requests.close()
+    def _prepare(self) -> None:
+        self._settings = self._make_settings()
+        self._opened = self._open()
 
-    def _open(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
+    def _open(self) -> Any:  # noqa: ANN401
         from obstore.exceptions import BaseError
 
         try:
-            return super()._open(settings, credentials)
-        except BaseError:  # such as files of credentials in the environment, which it reads anyway
-            raise LeftToFsspecError("obstore does not open it") from None
+            return _stores.get(self._settings, self._settings.open)
+        except (BaseError, OSError, ValueError):  # such as credential files of the environment
+            raise FsspecOnlyError(f"{self._name} does not open it") from None
 
-    def _attempt(
-        self,
-        client: Any,  # noqa: ANN401  # obstore's stores have no base
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> bytes:
+    def _client(self) -> Any:  # noqa: ANN401
+        return self._opened
+
+    def _renew(self, refused: Any) -> bool:  # noqa: ANN401
+        with self._renewing:
+            if self._opened is not refused:
+                return True
+            if not self._settings.renew():
+                return False
+            _stores.forget(refused)
+            try:
+                self._opened = self._open()
+            except FsspecOnlyError:
+                return False
+            return True
+
+    def _attempt(self, client: Any, wanted: Range) -> bytes:  # noqa: ANN401
         from obstore import exceptions, get_async
 
         _use.is_ours = True
+        key, start, stop, version, uri = wanted
         options: GetOptions = {"range": (start, stop)}
         if version is not None:
             options["version" if self._by_generation else "if_match"] = version
 
-        async def ranged() -> bytes:
+        async def read(_loop: object) -> bytes:
             answer = await get_async(client, key, options=options)
-            found = answer.meta["version"] if self._by_generation else answer.meta["e_tag"]
-            if found is None and version is not None:
+            answered = answer.meta["version"] if self._by_generation else answer.meta["e_tag"]
+            if answered is None and version is not None:
                 raise TransientError("the answer has no version")
-            check_version(found, version, uri=uri)
+            check_version(answered, version, uri=uri)
             first, end = answer.range
             if (first, end) != (start, stop):
                 if first == start and end < stop and answer.meta["size"] == end:
                     raise beyond_end(end, start, stop, uri=uri)
                 raise TransientError(f"another range was answered: [{first}, {end})")
-            # Not `bytes_async`: it takes as much as the answer has, whatever was asked for.
-            length, parts = 0, []
-            async for part in answer.stream(min_chunk_size=stop - start):
-                length += len(part)
+            # Not `bytes_async`, which reads as much as the answer has.
+            length, chunks = 0, []
+            async for chunk in answer.stream(min_chunk_size=stop - start):
+                length += len(chunk)
                 if length > stop - start:
                     raise TransientError(f"more than [{start}, {stop}) was answered")
-                parts.append(part)
-            return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+                chunks.append(chunk)
+            return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
         try:
-            return self._requests.run(lambda _loop: ranged(), hedge=True)
+            return self._requests.run(read, hedge=True)
         except (exceptions.BaseError, FileNotFoundError) as error:
-            raise read_error(type(error).__name__, str(error)) from None
+            failure = read_error(type(error).__name__, str(error))
+            failure.is_doubtful = failure.is_doubtful or self._is_doubtful(failure)
+            raise failure from None
 
-    def _is_others(self, failure: RangeError) -> bool:
-        if failure.code == NO_TOKEN:
-            return True
+    def _is_doubtful(self, failure: RangeError) -> bool:
         if failure.status != 0:
             return failure.status in self._doubted
-        # A certificate that only the other trusts looks like a connection that failed.
-        is_encrypted = self._settings is not None and self._settings.endpoint[:6] == "https:"
-        untrusted = is_encrypted and not self._has_answered
-        return untrusted or any(one in failure.text for one in _FOR_THE_OTHER)
+        # An untrusted certificate looks like a failed connection.
+        is_encrypted = self._settings.endpoint.startswith("https:")
+        is_maybe_untrusted = is_encrypted and not self._has_answered
+        return is_maybe_untrusted or any(text in failure.text for text in _DOUBTFUL)
 
 
 def read_error(class_name: str, text: str) -> RangeError:
-    """Reads the text of an error of obstore 0.12, which is all that it tells.
-
-    Args:
-        class_name: Of the error.
-        text: Its message.
-    """
-    told, _, debug = text.partition(_DEBUG)
-    answer = _ANSWER.search(told)
+    """Parses an error of obstore 0.12, which has its details in the text only."""
+    message, _, debug = text.partition(_DEBUG)
+    answer = _ANSWER.search(message)
     status = _STATUS_OF_CLASS.get(class_name, 0)
     if answer is None:
+        reason = message.partition(": ")[2] or message
         if status == 401:
-            # Nobody answered: what gives the tokens failed, maybe in passing.
-            return RangeError(0, NO_TOKEN, told.partition(": ")[2] or told)
-        if status == 0 and any(one in told for one in _START_BEHIND_END):
+            # The provider of tokens failed, maybe temporarily; no request was sent.
+            return RangeError(0, "", reason, is_doubtful=True, was_sent=False)
+        if status == 0 and any(words in message for words in _START_AFTER_END):
             status = 416
-        _, _, why = debug.partition("HttpError {")
-        causes = ", ".join(a or b for a, b in _CAUSE.findall(why))
-        told = f"no whole answer: {causes}" if causes else told.partition(": ")[2] or told
-        return RangeError(status, "", told)
+        _, _, cause = debug.partition("HttpError {")
+        causes = ", ".join(quoted or word for quoted, word in _CAUSE.findall(cause))
+        return RangeError(status, "", f"no whole answer: {causes}" if causes else reason)
     code = _CODE.search(answer[2])
-    if status == 0:
-        status = int(answer[1])
-    return RangeError(status, "" if code is None else code[1], f"{answer[1]} {answer[2]}".strip())
+    text = f"{answer[1]} {answer[2]}".strip()
+    return RangeError(status or int(answer[1]), "" if code is None else code[1], text)
 
 
 class _Loop:
-    """What `AsyncClient` runs on: the event loop of fsspec."""
+    """Makes `AsyncClient` run on the event loop of fsspec."""
 
     def __init__(self) -> None:
         import fsspec.asyn
@@ -194,19 +219,125 @@ class _Loop:
         self.loop = fsspec.asyn.get_loop()
 
     async def set_session(self) -> None:
-        """Nothing to wait for: each request is whole."""
+        """Does nothing: requests share no session."""
 
 
 class _Use:
-    """Whether obstore was used in this process, or in one that it was forked from."""
+    """Remembers if obstore was used in this process, or before it was forked."""
 
     def __init__(self) -> None:
         self.is_ours = False
-        self.is_of_a_parent = False
+        self.is_of_parent = False
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self.is_of_a_parent = self.is_of_a_parent or self.is_ours
+        self.is_of_parent = self.is_of_parent or self.is_ours
 
 
 _use: Final = _Use()
+_stores: Final = SharedClients[Any]()
+
+
+class ObstoreStore(FsspecStore):
+    """Base class of the Azure and Google stores."""
+
+    # Name of a root there, the library behind fsspec, and the extra that installs it.
+    _root_name: ClassVar[str]
+    _library: ClassVar[str]
+    _extra: ClassVar[str]
+    # See `ObstoreReader`.
+    _by_generation: ClassVar[bool] = False
+    _doubted: ClassVar[frozenset[int]] = frozenset()
+
+    def __init__(
+        self,
+        url: str,
+        storage: Secret[Mapping[str, str]],
+        retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
+    ) -> None:
+        require(self._library, self._extra, f"{url.partition('://')[0]}://")
+        super().__init__(url, storage, retry_policy)
+        self._bucket = self._root.partition("/")[0]
+        self._ranges = ObstoreReader(
+            f"the {self._root_name} {self._bucket}",
+            self._library,
+            self._make_settings,
+            retry_policy,
+            self._tally,
+            by_generation=self._by_generation,
+            doubted=self._doubted,
+        )
+
+    @property
+    def remarks(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant elsewhere
+        """See `ObjectStore.remarks`."""
+        return self._ranges.remarks
+
+    @abstractmethod
+    def _settings_of(self, filesystem: Any, arguments: Mapping[str, Any]) -> ObstoreSettings:  # noqa: ANN401
+        """Returns settings with the same effect as the file system, or raises `FsspecOnlyError`."""
+
+    @abstractmethod
+    def _can_pin(self, version: str) -> bool:
+        """Returns whether obstore can request this version."""
+
+    def _make_settings(self) -> ObstoreSettings:
+        if find_spec("obstore") is None:
+            raise FsspecOnlyError("obstore is not installed")
+        try:
+            filesystem = self._client.filesystem
+        except Exception:  # noqa: BLE001  # the first request reports it
+            raise FsspecOnlyError(f"{self._library} cannot be opened") from None
+        return self._settings_of(filesystem, extra_arguments(self._storage.reveal()))
+
+    def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
+        def read_by_fsspec() -> Data:
+            return super(ObstoreStore, self)._read(key, start, stop, version)
+
+        if version is not None and not self._can_pin(version):
+            return read_by_fsspec()
+        path = self._path(key).partition("/")[2]
+        return self._ranges.read(Range(path, start, stop, version, self.uri(key)), read_by_fsspec)
+
+    def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
+        if not isinstance(error, RangeError):
+            return super()._failure(error, key, listing=listing)
+        return error.status or 503, self._scrub(error.text)
+
+
+def client_options(endpoint: str, policy: RetryPolicy) -> ClientConfig:
+    """Returns the options of obstore's HTTP client for a service."""
+    return {
+        "allow_http": endpoint.startswith("http:"),
+        "connect_timeout": _microseconds(policy.connect_timeout_seconds),
+        "read_timeout": _microseconds(policy.read_timeout_seconds),
+        # Longer than our own deadline.
+        "timeout": _microseconds(policy.request_deadline_seconds + 5),
+        "http1_only": True,
+    }
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{round(seconds * 1e6)}us"
+
+
+def require_supported(
+    unknown: Iterable[str], schemes: Iterable[str], prefix: str, endpoint: str
+) -> None:
+    """Raises `FsspecOnlyError` unless obstore connects to the endpoint as the fsspec library does.
+
+    See `require_known`. `prefix` is that of the environment variables that only obstore reads.
+    """
+    require_known(unknown, schemes)
+    for name in (
+        "ALLOW_INVALID_CERTIFICATES",
+        "PROXY_URL",
+        "PROXY_EXCLUDES",
+        "PROXY_CA_CERTIFICATE",
+    ):
+        if os.environ.get(prefix + name):
+            raise FsspecOnlyError(f"{prefix}{name} is set")
+    if urllib.request.getproxies().keys() & {"http", "https", "all"}:
+        raise FsspecOnlyError("the environment names a proxy")
+    if endpoint.startswith("https:") and os.environ.get("REQUESTS_CA_BUNDLE"):
+        raise FsspecOnlyError("a bundle of certificates is named")

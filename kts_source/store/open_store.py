@@ -1,4 +1,4 @@
-"""Which store a path names."""
+"""Opens the store that a path names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
-from kts_source.store.presigned_path import is_presigned
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
-from kts_source.store.storage_options import STORAGE_OPTIONS
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.storage_options import STORAGE_OPTIONS, is_presigned
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,17 +27,17 @@ _NEARLY_URL: Final = re.compile(
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a path in lower case: `file` for a plain path, `s3` for Hadoop's names too.
+    """Returns the scheme of a path: `file` for a plain path, `s3` also for `s3a` and `s3n`.
 
     Raises:
-        InvalidOptionError: The path is nearly a URL, such as `s3:bucket/x` or `"s3://bucket"`. It
-            must not become a local folder of that name.
+        InvalidOptionError: The path looks like a misspelled URL, such as `s3:bucket/x` or
+            `"s3://bucket"`, which must not become a local folder.
     """
     path = path.strip()
     match = _SCHEME.match(path)
     if match is None:
         if nearly := _NEARLY_URL.match(path):
-            raise _no_url(path, nearly["scheme"])
+            raise _invalid_url(path, nearly["scheme"])
         if "://" in path and not path.startswith(("/", ".", "~")):
             shown = "the path" if "@" in path else repr(path)
             raise InvalidOptionError(
@@ -50,7 +49,7 @@ def scheme_of(path: str) -> str:
     if scheme in _WITH_BUCKET:
         slashes, _, bucket = path[match.end() - 1 :].partition("//")
         if slashes or not bucket:
-            raise _no_url(path, scheme)
+            raise _invalid_url(path, scheme)
         if bucket.startswith("/"):
             raise InvalidOptionError(
                 f"{path} names no bucket; write {scheme}://bucket or {scheme}://bucket/prefix"
@@ -58,7 +57,7 @@ def scheme_of(path: str) -> str:
     return "s3" if scheme in ("s3a", "s3n") else scheme
 
 
-def _no_url(path: str, scheme: str) -> InvalidOptionError:
+def _invalid_url(path: str, scheme: str) -> InvalidOptionError:
     shown = f"{scheme}:…" if "@" in path else path
     if scheme.lower() not in _WITH_BUCKET:
         slashes = "///" if scheme.lower() == "file" else "//"
@@ -73,10 +72,10 @@ def _no_url(path: str, scheme: str) -> InvalidOptionError:
 
 
 def local_file(path: str | Path) -> Path:
-    """The file of this machine that a path or a `file:` URL names.
+    """Returns the local file of a path or a `file:` URL.
 
     Raises:
-        InvalidOptionError: The path is the URL of a store, or nearly one.
+        InvalidOptionError: The path is the URL of a store.
     """
     if isinstance(path, Path):
         return path
@@ -92,11 +91,7 @@ def local_file(path: str | Path) -> Path:
 
 
 def refuse_credentials(path: str) -> None:
-    """Refuses a URL with a user or a password: paths are shown.
-
-    Raises:
-        InvalidOptionError: Its text does not show the path.
-    """
+    """Raises `InvalidOptionError` for a URL with a user or password, because paths are shown."""
     _, is_url, rest = path.partition("://")
     if is_url and "@" in rest.split("/", 1)[0]:
         raise InvalidOptionError(
@@ -107,13 +102,14 @@ def refuse_credentials(path: str) -> None:
 def storage_beside(
     path: str, other: str, storage: Secret[Mapping[str, str]]
 ) -> Secret[Mapping[str, str]]:
-    """The settings of the store at `path`, for another one beside it: arguments of a file system
-    are for its own kind alone.
+    """Returns the storage options of the store at `path` for another store.
+
+    `storageOptions` are dropped if the schemes differ: they are arguments of one file system.
     """
     if scheme_of(path) == scheme_of(other):
         return storage
-    opening = storage.reveal().items()
-    return Secret({given: text for given, text in opening if given != STORAGE_OPTIONS})
+    options = storage.reveal().items()
+    return Secret({name: text for name, text in options if name != STORAGE_OPTIONS})
 
 
 def open_store(
@@ -122,16 +118,16 @@ def open_store(
     *,
     retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> ObjectStore:
-    """The store that a path names. Nothing is asked of it yet.
+    """Opens the store that a path names. Sends no request.
 
     Args:
         path: A local folder (plain or `file:///…`), `s3://bucket[/prefix]`, a list of presigned
             URLs (see `presigned_store`), or any other URL that fsspec knows.
-        storage: What `storage_options.storage_options_from` made of the data source's options.
-        retry_policy: How failures that may pass are retried.
+        storage: Result of `storage_options.storage_options_from`.
+        retry_policy: Retries and timeouts.
 
     Raises:
-        InvalidOptionError: The path is empty, holds credentials, or its scheme is unknown.
+        InvalidOptionError: The path is empty, holds credentials, or has an unknown scheme.
     """
     path = path.strip()
     if not path:

@@ -1,14 +1,14 @@
-"""Objects behind presigned URLs: whoever has the URL can read the object, nobody can list them.
+"""Objects with presigned URLs, which can be read but not listed.
 
-The path names a list of URLs, itself a file, an `http(s)://` URL or one of these with `presigned+`
-before it:
+The path names a list of URLs: a file or an `http(s)://` URL, with or without `presigned+` in front.
+The list is one of
 
-    text    one URL per line; `#` begins a comment
-    JSON    a list of URLs, or an object of key to URL
+    text    one URL per line; `#` starts a comment
+    JSON    a list of URLs, or an object that maps keys to URLs
 
-The key of a URL is its path without the leading slash, percent escapes resolved, unless the list
-gives one. Query strings are secret: no error, log line or URI holds one. A presigned URL allows GET
-alone, so an object is looked up by reading its first byte; the version is its ETag.
+The key of a URL is its path without the leading slash and with percent escapes resolved, unless the
+list gives a key. Query strings are secret: no error, log line or URI holds one. A presigned URL
+allows GET only, so a look-up reads the first byte of an object. The version is the ETag.
 """
 
 from __future__ import annotations
@@ -25,17 +25,22 @@ from urllib.parse import unquote, urlsplit
 from kts_source.errors import ObjectNotFoundError, ObjectTooLargeError, StoreError
 from kts_source.secret import Secret, scrub
 from kts_source.store.client_store import ClientStore
-from kts_source.store.http_answer import (
+from kts_source.store.http_exchange import (
     AS_STORED,
-    joined_header,
+    join_header,
     object_size,
-    ranged_body,
+    read_range,
     require_length,
 )
 from kts_source.store.local_store import local_root
 from kts_source.store.object_store import ObjectInfo, check_version, is_behind, key_order
-from kts_source.store.presigned_path import PATH_SECRET, hide_query, shown, without_prefix
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.storage_options import (
+    PATH_SECRET,
+    hide_query,
+    without_presigned,
+    without_query,
+)
 from kts_source.texts import some
 
 if TYPE_CHECKING:
@@ -52,9 +57,10 @@ _LOOK_UPS: Final = 16
 
 
 class PresignedStore(ClientStore):
-    """The objects of a list of URLs.
+    """Objects of a list of URLs.
 
-    The path of the list has its query string, or the storage options carry it: see `hide_query`.
+    The query string of the list's own URL is in the path or in the storage options, see
+    `hide_query`.
     """
 
     pinning = "conditional reads (If-Match), and the ETag of every answer"
@@ -66,12 +72,12 @@ class PresignedStore(ClientStore):
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
     ) -> None:
         super().__init__(*hide_query(path, storage), retry_policy)
-        self._shown = shown(path)
+        self._shown = without_query(path)
         self._lock = threading.Lock()
         self._urls: Mapping[str, str] | None = None
 
     def uri(self, key: str) -> str:
-        """The list, and the key in it."""
+        """See `ObjectStore.uri`. Names the list and the key in it."""
         return f"{self._shown}#/{key}"
 
     def close(self) -> None:
@@ -85,26 +91,26 @@ class PresignedStore(ClientStore):
         return sorted(
             {
                 prefix + key[cut:].split("/", 1)[0] + "/"
-                for key in self._listed(fresh=True)
+                for key in self._load(fresh=True)
                 if key.startswith(prefix) and "/" in key[cut:]
             }
         )
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. One request for each object: lists give no sizes."""
+        """See `ObjectStore.list_objects`. Sends one request per object to get its size."""
         self._check_key(prefix)
-        wanted = (
-            k for k in self._listed(fresh=True) if k.startswith(prefix) and is_behind(k, after)
-        )
+        wanted = (k for k in self._load(fresh=True) if k.startswith(prefix) and is_behind(k, after))
         keys = sorted(wanted, key=key_order)
         with ThreadPoolExecutor(_LOOK_UPS, thread_name_prefix="kts-list") as pool:
-            found = list(pool.map(self._if_there, keys))
-        gone = [key for key, info in zip(keys, found, strict=True) if info is None]
-        if gone:
-            log.warning("%d URLs in %s have no object: %s", len(gone), self._shown, some(gone))
-        yield from (info for info in found if info is not None)
+            infos = list(pool.map(self._head_or_none, keys))
+        missing = [key for key, info in zip(keys, infos, strict=True) if info is None]
+        if missing:
+            log.warning(
+                "%d URLs in %s have no object: %s", len(missing), self._shown, some(missing)
+            )
+        yield from (info for info in infos if info is not None)
 
-    def _if_there(self, key: str) -> ObjectInfo | None:
+    def _head_or_none(self, key: str) -> ObjectInfo | None:
         try:
             return self.head(key)
         except ObjectNotFoundError:
@@ -114,18 +120,18 @@ class PresignedStore(ClientStore):
 
     @property
     def _secret_path(self) -> str:
-        return without_prefix(self._storage.reveal().get(PATH_SECRET, self._url))
+        return without_presigned(self._storage.reveal().get(PATH_SECRET, self._url))
 
-    def _listed(self, *, fresh: bool = False) -> Mapping[str, str]:
+    def _load(self, *, fresh: bool = False) -> Mapping[str, str]:
         with self._lock:
             if self._urls is None or fresh:
-                self._urls = self._parsed(self._request(self._list, "", listing=True))
+                self._urls = self._parse(self._request(self._read_list, "", listing=True))
             return self._urls
 
-    def _list(self) -> bytes:
+    def _read_list(self) -> bytes:
         path = self._secret_path
         if path.lower().startswith(("http:", "https:")):
-            return self._get(path, {}, self._list_in)
+            return self._get(path, {}, self._read_body)
         try:
             return Path(local_root(path)).read_bytes()
         except OSError as error:
@@ -133,14 +139,14 @@ class PresignedStore(ClientStore):
                 f"the list is not readable: {error.strerror}", uri=self._shown
             ) from None
 
-    async def _list_in(self, answer: ClientResponse) -> bytes:
+    async def _read_body(self, answer: ClientResponse) -> bytes:
         _require_success(answer)
         size = require_length(answer.content_length)
         if size > MAX_LIST_BYTES:
             raise ObjectTooLargeError(f"the list has {size} bytes", uri=self._shown)
         return await answer.read()
 
-    def _parsed(self, data: bytes) -> Mapping[str, str]:
+    def _parse(self, data: bytes) -> Mapping[str, str]:
         try:
             return self._urls_by_key(data.decode())
         except (ValueError, RecursionError):
@@ -155,9 +161,9 @@ class PresignedStore(ClientStore):
         if isinstance(document, dict):
             urls = document
         else:
-            found = [url for line in document if (url := str(line).strip()) and url[0] != "#"]
-            urls = {_key(url): url for url in found}
-            if len({(_key(url), urlsplit(url).netloc) for url in found}) > len(urls):
+            listed = [url for line in document if (url := str(line).strip()) and url[0] != "#"]
+            urls = {_key(url): url for url in listed}
+            if len({(_key(url), urlsplit(url).netloc) for url in listed}) > len(urls):
                 raise StoreError(
                     "the list has URLs of one path on several hosts: write it as a JSON object"
                     " that gives each its key",
@@ -169,7 +175,7 @@ class PresignedStore(ClientStore):
         return urls
 
     def _url_of(self, key: str) -> str:
-        url = self._listed().get(key)
+        url = self._load().get(key)
         if url is None:
             raise ObjectNotFoundError("no such object in the list of URLs", uri=self.uri(key))
         return url
@@ -212,9 +218,9 @@ class PresignedStore(ClientStore):
                 _require_success(answer)
                 size = length = require_length(answer.content_length)
                 if answer.status == 206:
-                    size = object_size(joined_header(answer.headers.getall("Content-Range", ())))
+                    size = object_size(join_header(answer.headers.getall("Content-Range", ())))
                 if length <= 1:
-                    await answer.read()  # so that the connection serves again
+                    await answer.read()  # so that the connection can be reused
             date = answer.headers.get("Last-Modified")
             modified = parsedate_to_datetime(date).timestamp() * 1000 if date else None
             return ObjectInfo(
@@ -235,7 +241,7 @@ class PresignedStore(ClientStore):
         async def read(answer: ClientResponse) -> bytes:
             _require_success(answer)
             check_version(answer.headers.get("ETag"), version, uri=uri)
-            return await ranged_body(answer, start, stop, uri=uri)
+            return await read_range(answer, start, stop, uri=uri)
 
         return self._get(self._url_of(key), headers, read, hedge=True)
 
@@ -249,7 +255,7 @@ class PresignedStore(ClientStore):
 
 
 class _RefusedError(Exception):
-    """An answer without success; its argument is the status."""
+    """An HTTP error; the argument is the status."""
 
 
 def _require_success(answer: ClientResponse) -> None:

@@ -1,290 +1,226 @@
-"""Ranges of a bucket's objects, read by less than the cloud's library behind fsspec takes.
+"""Reads byte ranges with less CPU than s3fs, adlfs or gcsfs.
 
-Only ranges: listings and look-ups stay with that library. So do the ranges where it alone does what
-the options ask for, or where it turns out to do better. Who reads instead, `obstore` or a client of
-our own, is a subclass.
+Each store decides once per process, at its first use, whether its options allow that. Listings and
+look-ups always go through the fsspec library. The subclasses read from S3 with a client of our own
+and from other clouds with obstore.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from kts_source.errors import StoreError
-from kts_source.store.deadline import within_deadline
-from kts_source.store.range_settings import LeftToFsspecError
+from kts_source.store.client_store import reset_after_fork
+from kts_source.store.request_policy import RetryPolicy, within_deadline
+from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from kts_source.secret import Secret
-    from kts_source.store.counters import Tally
-    from kts_source.store.object_store import Data
-    from kts_source.store.range_settings import RangeSettings
-    from kts_source.store.retry import RetryPolicy
+    from kts_source.store.object_store import Data, Tally
 
-T = TypeVar("T")
+C = TypeVar("C")
 
 log = logging.getLogger(__name__)
 
 EXPIRED_CODES: Final = frozenset(
     {"ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired"}
 )
-"""S3's words for credentials that hold no longer; their status is 400 or 403."""
-NO_TOKEN: Final = "NoToken"
-"""Our word where nothing was asked for want of a token."""
-_REFUSED: Final = 401
-_KEPT_CLIENTS: Final = 4
+"""S3's error codes for credentials that are no longer valid; their status is 400 or 403."""
+_MAX_CLIENTS: Final = 4
+
+
+class FsspecOnlyError(Exception):
+    """Only the fsspec library supports the options. The text says why, without their values."""
+
+
+class Range(NamedTuple):
+    """Bytes [start, stop) of an object of a version; None accepts any version."""
+
+    key: str
+    start: int
+    stop: int
+    version: str | None
+    uri: str
 
 
 @dataclass(eq=False)  # not frozen: raising sets its traceback
 class RangeError(Exception):
-    """An attempt that failed.
+    """A failed attempt.
 
     Attributes:
-        status: Of HTTP; 0 where there was no whole answer.
-        code: The service's word for it, `NO_TOKEN`, or empty.
-        text: For people. It may hold credentials.
+        status: HTTP status; 0 if there was no complete answer.
+        code: The service's error code, or empty.
+        text: Description, which may hold credentials.
+        is_doubtful: True if the fsspec library may succeed, or report a better error.
+        was_sent: False if the attempt failed before its request.
     """
 
     status: int
     code: str
     text: str
+    is_doubtful: bool = False
+    was_sent: bool = True
 
 
 class RangeReader(ABC):
-    """Reads ranges of a bucket's objects in this process; made anew after a fork.
+    """Reads ranges of a bucket's objects.
 
     Args:
-        place: The bucket or container, for people.
-        other: The library that reads where this one cannot.
-        settings: Makes the settings; asks nothing of the store. Raises `LeftToFsspecError`.
+        bucket: The bucket or container, for messages.
+        library: The fsspec library that reads instead if the options need it.
         policy: Deadlines.
-        tally: Where second requests are counted.
+        tally: Counts requests.
     """
 
-    # For people.
+    # Name of this reader, for messages.
     _name: ClassVar[str]
 
-    def __init__(
-        self,
-        place: str,
-        other: str,
-        settings: Callable[[], RangeSettings],
-        policy: RetryPolicy,
-        tally: Tally,
-    ) -> None:
-        self._place = place
-        self._other = other
-        self._make_settings = settings
+    def __init__(self, bucket: str, library: str, policy: RetryPolicy, tally: Tally) -> None:
+        self._bucket = bucket
+        self._library = library
         self._policy = policy
         self._tally = tally
-        self._begin()
+        self.reset()
+        reset_after_fork(self)
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._renewing = threading.Lock()
-        self._settings: RangeSettings | None = None
-        self._opened: tuple[Secret[Any], Any] | None = None
-        self._has_answered = False
+    def reset(self) -> None:
+        """Forgets the decision and the clients of a parent process."""
+        self._deciding, self._lock, self._renewing = (threading.Lock() for _ in range(3))
         self._reason: str | None = None
-        self._process = os.getpid()  # last: another thread goes on once it is told
+        self._has_answered = False
 
     @property
-    def why_not(self) -> str:
-        """Why the other library reads instead, or empty. It asks nothing of the store."""
-        if self._process != os.getpid():
-            with _process.lock:
-                if self._process != os.getpid():
-                    self._begin()  # a thread that is not here may hold the locks
+    def reason(self) -> str:
+        """Why the fsspec library reads instead, or empty. Sends no request."""
         if self._reason is None:
-            with _process.lock:  # threads that come first at once make them once
+            with self._deciding:
                 if self._reason is None:
                     try:
-                        self._settings = self._make_settings()
+                        self._prepare()
                         self._reason = ""
-                    except LeftToFsspecError as error:
-                        self.leave(str(error))
+                    except FsspecOnlyError as error:
+                        self._leave(str(error))
         return self._reason or ""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """For `ObjectStore.remarks`: who reads and why, where it is the other library."""
-        why_not = self.why_not
-        return (f"{self._other} reads {self._place}: {why_not}",) if why_not else ()
+        """See `ObjectStore.remarks`."""
+        reason = self.reason
+        return (f"{self._library} reads {self._bucket}: {reason}",) if reason else ()
 
     def can_read(self, _key: str) -> bool:
-        """Whether this one asks for this very key."""
-        return not self.why_not
+        """Returns whether this reader can request this key."""
+        return not self.reason
 
-    def leave(self, reason: str) -> None:
-        """No more reads by this one."""
-        self._reason = reason
-        log.info("%s reads %s: %s", self._other, self._place, reason)
+    def read(self, wanted: Range, fallback: Callable[[], Data]) -> Data:
+        """Makes one attempt to read a range. Checks version, range and length of the answer.
 
-    def read_or(
-        self,
-        otherwise: Callable[[], Data],
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> Data:
-        """As `read`, but `otherwise` reads where this cannot; for good, if it then succeeds."""
-        if not self.can_read(key):
-            return otherwise()
+        `fallback` reads with the fsspec library. It is called if this reader cannot read the key,
+        and after a doubtful `RangeError`. If it succeeds then, the library reads everything from
+        then on.
+        """
+        if not self.can_read(wanted.key):
+            return fallback()
         try:
-            return self.read(key, start, stop, version, uri=uri)
-        except LeftToFsspecError as error:
-            self._tally.add(requests=error.was_asked)
-            reason = str(error)
-        data = otherwise()
-        self.leave(reason)
+            data = self._read_renewing(wanted)
+        except RangeError as error:
+            if not error.is_doubtful:
+                raise
+            self._tally.add(requests=error.was_sent)
+        else:
+            self._has_answered = True
+            return data
+        data = fallback()
+        self._leave(f"a request by {self._name} failed where that by {self._library} did not")
         return data
 
-    def read(self, key: str, start: int, stop: int, version: str | None, *, uri: str) -> Data:
-        """One attempt to read [start, stop) of an object of that version; None takes any.
-
-        Raises:
-            TransientError: Another answer than asked for.
-            TruncatedObjectError: The object ends before `stop`.
-            ObjectChangedError: It is of another version.
-            LeftToFsspecError: The other library may do better, or else names better what is wrong.
-            RangeError: Anything else.
-        """
+    def _read_renewing(self, wanted: Range) -> Data:
+        """Makes one attempt, and a second one with new credentials if the first were refused."""
         client = self._client()
         try:
-            try:
-                data = self._attempt(client, key, start, stop, version, uri=uri)
-            except RangeError as refusal:
-                expired = refusal.status == _REFUSED or refusal.code in EXPIRED_CODES
-                if not expired or not self._in_time(lambda: self._renewed(client)):
-                    raise
-                self._tally.add(requests=1)
-                data = self._attempt(self._client(), key, start, stop, version, uri=uri)
-        except RangeError as failure:
-            if self._is_others(failure):
-                reason = f"a request by {self._name} failed where that by {self._other} did not"
-                raise LeftToFsspecError(reason, was_asked=failure.code != NO_TOKEN) from None
-            raise
-        self._has_answered = True
-        return data
+            return self._attempt(client, wanted)
+        except RangeError as error:
+            is_expired = error.status == 401 or error.code in EXPIRED_CODES
+            if not is_expired or not self._within_deadline(lambda: self._renew(client)):
+                raise
+        self._tally.add(requests=1)
+        return self._attempt(self._client(), wanted)
 
-    def close(self) -> None:
-        """Leaves the connections to who reads the same bucket next."""
-        # Without the lock: who gives the credentials may let its holder wait.
-        if self._process == os.getpid():
-            self._opened = None
+    def _leave(self, reason: str) -> None:
+        self._reason = reason
+        log.info("%s reads %s: %s", self._library, self._bucket, reason)
 
-    # -- what a subclass does
-
-    @abstractmethod
-    def _attempt(
-        self,
-        client: Any,  # noqa: ANN401  # what its settings open
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> Data:
-        """Asks once, and checks the answer. See `read` for what it raises."""
-
-    @abstractmethod
-    def _is_others(self, failure: RangeError) -> bool:
-        """Whether the other library may do better, or else names better what is wrong."""
-
-    # -- clients
-
-    def _renewed(self, refused: Any) -> bool:  # noqa: ANN401
-        """Whether there are new credentials since a client was opened whose were refused. Of
-        several threads, one renews them.
-        """
-        settings = self._settings
-        with self._renewing:
-            opened = self._opened
-            if settings is None or opened is None or opened[1] is not refused:
-                return settings is not None
-            if not settings.renew():
-                return False
-            _process.forget(refused)
-            self._opened = None
-            return True
-
-    def _in_time(self, call: Callable[[], T]) -> T:
-        """As `within_deadline`, with that of a request."""
+    def _within_deadline(self, call: Callable[[], C]) -> C:
         return within_deadline(self._policy.request_deadline_seconds, call)
 
-    def _client(self) -> Any:  # noqa: ANN401
-        """The client for the credentials of now."""
-        settings = self._settings
-        if settings is None:
-            raise StoreError(f"{self._name} cannot read {self._place}", uri="")
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Makes the settings. Raises `FsspecOnlyError` if only the library supports the options."""
 
-        def client() -> Any:  # noqa: ANN401
-            with self._lock:
-                credentials, opened = settings.credentials(), self._opened
-                if opened is None or opened[0] != credentials:
-                    opened = credentials, _process.opened(settings, credentials, self._open)
-                    self._opened = opened
-                return opened[1]
+    @abstractmethod
+    def _client(self) -> Any:  # noqa: ANN401  # as `_attempt` of the subclass takes it
+        """Returns the current credentials, or a client that has them."""
 
-        return self._in_time(client) if settings.may_wait else client()
+    @abstractmethod
+    def _attempt(self, client: Any, wanted: Range) -> Data:  # noqa: ANN401
+        """Sends one request and checks the answer."""
 
-    def _open(self, settings: RangeSettings, credentials: Secret[Any]) -> Any:  # noqa: ANN401
-        """A new one. Raises `LeftToFsspecError`."""
-        try:
-            return settings.open(credentials)
-        except (OSError, ValueError):
-            raise LeftToFsspecError(f"{self._name} does not open it") from None
+    @abstractmethod
+    def _renew(self, refused: Any) -> bool:  # noqa: ANN401
+        """Returns whether there are newer credentials than the refused ones.
+
+        One of several threads renews them, and may wait for the service that issues them.
+        """
 
 
-class _Process:
-    """What all readers of a process share.
+class SharedClients(Generic[C]):
+    """Keeps the last clients of this process by their settings.
 
-    Attributes:
-        lock: Held while settings are made.
+    A worker opens a store for each task. A new client would read certificates for 5 ms and connect.
     """
 
     def __init__(self) -> None:
-        self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        self.reset()
+        reset_after_fork(self)
 
-    def _begin(self) -> None:
-        # After a fork, a thread that is not here may hold them, and the connections are its own.
-        self.lock, self._opening = threading.Lock(), threading.Lock()
-        self._clients: list[tuple[RangeSettings, Secret[Any], Any]] = []
+    def reset(self) -> None:
+        """Forgets the clients of a parent process."""
+        self._lock = threading.Lock()
+        self._clients: list[tuple[Any, C]] = []
 
-    def opened(
-        self,
-        settings: RangeSettings,
-        credentials: Secret[Any],
-        open_: Callable[[RangeSettings, Secret[Any]], Any],
-    ) -> Any:  # noqa: ANN401
-        """A client, one of before if it was opened alike: a worker reads task after task, and a new
-        one takes 5 ms to read certificates, and connects anew. Else what `open_` gives, or raises.
-        """
-        with self._opening:
-            for number, (others, theirs, client) in enumerate(self._clients):
-                if others == settings and theirs == credentials:
+    def get(self, settings: Any, open_client: Callable[[], C]) -> C:  # noqa: ANN401
+        """Returns the client with these settings, or opens one."""
+        with self._lock:
+            for number, (other, client) in enumerate(self._clients):
+                if other == settings:
                     self._clients.append(self._clients.pop(number))
                     return client
-            client = open_(settings, credentials)
-            self._clients.append((settings, credentials, client))
-            del self._clients[:-_KEPT_CLIENTS]
+            client = open_client()
+            self._clients.append((settings, client))
+            del self._clients[:-_MAX_CLIENTS]
             return client
 
-    def forget(self, client: Any) -> None:  # noqa: ANN401
-        """Nobody gets it again: its credentials were refused."""
-        with self._opening:
-            self._clients = [kept for kept in self._clients if kept[2] is not client]
+    def forget(self, client: C) -> None:
+        """Removes a client after its credentials were refused."""
+        with self._lock:
+            self._clients = [entry for entry in self._clients if entry[1] is not client]
 
 
-_process: Final = _Process()
+def require_known(unknown: Iterable[str], schemes: Iterable[str]) -> None:
+    """Raises `FsspecOnlyError` if there are unknown arguments, or tuning is off.
+
+    The fsspec configuration may hold more arguments for these URL schemes.
+    """
+    import fsspec.config
+
+    if not is_on():
+        raise FsspecOnlyError("KTS_TUNING=off")
+    if names := sorted(unknown):
+        raise FsspecOnlyError(f"storageOptions name {', '.join(names)}")
+    for scheme in schemes:
+        if fsspec.config.conf.get(scheme):
+            raise FsspecOnlyError(f"the fsspec configuration has settings for {scheme}://")

@@ -1,123 +1,368 @@
-"""Ranges of S3's objects: signed by botocore, asked for by `HttpClient`, read into memory that was
-used before.
+"""Reads byte ranges of S3: signed by botocore, requested by `HttpClient`, read into reused memory.
 
-An answer is believed when it says the version and the very range that were asked for, before a byte
-of it is read.
+The arguments of s3fs, the environment and the AWS configuration files decide how a bucket is
+reached, as they do for s3fs. An answer counts only if it states the requested version and exactly
+the requested range, which is checked before its body is read.
 """
 
 from __future__ import annotations
 
 import html
 import http.client
+import logging
+import os
 import re
-import ssl
 import urllib.parse
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from kts_source.secret import Secret, scrub
-from kts_source.store.hedge import hedged_call
-from kts_source.store.http_answer import joined_header, require_range
-from kts_source.store.http_client import HttpClient
+from kts_source.secret import MASK, Secret, scrub
+from kts_source.store.http_client import HttpClient, HttpSettings
+from kts_source.store.http_exchange import join_header, require_range
 from kts_source.store.object_store import check_version
-from kts_source.store.range_reader import RangeError, RangeReader
-from kts_source.store.range_settings import LeftToFsspecError
-from kts_source.store.retry import TransientError
+from kts_source.store.range_reader import (
+    FsspecOnlyError,
+    Range,
+    RangeError,
+    RangeReader,
+    SharedClients,
+    require_known,
+)
+from kts_source.store.request_policy import TransientError, hedged
 from segment_format.reused_memory import writable_bytes
 
 if TYPE_CHECKING:
-    from kts_source.store.s3_range_settings import Keys, S3RangeSettings
+    from collections.abc import Mapping
+
+    from kts_source.store.object_store import Tally
+    from kts_source.store.request_policy import RetryPolicy
+
+Keys: TypeAlias = tuple[str, str, str | None]
+
+# Arguments and configuration of s3fs that this reader supports.
+_ARGUMENTS: Final = {
+    *("anon", "key", "secret", "token", "profile", "endpoint_url", "requester_pays"),
+    *("config_kwargs", "client_kwargs", "use_listings_cache"),
+}
+_CONFIG: Final = {
+    *("connect_timeout", "read_timeout", "proxies", "s3", "retries"),
+    *("max_pool_connections", "response_checksum_validation", "request_checksum_calculation"),
+}
+_UNSUPPORTED_IN_PROFILES: Final = ("endpoint_url", "services", "s3")
+_UNSUPPORTED_IN_ENVIRONMENT: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Suffixes of access points and the like, which have endpoints or signatures of their own.
+_RESERVED: Final = ("--x-s3", "--op-s3", "--ol-s3", "--table-s3", "-s3alias", ".mrap")
+# botocore encodes other characters of a path, and refuses a query or a fragment.
+_ENDPOINT: Final = re.compile(r"[A-Za-z]+://[A-Za-z0-9._:\[\]-]+(/[A-Za-z0-9._~/-]*)?")
+# botocore signs for other regions than these names say.
+_SIGNED_REGION: Final = re.compile(r"(?!.*-global$)[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
+_AWS_REGION: Final = re.compile(r"(?!cn-|us-iso|eu-isoe|eusc-)[a-z]{2}(-[a-z]+)+-[0-9]")
 
 _MAX_ERROR_BYTES: Final = 64 << 10
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
-# The rest may repeat the request with its token: as it was signed, in hexadecimal, or by itself.
+# The rest of an error may repeat the request with its token, plain, as signed or in hexadecimal.
 _MESSAGE: Final = re.compile(r"<Message>([^<]*)</Message>")
-# Another region, or another host: s3fs looks for it.
-_ELSEWHERE: Final = frozenset({301, 302, 303, 307, 308})
+# Another region or host, which s3fs looks up.
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WRONG_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "IllegalLocationConstraint"})
+
+_http_clients: Final = SharedClients[HttpClient]()
+
+
+# -- credentials
+
+
+class AwsChain:
+    """Credentials of the AWS chain. botocore renews them before they expire.
+
+    Some sources renew credentials without an expiry time, such as a tool that writes the shared
+    credentials file. So the chain is read again after a refusal.
+    """
+
+    def __init__(self, profile: str | None, session: Any) -> None:  # noqa: ANN401  # botocore ships no types
+        self._profile = profile
+        self._session = session
+        self._credentials: Any = None
+
+    @property
+    def may_wait(self) -> bool:
+        """True if `keys` may wait for a server or a program that issues credentials."""
+        return self._credentials is None or getattr(self._credentials, "refresh_needed", bool)()
+
+    def keys(self) -> Secret[Keys] | None:
+        """Returns the current keys, or `None`. Not thread-safe."""
+        self._credentials = self._session.get_credentials()
+        return _freeze(self._credentials)
+
+    def renew(self, refused: Secret[Keys | None]) -> bool:
+        """Reads the chain again. Returns whether it has other keys than the refused ones."""
+        try:
+            session = open_session(self._profile, with_credentials=True)
+            keys = _freeze(session.get_credentials())
+        except Exception:  # noqa: BLE001  # the refusal is the better error
+            return False
+        if keys is None or keys == refused:
+            return False
+        self._session = session
+        return True
+
+
+def _freeze(credentials: Any) -> Secret[Keys] | None:  # noqa: ANN401  # botocore's
+    if credentials is None:
+        return None
+    frozen = credentials.get_frozen_credentials()
+    return Secret((frozen.access_key, frozen.secret_key, frozen.token))
+
+
+def open_session(profile: str | None, *, with_credentials: bool) -> Any:  # noqa: ANN401  # botocore ships no types
+    """Opens a botocore session. Sends no request.
+
+    Only credentials may need a client, whose handlers take 5 ms to register.
+
+    Raises:
+        FsspecOnlyError: The AWS configuration has settings that only s3fs supports.
+    """
+    import botocore.exceptions
+    import botocore.session
+
+    hide_tokens()
+    session = botocore.session.Session(profile=profile, include_builtin_handlers=with_credentials)
+    try:
+        config = session.get_scoped_config()
+    except botocore.exceptions.BotoCoreError:
+        raise FsspecOnlyError("the AWS profile cannot be read") from None
+    for name in _UNSUPPORTED_IN_PROFILES:
+        if config.get(name):
+            raise FsspecOnlyError(f"the AWS configuration has {name}")
+    for name in ("use_fips_endpoint", "use_dualstack_endpoint"):
+        if session.get_config_variable(name):
+            raise FsspecOnlyError(f"the AWS configuration has {name}")
+    return session
+
+
+# Loggers of canonical requests, headers, arguments, and answers of the token service.
+_LOGGERS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers")
+_TOKEN: Final = re.compile(
+    r"((?:x-amz-security-token|WebIdentityToken|SessionToken|SecretAccessKey)"
+    r"(?:['\"]?\s*[:=]\s*(?:b?['\"])?|>))[^'\"\s,&<}]+",
+    re.IGNORECASE,
+)
+
+
+class _HidesTokens(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Masks session tokens; drops no record."""
+        text = record.getMessage()
+        hidden = _TOKEN.sub(rf"\g<1>{MASK}", text)
+        if hidden != text:
+            record.msg, record.args = hidden, ()
+        return True
+
+
+_hides_tokens: Final = _HidesTokens()
+
+
+def hide_tokens() -> None:
+    """Masks session tokens in botocore's DEBUG messages. Idempotent."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_hides_tokens)
+
+
+# -- settings
+
+
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """Address of a bucket and credentials for it.
+
+    Attributes:
+        http: The server. With virtual addressing its host name starts with the bucket.
+        path: Path before the key, percent-encoded, without the last slash.
+        region: Region in the signature.
+        requester_pays: True adds the header that lets the requester pay.
+        keys: Keys from the options; a secret `None` for the AWS chain or unsigned requests.
+        chain: The AWS chain, if it gives the credentials.
+    """
+
+    http: HttpSettings
+    path: str
+    region: str
+    requester_pays: bool
+    keys: Secret[Keys | None]
+    chain: AwsChain | None
+
+
+def s3_settings(bucket: str, arguments: Mapping[str, Any]) -> S3Settings:
+    """Returns settings with the same effect as arguments of s3fs, see `s3_arguments`.
+
+    Sends no request.
+
+    Raises:
+        FsspecOnlyError: Only s3fs supports the arguments.
+    """
+    _require_supported(bucket, arguments)
+    config = arguments["config_kwargs"]
+    # s3fs ignores keys if nothing is signed.
+    has_keys = not arguments["anon"] and arguments.get("key") is not None
+    has_chain = not has_keys and not arguments["anon"]
+    session = open_session(arguments.get("profile"), with_credentials=has_chain)
+    region = arguments["client_kwargs"].get("region_name", session.get_config_variable("region"))
+    if region is not None and not _SIGNED_REGION.fullmatch(str(region)):
+        raise FsspecOnlyError("the region is not an ordinary one")
+    is_virtual = (config.get("s3") or {}).get("addressing_style") == "virtual"
+    endpoint = _endpoint(bucket, arguments.get("endpoint_url"), region, is_virtual=is_virtual)
+    parts = urllib.parse.urlsplit(endpoint)
+    is_plain = _ENDPOINT.fullmatch(endpoint) is not None and parts.hostname
+    if parts.scheme not in ("http", "https") or not is_plain:
+        raise FsspecOnlyError("the endpoint is not of the kind https://host:port")
+    keys = (arguments["key"], arguments["secret"], arguments.get("token")) if has_keys else None
+    http_settings = HttpSettings(
+        f"{parts.scheme}://{parts.netloc}",
+        config["connect_timeout"],
+        config["read_timeout"],
+        Secret(_proxy(endpoint, config, parts.scheme)),
+        _ca_file(session) if parts.scheme == "https" else None,
+    )
+    return S3Settings(
+        http_settings,
+        parts.path if is_virtual else f"{parts.path}/{bucket}",
+        region or "us-east-1",
+        bool(arguments.get("requester_pays")),
+        Secret(keys),
+        AwsChain(arguments.get("profile"), session) if has_chain else None,
+    )
+
+
+def _endpoint(bucket: str, endpoint: str | None, region: str | None, *, is_virtual: bool) -> str:
+    if endpoint is not None:
+        if is_virtual:
+            raise FsspecOnlyError("virtual addresses of an endpoint of one's own")
+        return endpoint.rstrip("/")
+    if region is None or not _AWS_REGION.fullmatch(region):
+        raise FsspecOnlyError("the region is not given, or has endpoints of its own")
+    host = f"s3.{region}.amazonaws.com"
+    return f"https://{bucket}.{host}" if is_virtual else f"https://{host}"
+
+
+def _proxy(endpoint: str, config: Mapping[str, Any], scheme: str) -> str | None:
+    """Returns the proxy of the options, else that of the environment, obeying `NO_PROXY`."""
+    from botocore.utils import get_environ_proxies
+
+    proxies = config["proxies"] if "proxies" in config else get_environ_proxies(endpoint)
+    proxy = (proxies or {}).get(scheme)
+    if proxy is None and "proxies" not in config and proxies.get("all"):
+        raise FsspecOnlyError("the environment names a proxy for all schemes")
+    return proxy
+
+
+def _ca_file(session: Any) -> str:  # noqa: ANN401  # botocore's
+    """Returns the certificates that s3fs trusts."""
+    from botocore.httpsession import get_cert_path
+
+    bundle = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    return str(get_cert_path(bundle or True))
+
+
+def _require_supported(bucket: str, arguments: Mapping[str, Any]) -> None:
+    if not _BUCKET.fullmatch(bucket) or bucket.endswith(_RESERVED):
+        raise FsspecOnlyError("the bucket's name is not an ordinary one")
+    config = arguments["config_kwargs"]
+    unknown = {
+        *(arguments.keys() - _ARGUMENTS),
+        *(config.keys() - _CONFIG),
+        *(arguments["client_kwargs"].keys() - {"region_name"}),
+        *((config.get("s3") or {}).keys() - {"addressing_style"}),
+        *((config.get("proxies") or {}).keys() - {"http", "https"}),
+    }
+    require_known(unknown, ("s3", "s3a"))
+    for name in ("connect_timeout", "read_timeout"):
+        if not isinstance(config[name], int | float):
+            raise FsspecOnlyError(f"{name} is not a number")
+    if (config.get("s3") or {}).get("addressing_style") not in (None, "auto", "path", "virtual"):
+        raise FsspecOnlyError("the addressing style is not an ordinary one")
+    if arguments.get("key") is not None and arguments.get("secret") is None:
+        raise FsspecOnlyError("an access key without its secret")
+    for name in _UNSUPPORTED_IN_ENVIRONMENT:
+        if os.environ.get(name):
+            raise FsspecOnlyError(f"{name} is set")
+
+
+# -- reading
 
 
 class S3Reader(RangeReader):
-    """See `RangeReader`."""
+    """Reads ranges of S3 with `HttpClient`."""
 
     _name = "tiered-kafka's own client"
 
-    def _attempt(
-        self,
-        client: S3Ranges,
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-    ) -> memoryview:
-        def once() -> memoryview:
-            seconds = self._policy.request_deadline_seconds
-            return client.get(key, start, stop, version, uri=uri, seconds=seconds)
+    def __init__(
+        self, bucket: str, arguments: Secret[Mapping[str, Any]], policy: RetryPolicy, tally: Tally
+    ) -> None:
+        self._bucket_name = bucket
+        self._arguments = arguments
+        super().__init__(f"the bucket {bucket}", "s3fs", policy, tally)
+
+    def _prepare(self) -> None:
+        self._settings = settings = s3_settings(self._bucket_name, self._arguments.reveal())
+        try:
+            self._http = _http_clients.get(settings.http, lambda: HttpClient(settings.http))
+        except (OSError, ValueError):
+            raise FsspecOnlyError(f"{self._name} does not open it") from None
+
+    def _client(self) -> Secret[Keys | None]:
+        """Returns the current keys; a secret `None` for unsigned requests."""
+        chain = self._settings.chain
+        if chain is None:
+            return self._settings.keys
+
+        def current() -> Secret[Keys] | None:
+            with self._lock:
+                return chain.keys()
+
+        keys = self._within_deadline(current) if chain.may_wait else current()
+        if keys is None:
+            raise RangeError(0, "", "no credentials", is_doubtful=True, was_sent=False)
+        return Secret(keys.reveal())
+
+    def _renew(self, refused: Secret[Keys | None]) -> bool:
+        chain = self._settings.chain
+        if chain is None:
+            return False
+        with self._renewing:
+            with self._lock:
+                keys = chain.keys()
+            return keys != refused or chain.renew(refused)
+
+    def _attempt(self, client: Secret[Keys | None], wanted: Range) -> memoryview:
+        def attempt() -> memoryview:
+            return self._get(client, wanted)
 
         after = self._policy.hedge_after_seconds
         if after is None:
-            return once()
-        return hedged_call(
-            once, after_seconds=after, on_second=lambda: self._tally.add(requests=1, hedges=1)
+            return attempt()
+        return hedged(
+            attempt, after_seconds=after, on_second=lambda: self._tally.add(requests=1, hedges=1)
         )
 
-    def _is_others(self, failure: RangeError) -> bool:
-        is_interim = 100 <= failure.status < 200  # http.client takes it for the answer
-        return is_interim or failure.status in _ELSEWHERE or failure.code in _WRONG_REGION
-
-
-class S3Ranges:
-    """Asks for ranges of a bucket's objects with one set of credentials.
-
-    Args:
-        settings: Of the bucket.
-        credentials: Access key, secret key and token; a secret `None`: requests are not signed.
-
-    Raises:
-        OSError: The certificates cannot be read.
-        ValueError: A URL is none.
-    """
-
-    def __init__(self, settings: S3RangeSettings, credentials: Secret[Keys | None]) -> None:
-        self._settings = settings
-        self._client = HttpClient(settings.http)
-        self._signer = _signer(credentials, settings.region)
-
-    def get(
-        self,
-        key: str,
-        start: int,
-        stop: int,
-        version: str | None,
-        *,
-        uri: str,
-        seconds: float,
-    ) -> memoryview:
-        """One attempt to read [start, stop) of an object of that ETag; None takes any.
-
-        Raises:
-            TransientError: Another answer than asked for, or the time is up.
-            TruncatedObjectError: The object ends before `stop`.
-            ObjectChangedError: It is of another version.
-            LeftToFsspecError: The server's certificate is not trusted, or a header cannot be sent.
-            RangeError: Anything else.
-        """
-        headers = {"Host": self._settings.http.host, "Range": f"bytes={start}-{stop - 1}"}
+    def _get(self, keys: Secret[Keys | None], wanted: Range) -> memoryview:
+        settings = self._settings
+        key, start, stop, version, uri = wanted
+        headers = {"Host": settings.http.host, "Range": f"bytes={start}-{stop - 1}"}
         if version is not None:
             headers["If-Match"] = version
-        if self._settings.request_payer:
+        if settings.requester_pays:
             headers["x-amz-request-payer"] = "requester"
-        target = f"{self._settings.path}/{urllib.parse.quote(key, safe='/~')}"
+        target = f"{settings.path}/{urllib.parse.quote(key, safe='/~')}"
 
         def read(answer: http.client.HTTPResponse) -> memoryview:
             if answer.status not in (200, 206):
-                raise self._refusal(answer)
+                raise self._refusal(answer, keys)
             etag = answer.headers.get("ETag")
             if etag is None and version is not None:
                 raise TransientError("the answer has no ETag")
             check_version(etag, version, uri=uri)
-            content_range = joined_header(answer.headers.get_all("Content-Range", ()))
+            content_range = join_header(answer.headers.get_all("Content-Range", ()))
             require_range(answer.status, content_range, _length(answer), start, stop, uri=uri)
             data = writable_bytes(stop - start)
             size = answer.readinto(data)
@@ -125,54 +370,51 @@ class S3Ranges:
                 raise TransientError(f"the answer ended after {size} of {stop - start} bytes")
             return data.toreadonly()
 
+        signed = _sign(settings, keys, target, headers)
+        seconds = self._policy.request_deadline_seconds
         try:
-            return self._client.get(target, self._signed(target, headers), read, seconds=seconds)
-        except ssl.SSLCertVerificationError:
-            raise LeftToFsspecError("the server's certificate is not trusted") from None
+            return self._http.get(target, signed, read, seconds=seconds)
+        except ValueError as error:
+            # An untrusted certificate, or a header that cannot be sent. s3fs reports both better;
+            # the text may hold the token.
+            raise RangeError(0, "", type(error).__name__, is_doubtful=True) from None
         except (OSError, http.client.HTTPException) as error:
-            raise RangeError(0, "", self._scrubbed(f"{type(error).__name__}: {error}")) from None
-        except ValueError:  # its text may hold the token
-            raise LeftToFsspecError("a header cannot be sent as it is") from None
+            raise RangeError(0, "", self._scrub(f"{type(error).__name__}: {error}", keys)) from None
 
-    def _signed(self, target: str, headers: dict[str, str]) -> dict[str, str]:
-        if self._signer is None:
-            return headers
-        from botocore.awsrequest import AWSRequest
-
-        request = AWSRequest("GET", self._settings.http.url + target, headers=headers)
-        self._signer.reveal().add_auth(request)
-        return dict(request.headers.items())
-
-    def _refusal(self, answer: http.client.HTTPResponse) -> RangeError:
-        # Not by `read`: http.client takes a chunk of -1 bytes for all that ever comes.
-        piece = bytearray(_MAX_ERROR_BYTES)
-        body = piece[: answer.readinto(piece)].decode("utf-8", "replace")
+    def _refusal(self, answer: http.client.HTTPResponse, keys: Secret[Keys | None]) -> RangeError:
+        # Not `read`: http.client takes a chunk of -1 bytes for all that ever comes.
+        buffer = bytearray(_MAX_ERROR_BYTES)
+        body = buffer[: answer.readinto(buffer)].decode("utf-8", "replace")
         code, message = _CODE.search(body), _MESSAGE.search(body)
         words = (code and code[1], message and html.unescape(message[1]))
         text = " ".join(word for word in (str(answer.status), answer.reason, *words) if word)
-        return RangeError(answer.status, code[1] if code else "", self._scrubbed(text))
+        status, name = answer.status, code[1] if code else ""
+        # http.client takes an interim answer, such as 103, for the answer.
+        is_doubtful = 100 <= status < 200 or status in _REDIRECTS or name in _WRONG_REGION
+        return RangeError(status, name, self._scrub(text, keys), is_doubtful=is_doubtful)
 
-    def _scrubbed(self, text: str) -> str:
-        """Without credentials that are no options: of the AWS chain, and parts of a proxy's URL."""
-        keys = (
-            ()
-            if self._signer is None
-            else self._signer.reveal().credentials.get_frozen_credentials()
-        )
-        return scrub(text, [*self._client.secrets, *(key for key in keys[:3] if key)])
+    def _scrub(self, text: str, keys: Secret[Keys | None]) -> str:
+        """Masks credentials that are not options: of the AWS chain, and parts of a proxy's URL."""
+        secrets = [word for word in keys.reveal() or () if word]
+        return scrub(text, [*self._http.secrets, *secrets])
 
 
 def _length(answer: http.client.HTTPResponse) -> int | None:
-    """As told, unless something else says where the answer ends."""
-    told = set(answer.headers.get_all("Content-Length", ()))
-    return answer.length if len(told) == 1 and "Transfer-Encoding" not in answer.headers else None
+    """Returns `Content-Length`, unless something else delimits the body."""
+    lengths = set(answer.headers.get_all("Content-Length", ()))
+    is_certain = len(lengths) == 1 and "Transfer-Encoding" not in answer.headers
+    return answer.length if is_certain else None
 
 
-def _signer(credentials: Secret[Keys | None], region: str) -> Secret[Any] | None:
-    keys = credentials.reveal()
-    if keys is None:
-        return None
+def _sign(
+    settings: S3Settings, keys: Secret[Keys | None], target: str, headers: dict[str, str]
+) -> dict[str, str]:
+    if (words := keys.reveal()) is None:
+        return headers
     from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    return Secret(S3SigV4Auth(Credentials(*keys), "s3", region))
+    request = AWSRequest("GET", settings.http.url + target, headers=headers)
+    S3SigV4Auth(Credentials(*words), "s3", settings.region).add_auth(request)
+    return dict(request.headers.items())

@@ -1,13 +1,17 @@
-"""S3 and what speaks like it: ranges by a client of our own (`s3_ranges`), all else by s3fs.
+"""S3 and compatible stores: ranges through `s3_ranges`, everything else through s3fs.
 
-Reads of s3fs go to `get_object` itself: its public ones cannot pin a version, and retry on their
-own. With a version, the request says `If-Match` and the answer's ETag is compared as well, for
-servers that ignore the condition; the answer must be the very range that was asked for.
+Reads through s3fs call `get_object` directly: the public methods of s3fs cannot pin a version and
+retry on their own. With a version, the request says `If-Match` and the ETag of the answer is
+compared as well, for servers that ignore the condition. The answer must hold exactly the requested
+range.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import functools
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kts_source.errors import (
     AccessDeniedError,
@@ -16,25 +20,27 @@ from kts_source.errors import (
     StoreError,
     StoreNotFoundError,
 )
-from kts_source.secret import Secret, scrub
+from kts_source.secret import Secret
 from kts_source.store.client_store import ClientStore
-from kts_source.store.http_answer import require_range
+from kts_source.store.http_exchange import require_range
 from kts_source.store.object_store import ObjectInfo, check_version, is_behind
-from kts_source.store.range_reader import EXPIRED_CODES, RangeError
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
-from kts_source.store.s3_range_settings import range_settings
-from kts_source.store.s3_ranges import S3Reader
+from kts_source.store.range_reader import EXPIRED_CODES, Range, RangeError
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy, TransientError
+from kts_source.store.s3_ranges import S3Reader, hide_tokens
 from kts_source.store.storage_options import s3_arguments
+from segment_format.tuning import is_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 
     from kts_source.store.object_store import Data
 
 T = TypeVar("T")
 
-# Error codes that may pass although their HTTP status does not say so.
-_TRANSIENT_CODES = frozenset(
+log = logging.getLogger(__name__)
+
+# Error codes worth a retry although their HTTP status does not say so.
+_TRANSIENT_CODES: Final = frozenset(
     {
         "ConditionalRequestConflict",
         "InternalError",
@@ -50,7 +56,7 @@ _TRANSIENT_CODES = frozenset(
         "ThrottlingException",
     }
 )
-_DENIED_CODES = frozenset(
+_DENIED_CODES: Final = frozenset(
     {
         "AccessDenied",
         "AllAccessDisabled",
@@ -89,15 +95,9 @@ class S3Store(ClientStore):
         self._prefix = f"{prefix}/" if prefix else ""
         super().__init__(url, storage, retry_policy)
         self._check_key(prefix)
-        given = Secret(s3_arguments(storage.reveal(), retry_policy))
-        self._has_chain = given.reveal().get("key") is None and not given.reveal()["anon"]
-        self._ranges = S3Reader(
-            f"the bucket {self._bucket}",
-            "s3fs",
-            lambda: range_settings(self._bucket, given.reveal()),
-            retry_policy,
-            self._tally,
-        )
+        arguments = s3_arguments(storage.reveal(), retry_policy)
+        self._has_chain = arguments.get("key") is None and not arguments["anon"]
+        self._ranges = S3Reader(self._bucket, Secret(arguments), retry_policy, self._tally)
 
     @property
     def remarks(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant elsewhere
@@ -110,7 +110,6 @@ class S3Store(ClientStore):
 
     def close(self) -> None:
         """See `ObjectStore.close`."""
-        self._ranges.close()
         self._client.close(_disconnect)
 
     # -- listing
@@ -126,19 +125,19 @@ class S3Store(ClientStore):
         return sorted(folder[cut:] for folder in folders)
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`. An object that two neighboring pages list comes once."""
+        """See `ObjectStore.list_objects`. An object on two consecutive pages is listed once."""
         cut = len(self._prefix)
         start = {} if after is None else {"StartAfter": self._prefix + after}
-        earlier: set[str] = set()
+        last_page: set[str] = set()
         for page in self._pages(prefix, **start):
-            listed: set[str] = set()
+            this_page: set[str] = set()
             for entry in page.get("Contents", ()):
                 key = self._listed_key(entry["Key"], prefix)[cut:]
-                is_new = key not in earlier and key not in listed
-                listed.add(key)
+                is_new = key not in last_page and key not in this_page
+                this_page.add(key)
                 if is_new and not key.endswith("/") and is_behind(key, after):
                     yield _info(key, entry, size=entry["Size"])
-            earlier = listed
+            last_page = this_page
 
     def _listed_key(self, key: str, prefix: str) -> str:
         if not key.startswith(self._prefix + prefix):
@@ -152,16 +151,16 @@ class S3Store(ClientStore):
         self._check_key(prefix)
         arguments["Prefix"] = self._prefix + prefix
 
-        def page() -> dict[str, Any]:
+        def request_page() -> dict[str, Any]:
             answer = self._answer("list_objects_v2", arguments, listing=True)
-            # An error document with status 200 would read as an empty listing.
+            # An error document with status 200 looks like an empty listing.
             if "IsTruncated" not in answer:
                 raise TransientError("the answer is not a listing")
             return answer
 
         tokens: set[str] = set()
         while True:
-            answer = self._request(page, prefix, listing=True)
+            answer = self._request(request_page, prefix, listing=True)
             yield answer
             if not answer["IsTruncated"]:
                 return
@@ -179,8 +178,6 @@ class S3Store(ClientStore):
     # -- attempts
 
     def _connect(self) -> Any:  # noqa: ANN401  # s3fs ships no types
-        from kts_source.store.s3_client import connect
-
         return connect(s3_arguments(self._storage.reveal(), self._retry_policy))
 
     def _look_up(self, key: str) -> ObjectInfo:
@@ -190,21 +187,19 @@ class S3Store(ClientStore):
     def _answer(
         self, method: str, arguments: Mapping[str, str], *, listing: bool = False
     ) -> dict[str, Any]:
-        return self._by_s3fs(
+        return self._call_s3fs(
             lambda filesystem: filesystem._call_s3(method, Bucket=self._bucket, **arguments),  # noqa: SLF001  # its public methods retry on their own
             listing=listing,
         )
 
-    def _by_s3fs(
+    def _call_s3fs(
         self,
         call: Callable[[Any], Coroutine[Any, Any, T]],
         *,
         hedge: bool = False,
         listing: bool = False,
     ) -> T:
-        """As `AsyncClient.run`; once more with what the AWS chain gives then, where its credentials
-        do not hold any longer.
-        """
+        """Calls `AsyncClient.run`, a second time with new credentials if those expired."""
         filesystem = self._client.filesystem
         try:
             return self._client.run(call, hedge=hedge)
@@ -216,14 +211,8 @@ class S3Store(ClientStore):
         return self._client.run(call, hedge=hedge)
 
     def _read(self, key: str, start: int, stop: int, version: str | None) -> Data:
-        return self._ranges.read_or(
-            lambda: self._read_by_s3fs(key, start, stop, version),
-            self._prefix + key,
-            start,
-            stop,
-            version,
-            uri=self.uri(key),
-        )
+        wanted = Range(self._prefix + key, start, stop, version, self.uri(key))
+        return self._ranges.read(wanted, lambda: self._read_by_s3fs(key, start, stop, version))
 
     def _read_by_s3fs(self, key: str, start: int, stop: int, version: str | None) -> bytes:
         uri = self.uri(key)
@@ -245,14 +234,14 @@ class S3Store(ClientStore):
             finally:
                 answer["Body"].close()
 
-        return self._by_s3fs(read, hedge=True)
+        return self._call_s3fs(read, hedge=True)
 
     def _failure(self, error: Exception, key: str, *, listing: bool) -> tuple[int, str]:
         from botocore import exceptions
 
         if isinstance(error, RangeError):
-            text = scrub(error.text, self._secret_values.reveal())
-            return self._named(error.status or 503, error.code, text, key, listing=listing)
+            text = self._scrub(error.text)
+            return self._translate(error.status or 503, error.code, text, key, listing=listing)
         origin = _origin(error)
         text = self._text(origin)
         if isinstance(origin, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
@@ -265,12 +254,12 @@ class S3Store(ClientStore):
             return 503 if _is_transient(origin) else 0, text
         status = int(origin.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         code = str(origin.response.get("Error", {}).get("Code", ""))
-        return self._named(status, code, text, key, listing=listing)
+        return self._translate(status, code, text, key, listing=listing)
 
-    def _named(
+    def _translate(
         self, status: int, code: str, text: str, key: str, *, listing: bool
     ) -> tuple[int, str]:
-        """As `_failure`, for what S3 answered."""
+        """Returns what `_failure` does, for an error that S3 answered."""
         uri = self.uri(key)
         if code == "NoSuchBucket" or (status == 404 and listing):
             raise StoreNotFoundError(f"the bucket {self._bucket} does not exist", uri=uri) from None
@@ -280,22 +269,22 @@ class S3Store(ClientStore):
             ) from None
         if status in (404, 412, 416):
             return status, text
-        # A missing key is denied, too, where the caller may not list the bucket.
+        # S3 also denies access to a missing key if the caller may not list the bucket.
         if code in _DENIED_CODES:
             return 403, text
         return 503 if code in _TRANSIENT_CODES else status, text
 
 
 def _origin(error: Exception) -> Exception:
-    """The error of botocore behind one of s3fs."""
+    """Returns botocore's error inside one of s3fs."""
     from botocore.exceptions import ClientError
 
     return error.__cause__ if isinstance(error.__cause__, ClientError) else error
 
 
 def _is_expiry(error: Exception) -> bool:
-    """Whether S3 refused credentials that do not hold any longer. An answer to HEAD has no word."""
-    answer = getattr(_origin(error), "response", None)  # `None`, too, where there was no answer
+    """Returns whether S3 refused expired credentials. An answer to HEAD has no error code."""
+    answer = getattr(_origin(error), "response", None)  # also `None` without an answer
     code = (answer or {}).get("Error", {}).get("Code")
     return code in EXPIRED_CODES or code == "400"
 
@@ -334,3 +323,59 @@ async def _disconnect(filesystem: Any) -> None:  # noqa: ANN401
     creator = getattr(filesystem, "_s3creator", None)
     if creator is not None:
         await creator.__aexit__(None, None, None)
+
+
+def connect(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401  # s3fs ships no types
+    """Opens a file system that tries each request once. Sends no request.
+
+    A worker that Spark forked for a short query waits for the session before its first byte, so the
+    session is built faster than s3fs does, with internals of s3fs and botocore. If these have
+    changed, or with `KTS_TUNING=off` (`docs/tuning.md`), s3fs builds its own session.
+
+    Args:
+        arguments: Arguments of `s3fs.S3FileSystem`, see `storage_options.s3_arguments`.
+    """
+    import s3fs
+
+    hide_tokens()
+    filesystem = s3fs.S3FileSystem(**arguments, skip_instance_cache=True)
+    filesystem.retries = 1
+    if is_on():
+        try:
+            if filesystem.session is None:
+                filesystem.session = _fast_session(filesystem.kwargs)
+        except Exception as error:  # noqa: BLE001  # the session only saves time
+            # Without the text, which may hold arguments.
+            log.info("s3fs builds its own session: %s", type(error).__name__)
+    return filesystem
+
+
+def _fast_session(arguments: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    import aiobotocore.session
+
+    session = aiobotocore.session.AioSession(**arguments)
+    loader = _loader(session.get_config_variable("data_path"))
+    session.register_component("data_loader", loader)
+    return session
+
+
+@functools.cache
+def _loader(data_path: str | None) -> Any:  # noqa: ANN401
+    """Returns a loader of service descriptions that is shared by all sessions of this process.
+
+    Every task has a session, and parsing the descriptions takes ten times as long as the rest of
+    making a client. The loader does not look into the 900 folders of other services.
+    """
+    import botocore.loaders
+
+    loader = botocore.loaders.create_loader(data_path)
+    if "s3" not in _services(loader.search_paths, "service-2"):
+        raise LookupError("botocore keeps its descriptions elsewhere")
+    loader.list_available_services = functools.partial(_services, loader.search_paths)
+    return loader
+
+
+def _services(search_paths: Iterable[str], type_name: str) -> list[str]:
+    """Returns names that may be services; botocore looks for their descriptions afterwards."""
+    folders = (Path(path) for path in search_paths)
+    return sorted({entry.name for path in folders if path.is_dir() for entry in path.iterdir()})

@@ -1,7 +1,7 @@
-"""Options that open a store: `s3.*` by PyIceberg's names, and `storageOptions` for everything else.
+"""Options that open a store: `s3.*` with PyIceberg's names, and `storageOptions` for the rest.
 
-They travel as one `Secret` mapping of texts and become arguments of a client library only where a
-store is opened.
+They are passed on as one `Secret` mapping of texts and become arguments of a client library only
+when a store is opened.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import difflib
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
 
 from kts_source.errors import InvalidOptionError
 from kts_source.secret import Secret
-from kts_source.store.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from kts_source.store.request_policy import DEFAULT_RETRY_POLICY, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 STORAGE_OPTIONS = "storageOptions"
 CHECKSUM_VARIABLES = ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION")
-"""Environment variables of the AWS SDKs: whether uploads carry checksums in headers of their own,
-and whether downloads ask for them."""
+"""Environment variables of the AWS SDKs for checksums of uploads and of downloads."""
 
 # Name and meaning, for the table of options.
 S3_OPTIONS: tuple[tuple[str, str], ...] = (
@@ -59,13 +60,12 @@ _S3FS_NAMES = {
     "profile": "s3.profile-name",
 }
 
-_MAX_SECONDS = 2_147_483  # what clients can wait for, in ms
-# What a plan has under way at a time, and above any concurrency a task is allowed; botocore's own
-# limit of 10 would queue requests silently.
+_MAX_SECONDS = 2_147_483  # the most that clients accept, in ms
+# Concurrent requests of a plan, and more than those of any task. botocore's default of 10 would
+# queue requests silently.
 MAX_POOL_CONNECTIONS = 96
 
-# Values under these names may be shown; all others are erased from the messages of client
-# libraries.
+# Values under these names may be shown. All others are masked in messages of client libraries.
 _PUBLIC_NAMES = frozenset(
     {
         "s3.endpoint",
@@ -90,38 +90,38 @@ _PUBLIC_NAMES = frozenset(
 
 
 def storage_options_from(options: Mapping[str, str]) -> Secret[Mapping[str, str]]:
-    """The storage options among a data source's options, checked.
+    """Returns the storage options among the options of a data source.
 
     Args:
-        options: All options; names in any case, those of no concern here are left alone.
+        options: All options; the case of names does not matter.
 
     Returns:
-        `s3.*` names in lower case and `storageOptions`, with their texts.
+        `storageOptions` and the options `s3.*`, with names in lower case.
 
     Raises:
-        InvalidOptionError: An unknown `s3.*` name, a value that does not parse, or two that
-            contradict each other. The text names the option, never its value.
+        InvalidOptionError: An `s3.*` name is unknown, a value is invalid, or two values contradict
+            each other. The text names the option, never its value.
     """
-    chosen: dict[str, str] = {}
-    for given, text in options.items():
-        name = given.lower()
+    storage: dict[str, str] = {}
+    for original_name, text in options.items():
+        name = original_name.lower()
         if name == STORAGE_OPTIONS.lower():
-            chosen[STORAGE_OPTIONS] = text
+            storage[STORAGE_OPTIONS] = text
         elif name.startswith("s3."):
             if name not in _S3_NAMES:
                 near = difflib.get_close_matches(name, _S3_NAMES, n=1, cutoff=0.6)
                 hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(_S3_NAMES)}"
-                raise InvalidOptionError(f"unknown option {given}: {hint}")
-            chosen[name] = text
-    s3_arguments(chosen)
-    return Secret(chosen)
+                raise InvalidOptionError(f"unknown option {original_name}: {hint}")
+            storage[name] = text
+    s3_arguments(storage)
+    return Secret(storage)
 
 
 def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
-    """What `storageOptions` holds: arguments of the path's fsspec file system.
+    """Returns `storageOptions`: arguments of the path's fsspec file system.
 
     Raises:
-        InvalidOptionError: Not a JSON object.
+        InvalidOptionError: It is not a JSON object.
     """
     text = storage.get(STORAGE_OPTIONS, "")
     if not text.strip():
@@ -143,12 +143,12 @@ def extra_arguments(storage: Mapping[str, str]) -> dict[str, Any]:
 def s3_arguments(
     storage: Mapping[str, str], policy: RetryPolicy = DEFAULT_RETRY_POLICY
 ) -> dict[str, Any]:
-    """Arguments of `s3fs.S3FileSystem`: defaults, the `s3.*` options, `storageOptions` over both.
+    """Returns arguments of `s3fs.S3FileSystem`.
 
-    The policy's time-outs count where no option says otherwise.
+    `storageOptions` override the `s3.*` options, which override the timeouts of the policy.
 
     Raises:
-        InvalidOptionError: A value that does not parse, or two that contradict each other.
+        InvalidOptionError: A value is invalid, or two values contradict each other.
     """
     has_key = "s3.access-key-id" in storage
     anonymous = _boolean(storage, "s3.anonymous")
@@ -162,7 +162,7 @@ def s3_arguments(
         "connect_timeout": _seconds(storage, "s3.connect-timeout", policy.connect_timeout_seconds),
         "read_timeout": _seconds(storage, "s3.request-timeout", policy.read_timeout_seconds),
         "max_pool_connections": MAX_POOL_CONNECTIONS,
-        # Otherwise every answer costs a checksum; the records carry their own.
+        # The records have checksums of their own.
         "response_checksum_validation": "when_required",
     }
     if CHECKSUM_VARIABLES[0] not in os.environ:
@@ -182,34 +182,34 @@ def s3_arguments(
     }
     if region := storage.get("s3.region"):
         arguments["client_kwargs"]["region_name"] = region
-    merged = _merged(arguments, extra_arguments(storage))
-    # One attempt, whatever was asked for: a second retry loop would multiply with ours.
+    merged = _merge(arguments, extra_arguments(storage))
+    # A second retry loop would multiply with ours, so options cannot set this.
     merged["config_kwargs"]["retries"] = {"total_max_attempts": 1}
     return merged
 
 
 def secret_values(storage: Mapping[str, str]) -> frozenset[str]:
-    """Every text of the options that must not be shown."""
-    return frozenset(_hidden({**storage, STORAGE_OPTIONS: extra_arguments(storage)}))
+    """Returns all texts of the options that must not be shown."""
+    return frozenset(_secrets_in({**storage, STORAGE_OPTIONS: extra_arguments(storage)}))
 
 
-def _hidden(value: object, name: str = "") -> Iterator[str]:
+def _secrets_in(value: object, name: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for inner, item in value.items():
-            yield from _hidden(item, inner)
+            yield from _secrets_in(item, inner)
     elif isinstance(value, list):
         for item in value:
-            yield from _hidden(item, name)
+            yield from _secrets_in(item, name)
     elif isinstance(value, str) and name not in _PUBLIC_NAMES:
         yield value
 
 
-def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for name, value in over.items():
         old = result.get(name)
         nested = isinstance(old, dict) and isinstance(value, dict)
-        result[name] = _merged(result[name], value) if nested else value
+        result[name] = _merge(result[name], value) if nested else value
     return result
 
 
@@ -248,3 +248,39 @@ def _seconds(storage: Mapping[str, str], name: str, default: float) -> float:
             f"{name} must be a positive number of seconds, at most {_MAX_SECONDS}"
         )
     return value
+
+
+# -- paths of presigned URLs
+
+_PRESIGNED: Final = "presigned+"
+_URL_LIST: Final = re.compile(r"https?://[^?#]+\.(json|txt|urls)(\?.*)?", re.IGNORECASE | re.DOTALL)
+PATH_SECRET: Final = "presigned.path"
+"""Name under which the whole path travels with the secrets."""
+
+
+def is_presigned(path: str) -> bool:
+    """Returns whether a path names a list of presigned URLs, see `presigned_store`."""
+    return path.lower().startswith(_PRESIGNED) or _URL_LIST.fullmatch(path) is not None
+
+
+def hide_query(
+    path: str, storage: Secret[Mapping[str, str]]
+) -> tuple[str, Secret[Mapping[str, str]]]:
+    """Moves the query string of a presigned path into the storage options."""
+    if not is_presigned(path) or "?" not in path:
+        return path, storage
+    prefix = _PRESIGNED if path.lower().startswith(_PRESIGNED) else ""
+    return prefix + without_query(path), Secret({**storage.reveal(), PATH_SECRET: path})
+
+
+def without_query(path: str) -> str:
+    """Returns the location of a list of URLs without query string and user."""
+    parts = urlsplit(without_presigned(path))
+    if not parts.netloc:
+        return path.partition("?")[0]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def without_presigned(path: str) -> str:
+    """Returns the location of a list of URLs, without `presigned+`."""
+    return path[len(_PRESIGNED) :] if path.lower().startswith(_PRESIGNED) else path

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from kts_source.errors import TieredKafkaError
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.tier import Tier
 from segment_format.record.framing import iter_entries
 from tests.golden_data import (

@@ -16,9 +16,8 @@ from kts_source.errors import ObjectChangedError, ObjectNotFoundError
 from kts_source.layout.remote_segment import ObjectRef
 from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
-from kts_source.store.counters import StoreCounters
 from kts_source.store.local_store import LocalStore
-from kts_source.store.object_store import Data, ObjectInfo, ObjectStore
+from kts_source.store.object_store import Data, ObjectInfo, ObjectStore, StoreCounters
 from kts_source.tier import Tier
 from tests.golden_data import TIER, expected_table, tier_options
 from tests.kts_source.planning.scanning import run

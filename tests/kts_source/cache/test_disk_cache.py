@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kts_source.cache.disk_cache import CacheLimits, DiskCache, locked, make_private_folder
-from kts_source.store.cancel import Cancellation, CancelledFetchError
+from kts_source.store.request_policy import Cancellation, CancelledFetchError
 
 UNBOUNDED = CacheLimits(None, None)
 

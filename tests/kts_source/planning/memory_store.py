@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kts_source.errors import ObjectNotFoundError, TruncatedObjectError
-from kts_source.store.counters import StoreCounters
-from kts_source.store.object_store import ObjectInfo, is_behind
+from kts_source.store.object_store import ObjectInfo, StoreCounters, is_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kts_source.read.fetch import Fetched, ReadAhead, fetch_ranges
-from kts_source.store.cancel import cancelled_by
-from kts_source.store.counters import StoreCounters
+from kts_source.store.object_store import StoreCounters
+from kts_source.store.request_policy import cancelled_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

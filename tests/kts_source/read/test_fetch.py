@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kts_source.errors import ObjectNotFoundError, StoreError
 from kts_source.secret import Secret
-from kts_source.store.counters import StoreCounters, Tally
+from kts_source.store.object_store import StoreCounters, Tally
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy, TransientError
+from kts_source.store.request_policy import RetryPolicy, TransientError
 from tests.faulty_proxy import Stall, faulty_proxy
 from tests.kts_source.read.recording import (
     DATA,

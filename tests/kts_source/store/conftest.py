@@ -1,4 +1,4 @@
-"""What tests of stores share."""
+"""Fixtures of the tests of stores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reader(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing that AWS, fsspec or a proxy could be told by."""
+    """Removes settings for AWS, fsspec and proxies from the environment."""
     for name in os.environ:
         if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)

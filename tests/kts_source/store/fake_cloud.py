@@ -1,4 +1,4 @@
-"""A server that speaks as much of S3, Google's, Azure's and plain HTTP as stores ask of it."""
+"""A server with the requests of S3, Google, Azure and plain HTTP that stores send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.http_double import HttpDouble, QuietHandler
 
@@ -23,7 +23,7 @@ KEY = "c2VjcmV0LW9mLXRoZS1hY2NvdW50"
 QUICK = RetryPolicy(max_attempts=3, first_pause_seconds=0.001, max_pause_seconds=0.01)
 CLOUDS = ("s3", "s3fs", "obstore gcs", "gcsfs", "obstore azure", "adlfs", "http", "presigned")
 
-# Status, headers that replace those of the answer (None removes one), and the body.
+# Status, replaced headers (None removes one), and body.
 Reply = tuple[int, dict[str, str | None], bytes]
 
 
@@ -143,7 +143,7 @@ class FakeCloud(HttpDouble):
         Args:
             cloud: One of `CLOUDS`. gcsfs and adlfs read where tuning is off, see `KTS_TUNING`.
             folder: An existing folder for files that the store needs.
-            policy: How it retries.
+            policy: Retries and timeouts.
         """
         if cloud in ("s3", "s3fs"):
             options = {

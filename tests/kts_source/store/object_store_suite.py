@@ -1,4 +1,4 @@
-"""What every store must do. Subclass it per backend and give it a `place`."""
+"""Tests that every store must pass. Subclass `ObjectStoreSuite` per store with a `place`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from kts_source.errors import (
     StoreNotFoundError,
     TruncatedObjectError,
 )
-from kts_source.store.counters import StoreCounters
-from kts_source.store.object_store import ObjectInfo, ObjectStore
+from kts_source.store.object_store import ObjectInfo, ObjectStore, StoreCounters
 from kts_source.store.open_store import open_store
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ ODD_KEYS = ["a b", "a+b", "a%20b", "ü/ß", "q?x=1&y=2", "h#1", "=", "quote'\"",
 
 
 class Place(Protocol):
-    """A root that the tests may fill without the code under test."""
+    """A root that tests fill without the code under test."""
 
     path: str
     storage: Secret[Mapping[str, str]]
@@ -111,7 +110,7 @@ class ObjectStoreSuite:
             ("o", []),
         ],
     )
-    def test_lists_folders_one_level_below_a_literal_prefix(
+    def test_list_folders_returns_one_level_below_a_literal_prefix(
         self, tree: ObjectStore, prefix: str, folders: list[str]
     ) -> None:
         assert tree.list_folders(prefix) == folders
@@ -120,7 +119,7 @@ class ObjectStoreSuite:
         "prefix",
         ["", "tier", "tier/", "tier/orders-1", "tier/orders-1/0/", "tier/orders-1/0/a.l", "none/x"],
     )
-    def test_lists_every_object_below_a_literal_prefix_in_key_order(
+    def test_list_objects_returns_all_keys_below_a_literal_prefix_in_order(
         self, tree: ObjectStore, prefix: str
     ) -> None:
         listed = list(tree.list_objects(prefix))
@@ -130,7 +129,7 @@ class ObjectStoreSuite:
         assert [info.size for info in listed] == [len(TREE[info.key]) for info in listed]
 
     @pytest.mark.parametrize("prefix", ["", "tier/orders-1/"])
-    def test_a_listing_begins_behind_a_key(self, tree: ObjectStore, prefix: str) -> None:
+    def test_listing_starts_after_a_key(self, tree: ObjectStore, prefix: str) -> None:
         keys = [info.key for info in tree.list_objects(prefix)]
         assert len(keys) > 1
         for number, key in enumerate(keys, 1):
@@ -141,7 +140,7 @@ class ObjectStoreSuite:
             key for key in keys if key.encode() > missing.encode()
         ]
 
-    def test_a_listing_is_never_cached(self, place: Place, store: ObjectStore) -> None:
+    def test_listing_is_never_cached(self, place: Place, store: ObjectStore) -> None:
         place.put("old/object", b"x")
         assert [info.key for info in store.list_objects("")] == ["old/object"]
         assert store.list_folders("") == ["old/"]
@@ -163,7 +162,7 @@ class ObjectStoreSuite:
             assert listed.last_modified_ms is not None
             assert listed.last_modified_ms > 1_600_000_000_000
 
-    def test_a_missing_root_is_said_so(self, missing_place: Place) -> None:
+    def test_missing_root_is_reported(self, missing_place: Place) -> None:
         store = open_store(missing_place.path, missing_place.storage)
         if not self.knows_missing_root:
             assert store.list_folders("") == []
@@ -182,19 +181,21 @@ class ObjectStoreSuite:
     @pytest.mark.parametrize(
         ("start", "stop"), [(0, 1), (0, 1280), (1279, 1280), (255, 257), (7, 1000)]
     )
-    def test_reads_exactly_the_range(self, tree: ObjectStore, start: int, stop: int) -> None:
+    def test_get_range_returns_exactly_the_range(
+        self, tree: ObjectStore, start: int, stop: int
+    ) -> None:
         key = "tier/orders-1/0/a.log"
         assert tree.get_range(key, start, stop) == DATA[start:stop]
         version = tree.head(key).version
         assert tree.get_range(key, start, stop, version=version) == DATA[start:stop]
 
-    def test_an_empty_range_asks_nothing(self, tree: ObjectStore) -> None:
+    def test_empty_range_sends_no_request(self, tree: ObjectStore) -> None:
         before = tree.counters
         assert tree.get_range("tier/orders-1/0/a.log", 5, 5) == b""
         assert tree.counters == before
 
     @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2)])
-    def test_refuses_what_is_no_range(self, tree: ObjectStore, start: int, stop: int) -> None:
+    def test_invalid_range_raises(self, tree: ObjectStore, start: int, stop: int) -> None:
         with pytest.raises(ValueError, match="not a byte range"):
             tree.get_range("tier/orders-1/0/a.log", start, stop)
 
@@ -202,7 +203,7 @@ class ObjectStoreSuite:
         ("start", "stop"), [(0, 1281), (1279, 1281), (1280, 1281), (5000, 6000)]
     )
     @pytest.mark.parametrize("pinned", [False, True])
-    def test_a_range_beyond_the_end_is_a_truncated_object(
+    def test_range_beyond_the_end_raises_truncated_object(
         self, tree: ObjectStore, start: int, stop: int, pinned: bool
     ) -> None:
         key = "tier/orders-1/0/a.log"
@@ -213,17 +214,17 @@ class ObjectStoreSuite:
         assert not caught.value.retriable
         assert tree.counters.retries == 0
 
-    def test_any_range_of_an_empty_object_is_a_truncated_object(self, tree: ObjectStore) -> None:
+    def test_range_of_an_empty_object_raises_truncated_object(self, tree: ObjectStore) -> None:
         with pytest.raises(TruncatedObjectError):
             tree.get_range("tier/orders-1/1/b.log", 0, 1)
 
-    def test_reads_whole_objects(self, tree: ObjectStore) -> None:
+    def test_whole_objects_are_read(self, tree: ObjectStore) -> None:
         for key, data in TREE.items():
             version = tree.head(key).version
             assert tree.get_range(key, 0, len(data), version=version) == data
 
     @pytest.mark.parametrize("key", ["tier/orders-1/0/z.log", "tier/orders-1/0", "tier", "none/x"])
-    def test_a_missing_object_is_not_found(self, tree: ObjectStore, key: str) -> None:
+    def test_missing_object_raises_not_found(self, tree: ObjectStore, key: str) -> None:
         with pytest.raises(ObjectNotFoundError) as ranged:
             tree.get_range(key, 0, 1)
         with pytest.raises(ObjectNotFoundError):
@@ -235,7 +236,7 @@ class ObjectStoreSuite:
         assert tree.counters.retries == 0
 
     @pytest.mark.parametrize("later", [b"another", DATA[::-1], DATA + b"more"])
-    def test_a_changed_object_is_never_mixed_in(
+    def test_changed_object_is_never_mixed_in(
         self, place: Place, store: ObjectStore, later: bytes
     ) -> None:
         key = "0/a.log"
@@ -264,7 +265,7 @@ class ObjectStoreSuite:
     @pytest.mark.parametrize(
         "key", ["../secret", "..", "tier/../../secret", "tier/..", "./tiered", "tier/./x", "a\0b"]
     )
-    def test_keys_that_could_leave_the_root_are_refused(self, tree: ObjectStore, key: str) -> None:
+    def test_keys_out_of_the_root_are_refused(self, tree: ObjectStore, key: str) -> None:
         before = tree.counters
         for attempt in (
             lambda: tree.get_range(key, 0, 1),
@@ -279,10 +280,10 @@ class ObjectStoreSuite:
 
     # -- life
 
-    def test_is_a_range_store(self, store: ObjectStore) -> None:
+    def test_store_implements_the_protocol(self, store: ObjectStore) -> None:
         assert isinstance(store, ObjectStore)
 
-    def test_counts_requests_and_bytes(self, place: Place, store: ObjectStore) -> None:
+    def test_counters_count_requests_and_bytes(self, place: Place, store: ObjectStore) -> None:
         place.put("x", DATA)
         assert store.counters == StoreCounters()
         info = store.head("x")
@@ -299,7 +300,7 @@ class ObjectStoreSuite:
         store.list_folders("")
         assert store.counters - before == StoreCounters(list_requests=1)
 
-    def test_a_pickled_store_opens_again(self, tree: ObjectStore) -> None:
+    def test_pickled_store_reads(self, tree: ObjectStore) -> None:
         tree.get_range("tiered", 0, 1)
         copy = pickle.loads(pickle.dumps(tree))
         assert copy.get_range("tiered", 0, 6) == b"beside"
@@ -307,16 +308,14 @@ class ObjectStoreSuite:
         assert copy.uri("tiered") == tree.uri("tiered")
         copy.close()
 
-    def test_closing_twice_and_reading_again_is_fine(
-        self, place: Place, store: ObjectStore
-    ) -> None:
+    def test_closed_store_reads_again(self, place: Place, store: ObjectStore) -> None:
         place.put("x", b"again")
         store.get_range("x", 0, 1)
         store.close()
         store.close()
         assert store.get_range("x", 0, 5) == b"again"
 
-    def test_threads_share_a_store(self, tree: ObjectStore) -> None:
+    def test_threads_can_share_a_store(self, tree: ObjectStore) -> None:
         key = "tier/orders-1/0/a.log"
         version = tree.head(key).version
 
@@ -329,9 +328,9 @@ class ObjectStoreSuite:
         assert b"".join(parts) == DATA
         assert (tree.counters - before).bytes == 1280
 
-    # Newer Pythons warn of any fork beside threads; Spark's daemon forks its workers all the same.
+    # Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
     @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-    def test_a_forked_child_reads_with_its_own_connections(self, tree: ObjectStore) -> None:
+    def test_forked_child_reads_with_its_own_connections(self, tree: ObjectStore) -> None:
         assert _first_bytes(tree, "tiered") == b"besi"
         context = multiprocessing.get_context("fork")
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -343,7 +342,7 @@ class ObjectStoreSuite:
         assert store.uri("a/b").endswith("/a/b")
         assert store.uri("a/b") != store.uri("a/c")
 
-    def test_nothing_shown_holds_a_secret(self, place: Place, store: ObjectStore) -> None:
+    def test_errors_and_reprs_show_no_secret(self, place: Place, store: ObjectStore) -> None:
         shown = [repr(store), str(store), store.uri("k")]
         with pytest.raises(StoreError) as caught:
             store.get_range("missing", 0, 1)
@@ -352,12 +351,12 @@ class ObjectStoreSuite:
             if len(value) > 8 and not value.startswith("http"):
                 assert not any(value in text for text in shown)
 
-    def test_infos_are_values(self) -> None:
+    def test_infos_compare_by_value(self) -> None:
         assert ObjectInfo("k", 1) == ObjectInfo("k", 1, None, None, None)
 
 
 class _ForkedRead:
-    """Carries a store into a forked child as it is, past the pickling of arguments."""
+    """Passes a store into a forked child without pickling it."""
 
     stores: dict[int, ObjectStore] = {}  # noqa: RUF012  # shared through the fork on purpose
 

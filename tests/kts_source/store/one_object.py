@@ -1,4 +1,4 @@
-"""An S3 server of a single object, to see what is asked for and to answer wrongly."""
+"""An S3 server with one object that records requests and can give wrong answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
-# An argument that changes nothing, but that only s3fs knows.
+# An argument without effect that only s3fs knows.
 BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 
 class OneObject(HttpDouble):
-    """A server of one object, whatever the key; it keeps the requests, and can answer wrongly."""
+    """Serves one object under every key. Records requests, and can answer wrongly."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []

@@ -1,18 +1,21 @@
-"""A server that does with each connection what a test says, below HTTP, and who asks it."""
+"""A TCP server that calls a function of the test per connection, and a client for it."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from kts_source.store.http_client import HttpClient, HttpSettings
+from tests.integration.certificates import make_certificates
 
 if TYPE_CHECKING:
     import http.client
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 BODY = bytes(range(256)) * 4096
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY)
@@ -21,7 +24,7 @@ OTHER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
 
 
 class Server:
-    """Takes connections, and does with each what the test says."""
+    """Accepts connections and calls a function for each."""
 
     def __init__(self, serve: Callable[[Server, socket.socket], object]) -> None:
         self.requests: list[bytes] = []
@@ -42,16 +45,16 @@ class Server:
                 return
             self.connections += 1
             self.sockets.append(sock)
-            thread = threading.Thread(target=self._one, args=(sock,), daemon=True)
+            thread = threading.Thread(target=self._serve_connection, args=(sock,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _one(self, sock: socket.socket) -> None:
+    def _serve_connection(self, sock: socket.socket) -> None:
         with sock, suppress(OSError):
             self._serve(self, sock)
 
     def request(self, sock: socket.socket) -> bytes:
-        """Reads one; empty when the client has ended."""
+        """Reads one request; empty if the client closed the connection."""
         data = b""
         while not data.endswith(b"\r\n\r\n"):
             part = sock.recv(65536)
@@ -62,7 +65,7 @@ class Server:
         return data
 
     def close(self) -> None:
-        """Ends every connection."""
+        """Closes all connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for sock in self.sockets:
@@ -91,14 +94,14 @@ def client_of(server: Server, *, read_seconds: float = 5.0) -> HttpClient:
     return HttpClient(HttpSettings(server.url, 2.0, read_seconds))
 
 
-def whole(answer: http.client.HTTPResponse) -> bytes:
+def read_body(answer: http.client.HTTPResponse) -> bytes:
     data = bytearray(len(BODY))
     size = answer.readinto(data)
     return bytes(data[:size])
 
 
 def ask(client: HttpClient, *, seconds: float = 20.0) -> bytes:
-    return client.get("/x", {"Host": "x"}, whole, seconds=seconds)
+    return client.get("/x", {"Host": "x"}, read_body, seconds=seconds)
 
 
 def silent(server: Server, sock: socket.socket) -> None:
@@ -107,8 +110,44 @@ def silent(server: Server, sock: socket.socket) -> None:
 
 
 def dripping(server: Server, sock: socket.socket) -> None:
-    """A byte at a time, so that no wait is ever long."""
+    """Sends a byte at a time, so that no wait is ever long."""
     server.request(sock)
     for byte in ANSWER + BODY:
         sock.sendall(bytes([byte]))
         time.sleep(0.01)
+
+
+# -- TLS
+
+
+def tls_context(folder: Path) -> tuple[ssl.SSLContext, str]:
+    """Returns the context of a server, and the file of the authority that signed for it."""
+    certificates = make_certificates(folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.broker)
+    return context, str(certificates.authority)
+
+
+def encrypt(server: Server, sock: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+    wrapped = context.wrap_socket(sock, server_side=True)
+    server.sockets.append(wrapped)  # replaces the plain socket
+    return wrapped
+
+
+@contextmanager
+def serving_encrypted(
+    folder: Path,
+    serve: Callable[[Server, socket.socket], object],
+    version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+) -> Iterator[tuple[Server, HttpSettings]]:
+    """Serves each connection after the TLS handshake."""
+    context, authority = tls_context(folder)
+    context.minimum_version = context.maximum_version = version
+
+    def serve_encrypted(server: Server, sock: socket.socket) -> None:
+        with encrypt(server, sock, context) as wrapped:
+            serve(server, wrapped)
+
+    with serving(serve_encrypted) as server:
+        url = server.url.replace("http:", "https:")
+        yield server, HttpSettings(url, 2.0, 5.0, ca_file=authority)

@@ -20,7 +20,7 @@ import pytest
 
 from kts_source.errors import AccessDeniedError, StoreError
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud, Reply
 
@@ -42,10 +42,10 @@ class Issuer:
     """Serves IMDSv2, containers, STS and SSO; every answer has new keys.
 
     Attributes:
-        seconds: How long the keys hold.
+        seconds: Lifetime of the keys.
         issued: Access keys in order.
         requests: Method and path of every request, with its body.
-        refuses: Whether it denies everything.
+        refuses: True makes it deny every request.
     """
 
     seconds: float = 3600.0
@@ -264,7 +264,7 @@ def test_issued_keys_are_used_until_they_expire(
     assert len(issuer.issued) <= 2, "once for the ranges, once for the rest"
 
 
-# botocore goes on with expired keys of a machine's role, since its service may be out of reach.
+# botocore keeps using expired keys of an instance role, as its service may be unreachable.
 @pytest.mark.parametrize("source", [name for name in ISSUED if name != "imds"])
 def test_expiring_keys_are_renewed_during_a_scan(
     server: FakeCloud,
@@ -295,7 +295,7 @@ def test_keys_that_the_store_calls_expired_are_renewed(
     status: int,
     source: str,
 ) -> None:
-    """A clock that is slow, or a session that was revoked: the keys look as if they still held."""
+    """The clock is slow, or the session was revoked: the keys look valid."""
     prepare(source, issuer, monkeypatch, tmp_path)
     refused: list[int] = []
 
@@ -332,7 +332,9 @@ def test_keys_that_cannot_be_renewed_are_an_error(
     assert "s" * 20 not in str(caught.value)
 
 
-def test_no_source_at_all_says_what_to_give(server: FakeCloud, reader: dict[str, str]) -> None:
+def test_missing_credentials_error_names_the_options(
+    server: FakeCloud, reader: dict[str, str]
+) -> None:
     with opened(server, **reader) as store:
         for read in (lambda: store.get_range("x", 0, 9), lambda: list(store.list_objects(""))):
             with pytest.raises(AccessDeniedError, match=r"s3\.access-key-id"):
@@ -340,7 +342,7 @@ def test_no_source_at_all_says_what_to_give(server: FakeCloud, reader: dict[str,
     assert server.seen == []
 
 
-def test_skewed_clock_is_named(
+def test_skewed_clock_is_reported(
     server: FakeCloud, reader: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")

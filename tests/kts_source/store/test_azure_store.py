@@ -1,4 +1,4 @@
-"""Ranges of Azure's blobs through obstore: what it is told, and when adlfs reads instead."""
+"""Ranges of Azure's blobs: requests of obstore, and when adlfs reads instead."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.secret import Secret
-from kts_source.store.azure_range_settings import AzureRangeSettings
-from kts_source.store.azure_store import AzureStore
+from kts_source.store.azure_store import AzureSettings, AzureStore
 from kts_source.store.fsspec_store import FsspecStore
 from kts_source.store.open_store import open_store
 from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
@@ -61,10 +60,15 @@ def opened(arguments: dict[str, object], path: str = "abfs://orders/a b") -> Azu
     return store
 
 
-# -- what is asked for
+def use(store: AzureStore, settings: AzureSettings) -> None:
+    """Replaces the settings that were made from the options."""
+    store._ranges._settings, store._ranges._opened = settings, settings.open()
 
 
-def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- requests
+
+
+def test_account_key_signs_requests(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {
         "AZURE_STORAGE_ACCOUNT_NAME": "somebody",
         "AZURE_STORAGE_SAS_KEY": SIGNATURE,
@@ -87,15 +91,13 @@ def test_an_account_key(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> 
     store.close()
 
 
-def test_a_signature(service: OneObject) -> None:
+def test_shared_access_signature_is_sent_and_masked(service: OneObject) -> None:
     store = opened({"account_name": "shop", "sas_token": SIGNATURE})
     assert store.remarks == ()
     settings = store._ranges._settings
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
-    store._ranges._settings = replace(
-        settings, endpoint=service.url, client_options={"allow_http": True}
-    )
+    use(store, replace(settings, endpoint=service.url, client_options={"allow_http": True}))
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     service.error = 403, "AuthorizationFailure"
     with pytest.raises(AccessDeniedError) as caught:
@@ -108,16 +110,14 @@ def test_a_signature(service: OneObject) -> None:
     store.close()
 
 
-def test_nobody_asks(service: OneObject) -> None:
+def test_anonymous_requests_are_unsigned(service: OneObject) -> None:
     arguments = {"account_name": "shop", "anon": True}
     store = opened(arguments)
     assert store.remarks == ()
     settings = store._ranges._settings
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert settings.endpoint == "https://shop.blob.core.windows.net"
-    store._ranges._settings = replace(
-        settings, endpoint=service.url, client_options={"allow_http": True}
-    )
+    use(store, replace(settings, endpoint=service.url, client_options={"allow_http": True}))
     assert store.get_range("x", 0, 4) == DATA[:4]
     ((path, headers),) = service.seen
     assert (path, "authorization" in headers) == ("/orders/a%20b/x", False)
@@ -130,7 +130,7 @@ class Token(NamedTuple):
 
 
 class Giver:
-    """As `azure.identity` gives tokens; each has expired already."""
+    """Issues tokens that have expired already."""
 
     def __init__(self) -> None:
         self.scopes: list[str] = []
@@ -140,14 +140,15 @@ class Giver:
         return Token(f"token-{len(self.scopes)}", int(time.time()) - 1)
 
 
-def test_tokens_are_renewed(service: OneObject) -> None:
+def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store = opened({"account_name": "shop", "anon": False})
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
-    assert isinstance(settings, AzureRangeSettings)
+    assert isinstance(settings, AzureSettings)
     assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
-    store._ranges._settings = replace(
-        settings, endpoint=service.url, client_options={"allow_http": True}, token=giver
+    use(
+        store,
+        replace(settings, endpoint=service.url, client_options={"allow_http": True}, token=giver),
     )
     for _ in range(3):
         assert store.get_range("x", 0, 4) == DATA[:4]
@@ -160,7 +161,7 @@ def test_tokens_are_renewed(service: OneObject) -> None:
     store.close()
 
 
-# -- what is left to adlfs
+# -- reads by adlfs
 
 
 def _set(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -181,7 +182,7 @@ LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_what_only_adlfs_knows_is_left_to_it(
+def test_adlfs_reads_with_unsupported_options(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     more, path, prepare = LEFT[reason]
@@ -209,11 +210,13 @@ def test_what_only_adlfs_knows_is_left_to_it(
         ("http://127.0.0.1:10000/shop", False),
     ],
 )
-def test_signatures_follow_no_redirect(service: OneObject, endpoint: str, is_own: bool) -> None:
-    """obstore sends the whole address along as `Referer`."""
+def test_signatures_are_sent_to_azure_hosts_only(
+    service: OneObject, endpoint: str, is_own: bool
+) -> None:
+    """obstore would send the signed URL to other hosts as `Referer`."""
     signed = f"BlobEndpoint={endpoint};SharedAccessSignature={SIGNATURE};"
     store = opened({"connection_string": signed})
-    assert ("a signature at an address" in store._ranges.why_not) is not is_own
+    assert ("a signature at an address" in store._ranges.reason) is not is_own
     assert (store.remarks == ()) is is_own
     assert "a-secret" not in str(store.remarks)
 
@@ -224,15 +227,15 @@ def test_tokens_go_through_encrypted_connections_only(
     store = opened(by_key(service))
     client = store._client.filesystem.service_client
     monkeypatch.setattr(client, "credential", Giver())
-    assert "encrypted" in store._ranges.why_not
+    assert "encrypted" in store._ranges.reason
     monkeypatch.setattr(client, "credential", object())
     other = opened(by_key(service))
     monkeypatch.setattr(other._client.filesystem.service_client, "credential", object())
-    assert "of their own" in other._ranges.why_not
+    assert "of their own" in other._ranges.reason
 
 
 @pytest.mark.parametrize("version", ["0x8DC0FFEE", '""', 'W/"v1"'])
-def test_versions_that_no_condition_can_name(
+def test_unquoted_versions_are_read_by_adlfs(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     seen: list[str | None] = []
@@ -248,7 +251,7 @@ def test_versions_that_no_condition_can_name(
     store.close()
 
 
-# -- what it answers
+# -- answers
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_versions_that_no_condition_can_name(
         (503, "ServerBusy", StoreUnavailableError),
     ],
 )
-def test_errors_are_named_by_status_and_code(
+def test_error_class_follows_status_and_code(
     service: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     service.error = status, code
@@ -274,7 +277,7 @@ def test_errors_are_named_by_status_and_code(
     store.close()
 
 
-def test_another_version_that_the_condition_let_pass(service: OneObject) -> None:
+def test_other_etag_raises_object_changed(service: OneObject) -> None:
     service.headers = {"ETag": '"v2"'}
     store = opened(by_key(service))
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -282,7 +285,7 @@ def test_another_version_that_the_condition_let_pass(service: OneObject) -> None
     store.close()
 
 
-def test_a_pickle_opens_again(service: OneObject) -> None:
+def test_pickled_store_reads(service: OneObject) -> None:
     store = opened(by_key(service))
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

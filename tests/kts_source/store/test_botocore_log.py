@@ -1,4 +1,4 @@
-"""What botocore logs at level DEBUG shows requests, but no session token."""
+"""DEBUG messages of botocore show no session tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from kts_source.store.botocore_log import hide_tokens
+from kts_source.store.s3_ranges import hide_tokens
 from tests.kts_source.store.fake_cloud import DATA
 from tests.kts_source.store.one_object import BY_S3FS, KEYS, OneObject
 
@@ -14,7 +14,7 @@ TOKEN = "IQoJb3JpZ2luX2VjEJr//+a/b=="
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
-def test_a_request(
+def test_token_of_a_request_is_masked(
     clean_environment: None, caplog: pytest.LogCaptureFixture, options: dict[str, str]
 ) -> None:
     with OneObject().serving() as bucket:
@@ -40,7 +40,9 @@ def test_a_request(
         ("100 % of it", "100 % of it"),
     ],
 )
-def test_other_texts(text: str, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_tokens_in_other_texts_are_masked(
+    text: str, shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
     hide_tokens()
     hide_tokens()
     logger = logging.getLogger("botocore.parsers")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from kts_source.store.cancel import Cancellation, CancelledFetchError, cancelled_by, pause
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, cancelled_by, pause
 
 
-def test_a_cancelled_scope_pauses_no_more() -> None:
+def test_cancelled_scope_ends_pauses_and_calls_back() -> None:
     cancellation = Cancellation()
     calls: list[str] = []
     with cancellation.scope():

@@ -1,4 +1,4 @@
-"""An S3 server that answers a range of 100 bytes with as much as somebody takes."""
+"""An S3 server that never stops answering a request for 100 bytes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 ANNOUNCED = 1 << 30
 PIECE = bytes(1 << 20)
-# What the sockets of both sides hold, and what is read at once.
+# Size of the socket buffers of both sides, plus one read.
 TAKEN = 32 << 20
 
 
 @contextmanager
 def _endless(sent: list[int]) -> Iterator[str]:
-    """The endpoint; `sent` gets the bytes that each answer got rid of."""
+    """Yields the endpoint; `sent` gets the number of bytes sent by each answer."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -56,7 +56,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
             sent.append(size)
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = False  # leaving waits for what is being sent
+        server.daemon_threads = False  # leaving waits for the senders
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -64,13 +64,13 @@ def _endless(sent: list[int]) -> Iterator[str]:
         thread.join(10)
 
 
-def test_an_answer_without_end_is_given_up(clean_environment: None) -> None:
-    """Its memory is bounded by what was asked for, not by what is sent."""
+def test_endless_answer_is_given_up(clean_environment: None) -> None:
+    """The requested size bounds its memory."""
     sent: list[int] = []
     with _endless(sent) as endpoint:
         storage = storage_options_from({"s3.endpoint": endpoint, **KEYS})
         store = S3Store("s3://bucket", storage, QUICK)
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         with pytest.raises(StoreUnavailableError, match=f"has {ANNOUNCED} bytes"):
             store.get_range("x", 0, 100, version=ETAG)
         assert store.counters.bytes == 0

@@ -20,7 +20,7 @@ from kts_source.errors import (
 )
 from kts_source.secret import Secret
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.object_store_suite import DATA, ObjectStoreSuite
 
@@ -71,7 +71,7 @@ class TestMemoryStore(ObjectStoreSuite):
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory:///"])
-def test_the_root_of_a_file_system_is_a_root(url: str) -> None:
+def test_root_of_a_file_system_is_listed(url: str) -> None:
     MemoryFileSystem().pipe_file("/root-test/x", b"1")
     store = open_store(url, NOTHING)
     assert [info.key for info in store.list_objects("root-test/")] == ["root-test/x"]
@@ -84,7 +84,7 @@ def test_the_root_of_a_file_system_is_a_root(url: str) -> None:
     ("scheme", "extra"),
     [("gs", "gcs"), ("gcs", "gcs"), ("abfs", "azure"), ("abfss", "azure"), ("az", "azure")],
 )
-def test_the_extra_of_a_library_that_is_missing_is_named(
+def test_missing_library_error_names_the_extra(
     scheme: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
@@ -98,7 +98,7 @@ def test_unknown_schemes_are_refused() -> None:
         open_store("nosuch://x", NOTHING)
 
 
-def test_credentials_in_a_path_are_refused_unseen() -> None:
+def test_path_with_credentials_is_refused_without_showing_them() -> None:
     with pytest.raises(InvalidOptionError, match="credentials") as caught:
         open_store("sftp://user:very-secret@host/x", NOTHING)
     assert "very-secret" not in str(caught.value)
@@ -119,7 +119,7 @@ def test_storage_options_reach_the_file_system() -> None:
 
 
 class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory whose reads raise what the test put here."""
+    """A memory file system that raises the errors in this list."""
 
     protocol = "failing"
     failures: list[Exception] = []  # noqa: RUF012  # one list on purpose
@@ -166,7 +166,7 @@ class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has n
         return str(super()._strip_protocol(path.replace("caching://", "memory://")))
 
 
-def test_what_a_file_system_keeps_is_not_believed() -> None:
+def test_cached_listings_are_ignored() -> None:
     fsspec.register_implementation("caching", CachingFileSystem, clobber=True)
     memory = MemoryFileSystem()
     memory.pipe_file("/caching-test/a/x", b"1")
@@ -211,7 +211,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
         HttpError(code=429),
     ],
 )
-def test_what_may_pass_is_tried_again(failing: ObjectStore, failure: Exception) -> None:
+def test_transient_errors_are_retried(failing: ObjectStore, failure: Exception) -> None:
     FailingFileSystem.failures += [failure, failure]
     assert failing.get_range("x", 0, 10) == DATA[:10]
     assert failing.counters.retries == 2
@@ -230,7 +230,7 @@ def test_what_may_pass_is_tried_again(failing: ObjectStore, failure: Exception) 
         (ValueError("what?"), StoreError),
     ],
 )
-def test_what_does_not_pass_is_not_tried_again(
+def test_permanent_errors_are_not_retried(
     failing: ObjectStore, failure: Exception, kind: type[StoreError]
 ) -> None:
     FailingFileSystem.failures += [failure]
@@ -241,9 +241,7 @@ def test_what_does_not_pass_is_not_tried_again(
     assert failing.counters.retries == 0
 
 
-def test_short_answers_are_never_taken(
-    failing: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_answers_are_refused(failing: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FailingFileSystem, "short_by", 3)
     with pytest.raises(StoreUnavailableError, match="7 bytes were answered"):
         failing.get_range("x", 0, 10)
@@ -258,7 +256,7 @@ def test_errors_hold_no_secret(failing: ObjectStore) -> None:
     assert "abcdef" not in str(caught.value)
 
 
-def test_an_asynchronous_file_system_serves_reads(tmp_path: Path) -> None:
+def test_asynchronous_file_system_reads_ranges(tmp_path: Path) -> None:
     import http.server
     import threading
 

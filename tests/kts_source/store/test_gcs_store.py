@@ -1,4 +1,4 @@
-"""Ranges of Google Cloud Storage through obstore: what it is told, and when gcsfs reads instead."""
+"""Ranges of Google Cloud Storage: requests of obstore, and when gcsfs reads instead."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from kts_source.errors import (
 )
 from kts_source.secret import Secret
 from kts_source.store.fsspec_store import FsspecStore
-from kts_source.store.gcs_range_settings import GcsRangeSettings
-from kts_source.store.gcs_store import GcsStore
+from kts_source.store.gcs_store import GcsSettings, GcsStore
 from kts_source.store.open_store import open_store
 from tests.kts_source.store.fake_cloud import DATA, QUICK
 from tests.kts_source.store.one_object import OneObject
@@ -65,7 +64,7 @@ def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) ->
 
 @pytest.fixture
 def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The versions that gcsfs was asked for; it has the data."""
+    """Lists the versions that were requested of gcsfs."""
     asked: list[str | None] = []
 
     def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
@@ -76,10 +75,18 @@ def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     return asked
 
 
-# -- what is asked for
+def use(store: GcsStore, settings: GcsSettings) -> None:
+    """Replaces the settings that were made from the options."""
+    store._ranges._settings, store._ranges._opened = settings, settings.open()
+    store._ranges._reason = ""
 
 
-def test_nobody_asks(service: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- requests
+
+
+def test_anonymous_requests_are_unsigned(
+    service: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in {
         "GOOGLE_BEARER_TOKEN": "of-somebody-else",
         "GOOGLE_BASE_URL": "http://127.0.0.1:1",
@@ -105,7 +112,7 @@ def credentials(token: str, **more: object) -> Any:  # noqa: ANN401  # Google's
 
 
 class Login:
-    """As gcsfs' `GoogleCredentials`: each token has expired at once."""
+    """Replaces `GoogleCredentials` of gcsfs; each token expires at once."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -117,12 +124,12 @@ class Login:
         self.credentials = credentials(f"token-{self.number}", expiry=soon)
 
 
-def test_tokens_are_renewed(service: OneObject) -> None:
+def test_expired_tokens_are_renewed(service: OneObject) -> None:
     store = opened(service)
     assert store.remarks == ()
     settings = store._ranges._settings
-    assert isinstance(settings, GcsRangeSettings)
-    store._ranges._settings = replace(settings, login=Login())
+    assert isinstance(settings, GcsSettings)
+    use(store, replace(settings, login=Login()))
     for _ in range(3):
         assert store.get_range("x", 0, 4) == DATA[:4]
     assert [headers["authorization"] for _, headers in service.seen] == [
@@ -135,7 +142,7 @@ def test_tokens_are_renewed(service: OneObject) -> None:
 
 
 class Lasting(Login):
-    """As Google's library is sure of a token: it asks for another one when it has expired."""
+    """Requests a new token only when the current one has expired."""
 
     def __init__(self, *, gives: bool) -> None:
         super().__init__()
@@ -155,18 +162,18 @@ class Lasting(Login):
 
 
 def refused(service: OneObject, login: Lasting, *, token: str) -> GcsStore:
-    """A store whose server refuses a token for good."""
+    """Opens a store of a server that refuses a token."""
     store = opened(service)
     assert not store.remarks
     settings = store._ranges._settings
-    assert isinstance(settings, GcsRangeSettings)
-    store._ranges._settings = replace(settings, login=login)
+    assert isinstance(settings, GcsSettings)
+    use(store, replace(settings, login=login))
     service.refuses = lambda headers: headers["authorization"] == f"Bearer {token}"
     return store
 
 
-def test_a_token_that_is_refused_is_renewed_once(service: OneObject) -> None:
-    """As one that was revoked, or that a clock which is late takes for a good one."""
+def test_refused_token_is_renewed_once(service: OneObject) -> None:
+    """A token may be revoked, or the clock may be late."""
     login = Lasting(gives=True)
     store = refused(service, login, token="token-0")
     with ThreadPoolExecutor(8) as pool:
@@ -179,7 +186,7 @@ def test_a_token_that_is_refused_is_renewed_once(service: OneObject) -> None:
 
 
 @pytest.mark.parametrize("gives", [True, False])
-def test_a_refusal_that_no_renewal_ends_is_one(service: OneObject, gives: bool) -> None:
+def test_second_refusal_raises_access_denied(service: OneObject, gives: bool) -> None:
     login = Lasting(gives=gives)
     store = refused(service, login, token="token-0")
     service.refuses = lambda _headers: True
@@ -192,21 +199,19 @@ def test_a_refusal_that_no_renewal_ends_is_one(service: OneObject, gives: bool) 
 
 
 class Hiccup(Login):
-    """The metadata server does not answer."""
+    """Fails as if the metadata server did not answer."""
 
     def maybe_refresh(self) -> None:
         raise OSError("no token")
 
 
-def test_a_token_that_nobody_gives_is_left_to_gcsfs(
-    service: OneObject, by_gcsfs: list[str | None]
-) -> None:
-    """It tries again and names what is wrong; obstore calls all of it denied."""
+def test_gcsfs_reads_if_no_token_can_be_had(service: OneObject, by_gcsfs: list[str | None]) -> None:
+    """gcsfs retries and reports the cause; obstore reports "permission denied" for all of them."""
     store = opened(service)
     assert not store.remarks
     settings = store._ranges._settings
-    assert isinstance(settings, GcsRangeSettings)
-    store._ranges._settings = replace(settings, login=Hiccup())
+    assert isinstance(settings, GcsSettings)
+    use(store, replace(settings, login=Hiccup()))
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
     assert store.counters.requests == 1, "obstore made none"
@@ -214,7 +219,7 @@ def test_a_token_that_nobody_gives_is_left_to_gcsfs(
     store.close()
 
 
-# -- what is left to gcsfs
+# -- reads by gcsfs
 
 
 def _set(name: str, text: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -238,7 +243,7 @@ LEFT: dict[str, tuple[dict[str, object], str, Callable[[pytest.MonkeyPatch], Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_what_only_gcsfs_knows_is_left_to_it(
+def test_gcsfs_reads_with_unsupported_options(
     service: OneObject,
     by_gcsfs: list[str | None],
     monkeypatch: pytest.MonkeyPatch,
@@ -260,18 +265,18 @@ def test_what_only_gcsfs_knows_is_left_to_it(
     ("endpoint", "project", "reason"),
     [("http://", None, "encrypted"), ("https://", "who-pays", "pays"), ("https://", None, "")],
 )
-def test_tokens_and_where_they_may_go(
+def test_tokens_are_sent_encrypted_and_without_a_paying_project(
     service: OneObject, endpoint: str, project: str | None, reason: str
 ) -> None:
     store = opened(service, endpoint_url=f"{endpoint}localhost:1")
     login = store._client.filesystem.credentials
     login.credentials = credentials("token", quota_project_id=project)
-    assert reason in store._ranges.why_not
-    assert bool(reason) == bool(store._ranges.why_not)
+    assert reason in store._ranges.reason
+    assert bool(reason) == bool(store._ranges.reason)
 
 
 @pytest.mark.parametrize("name", ["GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT"])
-def test_files_of_others_that_obstore_reads_first(
+def test_gcsfs_reads_if_obstore_rejects_a_credentials_file(
     service: OneObject, by_gcsfs: list[str | None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "{}")
@@ -282,47 +287,32 @@ def test_files_of_others_that_obstore_reads_first(
     store.close()
 
 
-def test_credentials_that_only_google_reads(
+def test_workload_identity_gives_tokens(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Workload identity, which gcsfs knows."""
+    """Only gcsfs supports them."""
     file = tmp_path / "identity.json"
     file.write_text(json.dumps({"type": "external_account", "audience": "x"}))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     store = opened(service)
-    assert store.remarks == ()
+    assert "does not open" in store.remarks[0], "obstore cannot read the file"
     settings = store._ranges._settings
-    assert isinstance(settings, GcsRangeSettings)
-    store._ranges._settings = replace(settings, login=Login())
+    assert isinstance(settings, GcsSettings)
+    use(store, replace(settings, login=Login()))
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     ((_, headers),) = service.seen
     assert headers["authorization"] == "Bearer token-1"
     store.close()
 
 
-def test_a_plan_from_when_versions_were_etags(
-    service: OneObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = opened(service)
-    entry = {"type": "file", "size": len(DATA), "etag": "CIq=", "generation": GENERATION}
-    answers = {"cat_file": DATA[:4], "info": entry}
-    monkeypatch.setattr(store, "_call", lambda method, *_arguments, **_named: answers[method])
-    assert store.head("x").version == GENERATION
-    assert store.get_range("x", 0, 4, version="CIq=") == DATA[:4]
-    with pytest.raises(ObjectChangedError):
-        store.get_range("x", 0, 4, version="CIr=")
-    assert service.seen == []
-    store.close()
-
-
-# -- what it answers
+# -- answers
 
 
 @pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (400, "InvalidArgument")])
-def test_what_gcsfs_must_confirm(
+def test_gcsfs_confirms_missing_objects_and_bad_requests(
     service: OneObject, by_gcsfs: list[str | None], status: int, code: str
 ) -> None:
-    """An overwritten generation is missing, and other interfaces may have what this one lacks."""
+    """Also an overwritten generation is missing, and other interfaces may have the object."""
     service.error = status, code
     store = opened(service)
     for _ in range(2):
@@ -343,7 +333,7 @@ def test_what_gcsfs_must_confirm(
         (503, "ServiceUnavailable", StoreUnavailableError),
     ],
 )
-def test_errors_are_named_by_status(
+def test_error_class_follows_status(
     service: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     service.error = status, code
@@ -355,7 +345,7 @@ def test_errors_are_named_by_status(
     store.close()
 
 
-def test_another_generation_than_asked_for(service: OneObject) -> None:
+def test_other_generation_raises_object_changed(service: OneObject) -> None:
     service.headers = {"x-goog-generation": "7"}
     store = opened(service)
     with pytest.raises(ObjectChangedError, match="7"):
@@ -366,7 +356,7 @@ def test_another_generation_than_asked_for(service: OneObject) -> None:
     store.close()
 
 
-def test_a_pickle_opens_again(service: OneObject) -> None:
+def test_pickled_store_reads(service: OneObject) -> None:
     store = opened(service)
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

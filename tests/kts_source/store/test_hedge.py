@@ -1,110 +1,118 @@
+"""`hedged` sends a second request for a late answer and returns the first answer."""
+
 from __future__ import annotations
 
-import asyncio
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from kts_source.store.hedge import hedged
+from kts_source.store.request_policy import (
+    Cancellation,
+    CancelledFetchError,
+    await_result,
+    hedged,
+)
 
 
 class Attempts:
     """Attempts that end when the test says so."""
 
     def __init__(self) -> None:
-        self.made: list[asyncio.Future[str]] = []
-        self.seconds = 0
+        self.made: list[Future[str]] = []
+        self.hedges = 0
 
-    def __call__(self) -> asyncio.Future[str]:
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def call(self) -> str:
+        future: Future[str] = Future()
         self.made.append(future)
-        return future
-
-    async def call(self) -> str:
-        return await self()
+        return await_result(future, 60, future.cancel)
 
     def count(self) -> None:
-        self.seconds += 1
+        self.hedges += 1
+
+    def start(self, pool: ThreadPoolExecutor, *, after_seconds: float, number: int) -> Future[str]:
+        """Calls `hedged` and waits for its attempts."""
+        answer = pool.submit(hedged, self.call, after_seconds=after_seconds, on_second=self.count)
+        deadline = time.monotonic() + 10
+        while len(self.made) < number:
+            assert time.monotonic() < deadline, "the attempt was not made"
+            time.sleep(0.001)
+        return answer
 
 
-async def _soon(attempts: Attempts, number: int) -> None:
-    for _ in range(1000):
-        if len(attempts.made) >= number:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("the attempt was not made")
+@pytest.fixture
+def attempts() -> Attempts:
+    return Attempts()
 
 
-def test_a_prompt_answer_is_asked_for_once() -> None:
-    async def run() -> None:
-        attempts = Attempts()
-        answer = asyncio.ensure_future(
-            hedged(attempts.call, after_seconds=60, on_second=attempts.count)
-        )
-        await _soon(attempts, 1)
+def test_prompt_answer_is_requested_once(attempts: Attempts) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = attempts.start(pool, after_seconds=60, number=1)
         attempts.made[0].set_result("first")
-        assert await answer == "first"
-        assert attempts.seconds == 0
-
-    asyncio.run(run())
+        assert answer.result(10) == "first"
+    assert attempts.hedges == 0
 
 
 @pytest.mark.parametrize("winner", [0, 1])
-def test_the_first_to_answer_wins_and_the_other_is_cancelled(winner: int) -> None:
-    async def run() -> None:
-        attempts = Attempts()
-        answer = asyncio.ensure_future(
-            hedged(attempts.call, after_seconds=0, on_second=attempts.count)
-        )
-        await _soon(attempts, 2)
+def test_first_answer_wins_and_cancels_the_other_attempt(attempts: Attempts, winner: int) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[winner].set_result(str(winner))
-        assert await answer == str(winner)
-        assert attempts.made[1 - winner].cancelled()
-        assert attempts.seconds == 1
-
-    asyncio.run(run())
+        assert answer.result(10) == str(winner)
+    assert attempts.made[1 - winner].cancelled()
+    assert attempts.hedges == 1
 
 
-def test_one_failure_of_two_waits_for_the_other() -> None:
-    async def run() -> None:
-        attempts = Attempts()
-        answer = asyncio.ensure_future(
-            hedged(attempts.call, after_seconds=0, on_second=attempts.count)
-        )
-        await _soon(attempts, 2)
+def test_failure_of_one_attempt_waits_for_the_other(attempts: Attempts) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = attempts.start(pool, after_seconds=0, number=2)
         attempts.made[0].set_exception(ConnectionError("reset"))
-        await asyncio.sleep(0.01)
+        time.sleep(0.01)
         assert not answer.done()
         attempts.made[1].set_result("second")
-        assert await answer == "second"
-
-    asyncio.run(run())
+        assert answer.result(10) == "second"
 
 
-def test_two_failures_fail() -> None:
-    async def run() -> None:
-        attempts = Attempts()
-        answer = asyncio.ensure_future(
-            hedged(attempts.call, after_seconds=0, on_second=attempts.count)
-        )
-        await _soon(attempts, 2)
-        attempts.made[0].set_exception(ConnectionError("one"))
-        attempts.made[1].set_exception(ConnectionError("two"))
+def test_failure_of_both_attempts_raises(attempts: Attempts) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = attempts.start(pool, after_seconds=0, number=2)
+        for future in attempts.made:
+            future.set_exception(ConnectionError("reset"))
         with pytest.raises(ConnectionError):
-            await answer
-
-    asyncio.run(run())
+            answer.result(10)
 
 
-def test_who_waits_may_stop_both() -> None:
-    async def run() -> None:
-        attempts = Attempts()
-        answer = asyncio.ensure_future(
-            hedged(attempts.call, after_seconds=0, on_second=attempts.count)
-        )
-        await _soon(attempts, 2)
-        answer.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await answer
-        assert all(one.cancelled() for one in attempts.made)
+def test_answer_counts_if_both_attempts_end_at_once() -> None:
+    for _ in range(20):
+        calls, both = list[int](), threading.Barrier(2)
 
-    asyncio.run(run())
+        def call(calls: list[int] = calls, both: threading.Barrier = both) -> str:
+            calls.append(1)
+            is_first = len(calls) == 1
+            both.wait(10)
+            if is_first:
+                raise OSError("late")
+            return "second"
+
+        def sleep() -> None:
+            time.sleep(0.02)
+
+        assert hedged(call, after_seconds=0.001, on_second=sleep) == "second"
+
+
+def test_cancellation_of_the_caller_cancels_both_attempts(attempts: Attempts) -> None:
+    cancellation = Cancellation()
+
+    def call() -> str:
+        with cancellation.scope():
+            return hedged(attempts.call, after_seconds=0, on_second=attempts.count)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(call)
+        while len(attempts.made) < 2:
+            time.sleep(0.001)
+        cancellation.cancel()
+        with pytest.raises(CancelledFetchError):
+            answer.result(10)
+    assert all(future.cancelled() for future in attempts.made)

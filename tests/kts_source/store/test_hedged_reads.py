@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from tests.kts_source.store.fake_cloud import DATA, ETAG, GENERATION, FakeCloud, Reply
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def server(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.parametrize("second", ["answers", "fails"])
 @pytest.mark.parametrize("cloud", ["s3", "s3fs", "obstore gcs", "obstore azure", "presigned"])
-def test_late_answers_are_replaced_and_never_mixed_up(
+def test_late_answers_are_replaced_without_mixing(
     server: FakeCloud, tmp_path: Path, cloud: str, second: str
 ) -> None:
     if "obstore" in cloud and importlib.util.find_spec("obstore") is None:

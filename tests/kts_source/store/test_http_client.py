@@ -1,46 +1,57 @@
-"""One request by the standard library: who ends it, what its connection is good for afterwards."""
+"""Requests of `HttpClient`: reuse of connections, deadlines, cancellation, TLS and proxies."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import gc
 import http.client
 import socket
+import ssl
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from urllib3.connection import HTTPConnection
 
 from kts_source.secret import Secret
-from kts_source.store.cancel import Cancellation, CancelledFetchError
-from kts_source.store.hedge import hedged_call
+from kts_source.store import http_client
 from kts_source.store.http_client import HttpClient, HttpSettings
-from kts_source.store.retry import TransientError
+from kts_source.store.request_policy import (
+    Cancellation,
+    CancelledFetchError,
+    TransientError,
+    hedged,
+)
 from tests.kts_source.store.raw_server import (
     ANSWER,
     BODY,
+    OTHER,
     Server,
     answers,
     ask,
     client_of,
     dripping,
+    encrypt,
+    read_body,
     serving,
+    serving_encrypted,
     silent,
-    whole,
+    tls_context,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 # -- connections
 
 
-def test_connections_are_used_again() -> None:
+def test_connection_is_reused() -> None:
     with serving(answers) as server:
         client = client_of(server)
         for _ in range(5):
@@ -49,7 +60,7 @@ def test_connections_are_used_again() -> None:
         assert len(server.requests) == 5
 
 
-def test_many_threads_have_each_their_own() -> None:
+def test_threads_use_one_connection_each() -> None:
     with serving(answers) as server:
         client = client_of(server)
         with ThreadPoolExecutor(12) as pool:
@@ -58,125 +69,184 @@ def test_many_threads_have_each_their_own() -> None:
         assert len(server.requests) == 120
 
 
-def test_what_the_server_has_closed_is_not_used() -> None:
-    def once(server: Server, sock: socket.socket) -> None:
+def test_connection_closed_by_the_server_is_replaced() -> None:
+    def serve_once(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(ANSWER + BODY)
 
-    with serving(once) as server:
+    with serving(serve_once) as server:
         client = client_of(server)
         for number in range(4):
             assert ask(client) == BODY
-            while client._idle and client._idle[0][1].channel.is_quiet:
-                time.sleep(0.001)  # its end is on its way
+            time.sleep(0.05)  # the FIN arrives
             assert server.connections == number + 1
 
 
-def test_what_the_server_will_close_is_not_kept() -> None:
+def test_connection_is_closed_after_connection_close() -> None:
     last = ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + BODY
-
     with serving(lambda server, sock: answers(server, sock, last)) as server:
         client = client_of(server)
-        assert ask(client) == BODY
-        assert client._idle == []
+        assert ask(client) == BODY == ask(client)
+        assert server.connections == 2
 
 
-def test_an_answer_that_is_not_read_to_its_end() -> None:
+def test_connection_with_an_unread_answer_is_closed() -> None:
     with serving(answers) as server:
         client = client_of(server)
         for number in range(3):
             assert client.get("/x", {"Host": "x"}, lambda a: a.status, seconds=20) == 200
             assert server.connections == number + 1
-        assert client._idle == []
 
 
-# -- answers that are none
+def test_idle_connection_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "_IDLE_SECONDS", 0.05)
+    with serving(answers) as server:
+        client = client_of(server)
+        assert ask(client) == BODY
+        time.sleep(0.1)
+        assert ask(client) == BODY
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("is_as_long", [False, True])
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("size", [4, 100_000, len(BODY)])
+def test_connection_with_unsolicited_bytes_is_closed(
+    tmp_path: Path, size: int, is_encrypted: bool, is_as_long: bool
+) -> None:
+    """Bytes after an answer, such as a second answer, may be in any buffer by then."""
+    context, authority = tls_context(tmp_path)
+    answer = ANSWER.replace(b"%d" % len(BODY), b"%d" % size) + BODY[:size]
+    following = answer if is_as_long else OTHER
+
+    def serve(server: Server, sock: socket.socket) -> None:
+        with encrypt(server, sock, context) if is_encrypted else sock as connection:
+            answers(server, connection, answer + following)
+
+    def read_slowly(answer: http.client.HTTPResponse) -> bytes:
+        time.sleep(0.05)  # all bytes arrive together
+        return read_body(answer)
+
+    with serving(serve) as server:
+        url = server.url.replace("http:", "https:") if is_encrypted else server.url
+        client = HttpClient(HttpSettings(url, 2.0, 5.0, ca_file=authority))
+        for number in range(3):
+            assert client.get("/x", {"Host": "x"}, read_slowly, seconds=20) == BODY[:size]
+            time.sleep(0.05)
+            assert server.connections == number + 1
+
+
+# -- malformed answers
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 200],
-    ids=["none", "nonsense", "endless headers"],
+    ids=["empty", "nonsense", "too many headers"],
 )
-def test_no_answer(answer: bytes) -> None:
+def test_malformed_answer_raises(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)
 
     with serving(serve) as server:
         client = client_of(server)
-        with pytest.raises((OSError, http.client.HTTPException)):
-            ask(client)
-        assert client._idle == []
+        for number in range(2):
+            with pytest.raises((OSError, http.client.HTTPException)):
+                ask(client)
+            assert server.connections == number + 1
 
 
-def test_half_an_answer_says_how_much_it_was() -> None:
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_truncated_answer_is_returned_short(tmp_path: Path, is_encrypted: bool) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
-        sock.sendall(ANSWER + BODY[:1000])
+        sock.sendall(ANSWER + BODY[:99_999])
+        sock.shutdown(socket.SHUT_RDWR)
 
-    with serving(serve) as server:
-        client = client_of(server)
-        assert ask(client) == BODY[:1000]
-        assert client._idle == []
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (_, settings):
+            assert ask(HttpClient(settings)) == BODY[:99_999]
+    else:
+        with serving(serve) as server:
+            assert ask(client_of(server)) == BODY[:99_999]
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused_is_reported() -> None:
     with serving(answers) as server:
         pass
     with pytest.raises(ConnectionRefusedError):
         ask(client_of(server))
 
 
-# -- who ends it
+# -- deadlines and cancellation
 
 
-def test_silence_is_bounded() -> None:
+def test_silence_raises_timeout() -> None:
     with serving(silent) as server:
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(TimeoutError, match="silent for"):
             ask(client_of(server, read_seconds=0.2))
-        assert 0.15 < time.monotonic() - began < 5
+        assert 0.15 < time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("serve", [silent, dripping])
-def test_the_deadline_holds(serve: Callable[[Server, socket.socket], object]) -> None:
+def test_deadline_ends_the_request(serve: Callable[[Server, socket.socket], object]) -> None:
     with serving(serve) as server:
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(TransientError, match=r"deadline 0.3 s \(option fetchDeadlineMs\)"):
             ask(client_of(server), seconds=0.3)
-        assert 0.25 < time.monotonic() - began < 5
+        assert 0.25 < time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("serve", [silent, dripping])
-def test_a_cancelled_request_ends_at_once(
-    serve: Callable[[Server, socket.socket], object],
+def test_deadline_ends_an_encrypted_request(
+    tmp_path: Path, serve: Callable[[Server, socket.socket], object]
 ) -> None:
-    scope = Cancellation()
+    with (
+        serving_encrypted(tmp_path, serve) as (_, settings),
+        pytest.raises(TransientError, match="deadline"),
+    ):
+        ask(HttpClient(settings), seconds=0.3)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("serve", [silent, dripping])
+def test_cancellation_ends_the_request(
+    tmp_path: Path, serve: Callable[[Server, socket.socket], object], is_encrypted: bool
+) -> None:
+    cancellation = Cancellation()
 
     def read(client: HttpClient) -> bytes:
-        with scope.scope():
+        with cancellation.scope():
             return ask(client)
 
-    with serving(serve) as server, ThreadPoolExecutor(1) as pool:
-        client = client_of(server)
-        reading = pool.submit(read, client)
-        while not server.requests:
-            time.sleep(0.001)
-        scope.cancel()
-        with pytest.raises(CancelledFetchError):
-            reading.result(2)
-        assert client._idle == []
+    def cancel(server: Server, settings: HttpSettings) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read, HttpClient(settings))
+            while not server.requests:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            cancellation.cancel()
+            with pytest.raises(CancelledFetchError):
+                reading.result(2)
+
+    if is_encrypted:
+        with serving_encrypted(tmp_path, serve) as (server, settings):
+            cancel(server, settings)
+    else:
+        with serving(serve) as server:
+            cancel(server, HttpSettings(server.url, 2.0, 5.0))
 
 
-def test_half_an_answer_to_a_cancelled_request_is_no_failure() -> None:
-    """It would be counted as a retry, or end the caller's last attempt."""
-    scope = Cancellation()
+def test_truncated_answer_of_a_cancelled_request_is_no_failure() -> None:
+    """It would count as a retry, or end the caller's last attempt."""
+    cancellation = Cancellation()
 
     def read(answer: http.client.HTTPResponse) -> bytes:
-        scope.cancel()
-        if whole(answer) != BODY:
-            raise TransientError("it is not whole")
+        cancellation.cancel()
+        if read_body(answer) != BODY:
+            raise TransientError("it is truncated")
         return BODY
 
     def serve(server: Server, sock: socket.socket) -> None:
@@ -184,65 +254,91 @@ def test_half_an_answer_to_a_cancelled_request_is_no_failure() -> None:
         sock.sendall(ANSWER + BODY[:1000])
         sock.recv(1)
 
-    with serving(serve) as server, scope.scope(), pytest.raises(CancelledFetchError):
+    with serving(serve) as server, cancellation.scope(), pytest.raises(CancelledFetchError):
         client_of(server).get("/x", {"Host": "x"}, read, seconds=20)
 
 
-def test_a_request_that_was_cancelled_before_takes_no_connection() -> None:
-    scope = Cancellation()
-    scope.cancel()
+def test_request_cancelled_before_it_starts_takes_no_connection() -> None:
+    cancellation = Cancellation()
+    cancellation.cancel()
     with serving(answers) as server:
         client = client_of(server)
         assert ask(client) == BODY
-        with scope.scope(), pytest.raises(CancelledFetchError):
+        with cancellation.scope(), pytest.raises(CancelledFetchError):
             ask(client)
         assert ask(client) == BODY
         assert server.connections == 1
         assert len(server.requests) == 2
 
 
-def test_cancelled_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that takes its time to be looked up; what comes of it is closed by then."""
-    asked, go_on, closed = threading.Event(), threading.Event(), threading.Event()
-    connect = socket.create_connection
+def test_cancellation_while_connecting_closes_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For example during a slow name look-up."""
+    started, resume, closed = threading.Event(), threading.Event(), threading.Event()
+    create_connection = HTTPConnection._new_conn
 
-    def slow(*arguments: object, **named: object) -> socket.socket:
-        asked.set()
-        assert go_on.wait(10)
-        sock: socket.socket = connect(*arguments, **named)  # type: ignore[arg-type]
-        return sock
+    def connect_slowly(connection: HTTPConnection) -> socket.socket:
+        started.set()
+        assert resume.wait(10)
+        return create_connection(connection)
 
-    monkeypatch.setattr(socket, "create_connection", slow)
-    scope = Cancellation()
+    monkeypatch.setattr(HTTPConnection, "_new_conn", connect_slowly)
+    cancellation = Cancellation()
 
     def serve(_server: Server, sock: socket.socket) -> None:
         if not sock.recv(1):
             closed.set()
 
     def read(client: HttpClient) -> bytes:
-        with scope.scope():
+        with cancellation.scope():
             return ask(client)
 
     with serving(serve) as server, ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, client_of(server))
-        assert asked.wait(10)
-        scope.cancel()
+        assert started.wait(10)
+        cancellation.cancel()
         with pytest.raises(CancelledFetchError):
             reading.result(2)
-        go_on.set()
+        resume.set()
         assert closed.wait(10)
 
 
-def test_cancelling_too_late_harms_nobody() -> None:
-    """Whoever cancels at the very end may do so when the connection is another's already."""
+def test_cancellation_during_the_handshake_closes_the_connection(tmp_path: Path) -> None:
+    started, closed = threading.Event(), threading.Event()
+    cancellation = Cancellation()
+
+    def serve(_server: Server, sock: socket.socket) -> None:
+        assert sock.recv(65536)
+        started.set()
+        if not sock.recv(1):
+            closed.set()
+
+    with serving(serve) as server, ThreadPoolExecutor(1) as pool:
+        client = HttpClient(HttpSettings(server.url.replace("http:", "https:"), 30.0, 30.0))
+
+        def read() -> bytes:
+            with cancellation.scope():
+                return ask(client)
+
+        reading = pool.submit(read)
+        assert started.wait(10)
+        cancellation.cancel()
+        with pytest.raises(CancelledFetchError):
+            reading.result(2)
+        assert closed.wait(2)
+
+
+def test_late_cancellation_spares_the_next_request() -> None:
+    """By the time of the cancellation, the connection may belong to another request."""
     with serving(answers) as server:
         client = client_of(server)
         with ThreadPoolExecutor(4) as pool:
             for _ in range(300):
-                scope = Cancellation()
+                cancellation = Cancellation()
 
-                def read(scope: Cancellation = scope) -> bytes | None:
-                    with scope.scope():
+                def read(cancellation: Cancellation = cancellation) -> bytes | None:
+                    with cancellation.scope():
                         try:
                             return ask(client)
                         except CancelledFetchError:
@@ -250,12 +346,12 @@ def test_cancelling_too_late_harms_nobody() -> None:
 
                 reading = pool.submit(read)
                 other = pool.submit(ask, client)
-                scope.cancel()
+                cancellation.cancel()
                 assert reading.result() in (BODY, None)
                 assert other.result() == BODY
 
 
-def test_the_second_request_may_win() -> None:
+def test_second_request_wins_over_a_silent_first() -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         if server.connections == 1:
             silent(server, sock)
@@ -263,52 +359,66 @@ def test_the_second_request_may_win() -> None:
             answers(server, sock)
 
     with serving(serve) as server:
-        client, seconds = client_of(server), list[int]()
-        began = time.monotonic()
-        found = hedged_call(
-            lambda: ask(client), after_seconds=0.1, on_second=lambda: seconds.append(1)
-        )
-        assert found == BODY
-        assert seconds == [1]
-        assert time.monotonic() - began < 4, "the first was waited for"
+        client, hedges = client_of(server), list[int]()
+        start = time.monotonic()
+        answer = hedged(lambda: ask(client), after_seconds=0.1, on_second=lambda: hedges.append(1))
+        assert answer == BODY
+        assert hedges == [1]
+        assert time.monotonic() - start < 4, "the first request was waited for"
 
 
-def test_of_two_that_end_at_once_the_answer_counts() -> None:
-    for _ in range(20):
-        calls, both = list[int](), threading.Barrier(2)
-
-        def call(calls: list[int] = calls, both: threading.Barrier = both) -> bytes:
-            calls.append(1)
-            is_first = len(calls) == 1
-            both.wait(10)
-            if is_first:
-                raise OSError("late")
-            return BODY
-
-        slow = functools.partial(time.sleep, 0.02)
-        assert hedged_call(call, after_seconds=0.001, on_second=slow) == BODY
-
-
-def test_an_early_failure_is_not_asked_for_twice() -> None:
+def test_early_failure_sends_no_second_request() -> None:
     with serving(lambda server, sock: server.request(sock)) as server:
         with pytest.raises((OSError, http.client.HTTPException)):
-            hedged_call(lambda: ask(client_of(server)), after_seconds=5, on_second=pytest.fail)
+            hedged(lambda: ask(client_of(server)), after_seconds=5, on_second=pytest.fail)
         assert len(server.requests) == 1
 
 
-# -- how a server is reached
+# -- TLS
 
 
-def test_the_librarys_debugging_prints_no_headers(
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_encrypted_answers_are_read(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    with serving_encrypted(tmp_path, answers, version) as (server, settings):
+        client = HttpClient(settings)
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda _: ask(client), range(40))) == {BODY}
+        assert server.connections <= 8
+        other_host = settings.url.replace("127.0.0.1", "127.0.0.2")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(HttpClient(replace(settings, url=other_host)))
+
+
+def test_silent_handshake_raises_timeout() -> None:
+    with serving(
+        lambda _server, sock: sock.recv(1) and sock.recv(65536) and sock.recv(1)
+    ) as server:
+        url = server.url.replace("http:", "https:")
+        with pytest.raises(TimeoutError):
+            ask(HttpClient(HttpSettings(url, 0.3, 5.0)))
+
+
+# -- proxies and headers
+
+
+def test_debugging_of_the_library_prints_no_headers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http.client.HTTPConnection, "debuglevel", 1)
     with serving(answers) as server:
-        client_of(server).get("/x", {"Host": "x", "Token": "it"}, whole, seconds=9)
+        client_of(server).get("/x", {"Host": "x", "Token": "it"}, read_body, seconds=9)
     assert capsys.readouterr().out == ""
 
 
-def test_a_proxy_of_plain_requests() -> None:
+def test_only_given_headers_are_sent() -> None:
+    with serving(answers) as server:
+        client_of(server).get("/a//b?c=%2F", {"Host": "x", "Token": "it"}, read_body, seconds=9)
+    lines = server.requests[0].decode().split("\r\n")
+    assert lines[0] == "GET /a//b?c=%2F HTTP/1.1"
+    assert set(lines[1:]) == {"Host: x", "Token: it", "Accept-Encoding: identity", ""}
+
+
+def test_plain_request_through_a_proxy_has_the_whole_url() -> None:
     with serving(answers) as proxy:
         settings = HttpSettings(
             "http://store.invalid:9000",
@@ -316,19 +426,39 @@ def test_a_proxy_of_plain_requests() -> None:
             5.0,
             Secret(f"http://us%40er:pass%3Aword@127.0.0.1:{proxy.port}"),
         )
-        assert HttpClient(settings).get("/x", {"Host": "h"}, whole, seconds=9) == BODY
+        assert HttpClient(settings).get("/x", {"Host": "h"}, read_body, seconds=9) == BODY
     lines = proxy.requests[0].decode().split("\r\n")
     assert lines[0] == "GET http://store.invalid:9000/x HTTP/1.1"
     assert "Host: h" in lines
-    given = base64.b64encode(b"us@er:pass:word").decode()
-    assert f"Proxy-Authorization: Basic {given}" in lines
+    basic = base64.b64encode(b"us@er:pass:word").decode()
+    assert f"Proxy-Authorization: Basic {basic}" in lines
     assert "pass" not in repr(settings)
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
-def test_a_proxy_that_does_not_connect(answer: bytes) -> None:
-    """What is open then is closed, not left to whoever collects garbage."""
+def test_encrypted_request_through_a_proxy_uses_a_tunnel(tmp_path: Path) -> None:
+    context, authority = tls_context(tmp_path)
 
+    def serve(server: Server, sock: socket.socket) -> None:
+        server.request(sock)
+        sock.sendall(b"HTTP/1.1 200 go on\r\n\r\n")
+        with encrypt(server, sock, context) as wrapped:
+            answers(server, wrapped)
+
+    with serving(serve) as proxy:
+        through = Secret[str | None](f"http://u:p@127.0.0.1:{proxy.port}")
+        settings = HttpSettings("https://127.0.0.1:443", 2.0, 5.0, through, authority)
+        assert settings.host == "127.0.0.1"
+        client = HttpClient(settings)
+        assert ask(client) == BODY == ask(client)
+    connect, *requests = (request.decode() for request in proxy.requests)
+    assert connect.startswith("CONNECT 127.0.0.1:443 ")
+    assert "Proxy-Authorization: Basic" in connect
+    assert [request.partition("\r\n")[0] for request in requests] == ["GET /x HTTP/1.1"] * 2
+    assert "Proxy-Authorization" not in "".join(requests)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
+def test_proxy_that_opens_no_tunnel_leaves_nothing_open(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)
@@ -341,7 +471,7 @@ def test_a_proxy_that_does_not_connect(answer: bytes) -> None:
         with suppress(OSError, http.client.HTTPException):
             pytest.fail(str(ask(client)))
         gc.collect()
-        assert [str(one.message) for one in warned] == []
+        assert [str(warning.message) for warning in warned] == []
     assert proxy.requests[0].startswith(b"CONNECT [::1]:443 ")
 
 
@@ -362,5 +492,5 @@ def test_other_proxies_are_refused(proxy: str) -> None:
         ("http://[::1]:80", "[::1]"),
     ],
 )
-def test_host_headers(url: str, host: str) -> None:
+def test_host_header_omits_the_default_port(url: str, host: str) -> None:
     assert HttpSettings(url, 1.0, 1.0).host == host

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> JoinedStore:
     return JoinedStore(first, (one, two))
 
 
-def test_keys_tell_the_store(store: JoinedStore, tmp_path: Path) -> None:
+def test_key_prefix_selects_the_store(store: JoinedStore, tmp_path: Path) -> None:
     assert isinstance(store, ObjectStore)
     for root, before in (("first", ""), ("one", beside(0)), ("two", beside(1))):
         key = f"{before}t-0/a.log"
@@ -43,7 +43,7 @@ def test_keys_tell_the_store(store: JoinedStore, tmp_path: Path) -> None:
         assert is_beside(key) == bool(before)
 
 
-def test_listings_are_of_one_store(store: JoinedStore) -> None:
+def test_listing_covers_one_store(store: JoinedStore) -> None:
     assert store.list_folders("") == ["t-0/"]
     assert store.list_folders(beside(0)) == [f"{beside(0)}t-0/"]
     assert [info.key for info in store.list_objects("")] == ["t-0/a.log"]
@@ -52,7 +52,7 @@ def test_listings_are_of_one_store(store: JoinedStore) -> None:
     assert [i.key for i in store.list_objects(f"{beside(0)}t-0/", after=keys[0])] == keys[1:]
 
 
-def test_versions_are_pinned_in_each(store: JoinedStore, tmp_path: Path) -> None:
+def test_versions_are_pinned_in_each_store(store: JoinedStore, tmp_path: Path) -> None:
     key = f"{beside(1)}t-0/a.log"
     planned = store.head(key)
     (tmp_path / "two/t-0/a.log").write_bytes(b"another")
@@ -61,17 +61,17 @@ def test_versions_are_pinned_in_each(store: JoinedStore, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", ["2", "x", "-1", "", "²"])
-def test_store_that_is_not_there_is_named(store: JoinedStore, number: str) -> None:
+def test_unknown_store_number_is_reported(store: JoinedStore, number: str) -> None:
     with pytest.raises(ObjectNotFoundError, match="tailPath"):
         store.head(f"tailPath:/{number}/mark")
 
 
-def test_no_key_leaves_its_root(store: JoinedStore) -> None:
+def test_keys_cannot_leave_their_root(store: JoinedStore) -> None:
     with pytest.raises(InvalidKeyError):
         store.get_range(f"{beside(0)}../first/t-0/a.log", 0, 1)
 
 
-def test_a_copy_reads_and_all_work_counts(store: JoinedStore) -> None:
+def test_pickled_store_reads_and_counters_add_up(store: JoinedStore) -> None:
     copy = pickle.loads(pickle.dumps(store))
     assert bytes(copy.get_range(f"{beside(0)}mark", 0, 1)) == b"1"
     assert bytes(copy.get_range("t-0/a.log", 0, 1)) == b"f"

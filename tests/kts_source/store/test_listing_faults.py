@@ -1,4 +1,4 @@
-"""A listing is whole or an error, at whatever level, page or entry it fails; and nothing hangs."""
+"""A listing is complete or raises, wherever it fails, and never hangs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from kts_source.secret import Secret
-from kts_source.store.cancel import Cancellation, CancelledFetchError
 from kts_source.store.fsspec_store import FsspecStore
+from kts_source.store.joined_store import FallbackStore
 from kts_source.store.local_store import LocalStore
-from kts_source.store.replica_store import FallbackStore
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +29,7 @@ _numbers = itertools.count()
 
 
 class Faulty(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory of its own whose listings do first what a test says."""
+    """A memory file system that calls a hook before each listing."""
 
     protocol = "faulty"
     fault: Any = staticmethod(lambda _path: None)
@@ -73,7 +72,7 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
-    """Raises for a folder, so many times; and what was asked for."""
+    """Raises a number of times for a folder, and records the calls."""
     asked: list[str] = []
 
     def fault(path: str) -> None:
@@ -95,7 +94,7 @@ def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]
         (FileNotFoundError("may not look"), StoreUnavailableError, 3),
     ],
 )
-def test_a_folder_that_cannot_be_listed_is_an_error(
+def test_unlistable_folder_raises(
     faulty: tuple[type[Any], FsspecStore],
     folder: str,
     error: Exception,
@@ -116,7 +115,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
         store.list_folders(f"{folder}/")
 
 
-def test_a_listing_that_fails_once_is_tried_again(
+def test_failed_listing_is_retried(
     faulty: tuple[type[Any], FsspecStore],
 ) -> None:
     filesystem, store = faulty
@@ -125,7 +124,7 @@ def test_a_listing_that_fails_once_is_tried_again(
     assert store.counters.retries == 2
 
 
-def test_a_folder_that_vanishes_during_the_listing_may_be_missing(
+def test_folder_deleted_during_a_listing_may_be_missing(
     faulty: tuple[type[Any], FsspecStore],
 ) -> None:
     filesystem, store = faulty
@@ -139,13 +138,13 @@ def test_a_folder_that_vanishes_during_the_listing_may_be_missing(
     assert [info.key for info in store.list_objects("")] == [key for key in KEYS if "c" not in key]
 
 
-def test_a_partition_is_listed_with_one_request(faulty: tuple[type[Any], FsspecStore]) -> None:
+def test_partition_listing_sends_one_request(faulty: tuple[type[Any], FsspecStore]) -> None:
     _, store = faulty
     assert [info.key for info in store.list_objects("t/0/")] == ["t/0/a", "t/0/b"]
     assert store.counters.list_requests == 1
 
 
-def test_entries_that_stand_for_the_folder_itself_are_no_objects(
+def test_entry_of_the_folder_itself_is_skipped(
     faulty: tuple[type[Any], FsspecStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filesystem, store = faulty
@@ -187,7 +186,7 @@ def impatient() -> FsspecStore:
     return FsspecStore("faulty://hangs", Secret({}), retry_policy=policy)
 
 
-def test_a_file_system_that_hangs_is_given_up(hanging: threading.Event) -> None:
+def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None:
     store = impatient()
     with pytest.raises(
         StoreUnavailableError, match=r"0\.05 s \(option fetchDeadlineMs\)"
@@ -204,7 +203,7 @@ def test_a_file_system_that_hangs_is_given_up(hanging: threading.Event) -> None:
 
 
 @pytest.mark.usefixtures("hanging")
-def test_a_connection_that_hangs_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_connection_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     real = fsspec.filesystem
 
@@ -219,7 +218,7 @@ def test_a_connection_that_hangs_is_not_used_again(monkeypatch: pytest.MonkeyPat
     assert made[0] is not made[1]
 
 
-def test_reads_and_connections_have_the_deadline_too(
+def test_deadline_covers_reads_and_connecting(
     hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Faulty, "cat_file", lambda *_, **__: hanging.wait(30))
@@ -234,22 +233,20 @@ def test_reads_and_connections_have_the_deadline_too(
 
 
 @pytest.mark.usefixtures("hanging")
-def test_a_cancelled_call_ends_at_once() -> None:
+def test_cancelled_call_ends_at_once() -> None:
     cancellation = Cancellation()
     store = FsspecStore("faulty://hangs", Secret({}), retry_policy=QUICK)
     threading.Timer(0.05, cancellation.cancel).start()
     with cancellation.scope(), pytest.raises(CancelledFetchError):
         store.list_folders("")
-    # The call still waits, but nobody for it.
+    # The call still runs, but no thread waits for it.
     assert [one for one in threading.enumerate() if one.name == "kts-store-call"]
 
 
 # -- folders of this machine
 
 
-def test_a_local_folder_that_cannot_be_listed_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlistable_local_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in KEYS:
         (tmp_path / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / key).write_bytes(b"1")
@@ -268,16 +265,16 @@ def test_a_local_folder_that_cannot_be_listed_is_an_error(
         store.list_folders("t/1/")
 
 
-def test_a_local_entry_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "circle").symlink_to("circle")  # nobody knows whether it is a folder
+    (tmp_path / "t" / "circle").symlink_to("circle")  # it may be a folder
     store = LocalStore(tmp_path)
     for look in (lambda: list(store.list_objects("t/")), lambda: store.list_folders("t/")):
         with pytest.raises(StoreError, match="circle"):
             look()
 
 
-def test_a_listing_that_fails_in_its_middle_comes_from_the_mirror_as_a_whole(
+def test_listing_that_fails_midway_comes_entirely_from_the_mirror(
     tmp_path: Path,
 ) -> None:
     for place, keys in (("first", "ab"), ("mirror", "abc")):

@@ -77,12 +77,12 @@ def store_of(root: Path) -> ObjectStore:
     return open_store(str(root), NOTHING)
 
 
-def test_the_uri_names_the_file(tmp_path: Path) -> None:
+def test_uri_is_the_url_of_the_file(tmp_path: Path) -> None:
     assert store_of(tmp_path).uri("x y/z") == (tmp_path / "x y" / "z").as_uri()
     assert open_store("/", NOTHING).uri("etc") == "file:///etc"
 
 
-def test_a_relative_path_is_taken_from_the_working_folder(
+def test_relative_path_starts_at_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sub").mkdir()
@@ -93,7 +93,7 @@ def test_a_relative_path_is_taken_from_the_working_folder(
     assert store.get_range("x", 0, 4) == b"here"
 
 
-def test_another_host_is_refused() -> None:
+def test_file_url_of_another_host_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="host"):
         open_store("file://server/share", NOTHING)
     assert open_store("file://localhost/x", NOTHING).uri("") == "file:///x/"
@@ -129,7 +129,7 @@ def test_links_inside_the_root_are_followed(linked: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["../outside", "../outside/secret", ".."])
-def test_links_that_leave_the_root_are_refused(linked: Path, target: str) -> None:
+def test_links_out_of_the_root_are_refused(linked: Path, target: str) -> None:
     (linked / "link").symlink_to(target)
     store = store_of(linked)
     key = "link" if target.endswith("secret") else "link/secret"
@@ -142,13 +142,13 @@ def test_links_that_leave_the_root_are_refused(linked: Path, target: str) -> Non
         list(store.list_objects(""))
 
 
-def test_a_root_that_is_itself_a_link_is_fine(linked: Path) -> None:
+def test_root_may_be_a_link(linked: Path) -> None:
     alias = linked.parent / "alias"
     alias.symlink_to(linked)
     assert store_of(alias).get_range("in/x", 0, 1) == b"x"
 
 
-def test_links_in_a_circle_end(linked: Path) -> None:
+def test_link_cycle_raises(linked: Path) -> None:
     (linked / "in" / "up").symlink_to("..")
     with pytest.raises(StoreError, match="symbolic link"):
         list(store_of(linked).list_objects(""))
@@ -158,12 +158,12 @@ def test_links_in_a_circle_end(linked: Path) -> None:
         store_of(linked).get_range("self", 0, 1)
 
 
-def test_a_link_to_nothing_is_no_object(linked: Path) -> None:
+def test_dangling_link_is_not_an_object(linked: Path) -> None:
     (linked / "gone").symlink_to("in/none")
     assert [info.key for info in store_of(linked).list_objects("")] == ["in/x"]
 
 
-def test_a_pipe_is_refused_and_not_waited_for(linked: Path) -> None:
+def test_named_pipe_is_refused_without_waiting(linked: Path) -> None:
     os.mkfifo(linked / "pipe")
     store = store_of(linked)
     with pytest.raises(StoreError, match="not a regular file"):
@@ -174,7 +174,7 @@ def test_a_pipe_is_refused_and_not_waited_for(linked: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["rewritten", "shortened"])
-def test_a_file_that_changes_while_it_is_read_is_refused(
+def test_file_changed_during_a_read_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     path = tmp_path / "x"
@@ -206,7 +206,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert store_of(tmp_path).get_range("x", 3, 1000) == DATA[3:1000]
 
 
-def test_what_the_system_denies_is_access_denied(
+def test_permission_error_raises_access_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x").write_bytes(b"x")
@@ -219,7 +219,7 @@ def test_what_the_system_denies_is_access_denied(
         store_of(tmp_path).get_range("x", 0, 1)
 
 
-def test_the_version_is_size_and_time(tmp_path: Path) -> None:
+def test_version_is_size_and_modification_time(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"abc")
     os.utime(path, ns=(5, 1_700_000_000_123_456_789))
@@ -232,7 +232,7 @@ def test_the_version_is_size_and_time(tmp_path: Path) -> None:
         store_of(tmp_path).get_range("x", 0, 1, version=info.version)
 
 
-def test_links_are_refused_in_folders_that_were_read_before(tmp_path: Path) -> None:
+def test_links_are_refused_after_earlier_reads_of_the_folder(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     (root / "a").mkdir(parents=True)
     outside.mkdir()
@@ -248,7 +248,7 @@ def test_links_are_refused_in_folders_that_were_read_before(tmp_path: Path) -> N
     assert store.get_range("a/same", 0, 6) == b"inside"
 
 
-def test_a_folder_that_moved_is_looked_up_again(tmp_path: Path) -> None:
+def test_moved_folder_is_opened_again(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "x").write_bytes(b"one")
     (tmp_path / "folder").symlink_to(tmp_path / "one")
@@ -329,7 +329,7 @@ def test_folder_replaced_by_link_during_a_listing_is_refused(nested: Path) -> No
         list(listing)
 
 
-def test_folder_replaced_by_another_folder_is_read_anew(nested: Path) -> None:
+def test_replaced_folder_is_read_from_the_new_one(nested: Path) -> None:
     store = LocalStore(nested)
     assert store.get_range("topic/0/one", 0, 6) == b"inside"
     (nested / "topic").rename(nested.parent / "moved")
@@ -359,7 +359,7 @@ def test_links_inside_the_root_are_read_by_every_operation(nested: Path, kind: s
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_folder_without_read_permission_is_passed_through() -> None:
+def test_folder_without_read_permission_can_be_traversed() -> None:
     code = """
 import os, sys
 from pathlib import Path

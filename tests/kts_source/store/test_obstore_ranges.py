@@ -1,4 +1,4 @@
-"""What the errors of obstore mean, and what is left of requests that nobody waits for."""
+"""Parsing of obstore's errors, and abandoned requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kts_source.store.async_client import AsyncClient
-from kts_source.store.cancel import Cancellation, CancelledFetchError
-from kts_source.store.counters import Tally
+from kts_source.store.client_store import AsyncClient
+from kts_source.store.object_store import Tally
 from kts_source.store.obstore_ranges import _Loop, read_error
+from kts_source.store.request_policy import Cancellation, CancelledFetchError
 from tests.kts_source.store.fake_cloud import QUICK
 
-# -- what obstore 0.12 tells
+# -- errors of obstore 0.12
 
 TOLD = [
     (
@@ -26,7 +26,7 @@ TOLD = [
         (400, "RequestTimeout"),
     ),
     (
-        # A key may look like an answer.
+        # The key looks like an answer.
         "FileNotFoundError",
         "Object at location a status code: 503 x not found: Error performing GET http://h/b/k in"
         " 43ms - Server returned non-2xx status code: 404 Not Found: ",
@@ -48,24 +48,25 @@ TOLD = [
         "UnauthenticatedError",
         "The operation lacked valid authentication credentials for path External GCP credential"
         " provider: OSError: x\n\nDebug source:\nx",
-        (0, "NoToken"),
+        (0, ""),
     ),
     ("NotModifiedError", "Object at location k not modified: x", (304, "")),
 ]
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), TOLD)
-def test_errors_are_read(name: str, text: str, expected: tuple[int, str]) -> None:
+def test_error_text_gives_status_and_code(name: str, text: str, expected: tuple[int, str]) -> None:
     failure = read_error(name, text)
     assert (failure.status, failure.code) == expected
+    assert failure.was_sent is ("provider" not in text)
     assert "Debug" not in failure.text
 
 
-# -- what nobody waits for any more
+# -- abandoned requests
 
 
-def test_a_failure_that_nobody_waits_for_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The event loop would log it when the garbage is collected, whatever its text holds."""
+def test_failure_of_an_abandoned_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The event loop would log it, with secrets in its text, when the task is garbage-collected."""
     client = AsyncClient(_Loop, QUICK, Tally())
     begun, ended = threading.Event(), threading.Event()
 

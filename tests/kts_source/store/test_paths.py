@@ -59,7 +59,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         *("dead_letters", "metricsPath", "cacheDir", "state"),
     ],
 )
-def test_path_that_is_nearly_a_url_is_refused(path: str, use: Callable[[str], object]) -> None:
+def test_misspelled_url_is_refused(path: str, use: Callable[[str], object]) -> None:
     with pytest.raises(
         (InvalidOptionError, UnsupportedTargetError), match=r"write \w+:/|Remove quotes"
     ):

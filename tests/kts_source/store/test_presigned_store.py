@@ -20,7 +20,7 @@ from kts_source.options import parse_options
 from kts_source.secret import Secret
 from kts_source.store.object_store import ObjectStore
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from tests.faulty_proxy import change, cut, drop, faulty_proxy, status
 from tests.golden_data import KEY_PREFIX, TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
@@ -47,7 +47,7 @@ def listed(folder: Path, urls: object, name: str = "list.json") -> str:
     return f"presigned+{path.as_uri()}"
 
 
-def test_reads_ranges_and_looks_up(s3_server: S3Server, tmp_path: Path) -> None:
+def test_ranges_are_read_and_objects_looked_up(s3_server: S3Server, tmp_path: Path) -> None:
     bucket = s3_server.make_bucket()
     s3_server.put(bucket, "tier/a b/x", DATA)
     s3_server.put(bucket, "tier/y", b"")
@@ -79,7 +79,9 @@ def test_reads_ranges_and_looks_up(s3_server: S3Server, tmp_path: Path) -> None:
     store.close()
 
 
-def test_failures_pass_or_are_told_without_a_secret(s3_server: S3Server, tmp_path: Path) -> None:
+def test_failures_are_retried_or_reported_without_secrets(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
     bucket = s3_server.make_bucket()
     s3_server.put(bucket, "x", DATA)
     with faulty_proxy(s3_server.endpoint) as proxy:
@@ -100,7 +102,7 @@ def test_failures_pass_or_are_told_without_a_secret(s3_server: S3Server, tmp_pat
         assert "Signature" not in text
 
 
-def test_a_tier_is_read_through_a_list_that_is_itself_presigned(s3_server: S3Server) -> None:
+def test_tier_is_read_through_a_presigned_list(s3_server: S3Server) -> None:
     bucket = s3_server.upload(TIER)
     names = [
         path.relative_to(TIER).as_posix()
@@ -115,7 +117,7 @@ def test_a_tier_is_read_through_a_list_that_is_itself_presigned(s3_server: S3Ser
 
 
 @pytest.mark.parametrize("text", ["[1]", '["ftp://x/y"]', '{"a": 3}', "[", "nonsense"])
-def test_what_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_list_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "list.json"
     path.write_text(text)
     with pytest.raises(StoreError, match="list"):
@@ -123,7 +125,7 @@ def test_what_is_no_list_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"http://[x/y"])
-def test_bytes_that_are_no_list_are_refused(tmp_path: Path, data: bytes) -> None:
+def test_undecodable_list_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "list.json"
     path.write_bytes(data)
     with pytest.raises(StoreError, match="list"):
@@ -131,16 +133,16 @@ def test_bytes_that_are_no_list_are_refused(tmp_path: Path, data: bytes) -> None
 
 
 @pytest.mark.parametrize("again", ["http://two/x?sig=2", "http://one/x?sig=2"])
-def test_two_hosts_do_not_share_a_key(tmp_path: Path, again: str) -> None:
+def test_same_path_on_two_hosts_is_refused(tmp_path: Path, again: str) -> None:
     store = open_store(listed(tmp_path, f"http://one/x?sig=1\n{again}", "list.txt"), Secret({}))
     if "two" in again:
         with pytest.raises(StoreError, match="several hosts"):
             store.list_folders("")
-    else:  # the same object, signed anew
+    else:  # the same object with a new signature
         assert store.list_folders("") == []
 
 
-def test_an_object_of_unknown_size_is_not_listed(s3_server: S3Server, tmp_path: Path) -> None:
+def test_object_of_unknown_size_fails_the_listing(s3_server: S3Server, tmp_path: Path) -> None:
     bucket = s3_server.make_bucket()
     s3_server.put(bucket, "x", DATA)
     policy = RetryPolicy(max_attempts=2, first_pause_seconds=0.001)

@@ -1,4 +1,4 @@
-"""What threads of a reader of ranges wait for: credentials, and each other after a fork."""
+"""Threads of a range reader: waiting for credentials, and starting after a fork."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import pytest
 from botocore.credentials import Credentials
 
 from kts_source.errors import StoreUnavailableError
-from kts_source.store import range_reader
-from kts_source.store.cancel import Cancellation, CancelledFetchError
-from kts_source.store.retry import RetryPolicy
+from kts_source.store import s3_ranges
+from kts_source.store.request_policy import Cancellation, CancelledFetchError, RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.fake_cloud import DATA
@@ -35,10 +34,10 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 @pytest.mark.parametrize("number", [1, 2])
-def test_who_gives_the_credentials_may_not_answer(
+def test_credential_provider_timeout_fails_the_read(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
-    """At first, or after a refusal. All wait for it at once, and none for longer than it may."""
+    """At the first read, or after a refusal. No thread waits longer than its deadline."""
     asked, answer, scope = list[object](), threading.Event(), Cancellation()
 
     def credentials(session: object) -> Credentials:
@@ -75,11 +74,11 @@ def test_who_gives_the_credentials_may_not_answer(
     assert found == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
 
 
-def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
-    """While another thread holds every lock. One of them begins anew, and all wait for it."""
+def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
+    """Locks that another thread held at the fork are replaced."""
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
-    with store._ranges._lock, range_reader._process.lock:
+    with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:
         child = os.fork()
         if child == 0:
             try:
@@ -91,7 +90,8 @@ def test_many_threads_at_once_after_a_fork(bucket: OneObject) -> None:
                     return bytes(store.get_range("x", start, start + 9))
 
                 for _ in range(10):
-                    store._ranges._process = 0
+                    store._ranges.reset()
+                    s3_ranges._http_clients.reset()
                     with ThreadPoolExecutor(16) as pool:
                         found = list(pool.map(read, range(16), timeout=10))
                     assert found == [DATA[start : start + 9] for start in range(16)]

@@ -1,4 +1,4 @@
-"""Keys of the AWS chain that were replaced while a store is in use: it looks for the new ones."""
+"""Keys of the AWS chain that are replaced while a store is in use."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def _from_a_process(key: str) -> None:
 @pytest.mark.parametrize("write", [_from_a_file, _from_a_process])
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
 @pytest.mark.parametrize("refusal", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
-def test_keys_that_were_replaced_are_looked_up_again(
+def test_refused_keys_are_replaced_by_newer_ones(
     bucket: OneObject,
     write: Callable[[str], None],
     options: dict[str, str],
     refusal: tuple[int, str],
 ) -> None:
-    """The AWS chain did not know when they would expire."""
+    """The AWS chain does not know when they expire."""
     write("AKOLD")
     bucket.refusal = refusal
     store = bucket.store(**options, **{"s3.connect-timeout": "10"})
-    assert bool(store._ranges.why_not) == bool(options)
+    assert bool(store._ranges.reason) == bool(options)
     assert store.get_range("x", 0, 4, version=ETAG) == DATA[:4]
     bucket.refuses = lambda headers: "AKOLD" in headers["authorization"]
     write("AKNEW")
@@ -59,12 +59,16 @@ def test_keys_that_were_replaced_are_looked_up_again(
         found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(32)))
     assert found == [DATA[at : at + 4] for at in range(32)]
     assert (store.counters - before).retries == 0
-    assert bool(store._ranges.why_not) == bool(options)
+    assert bool(store._ranges.reason) == bool(options)
     store.close()
+    other, requests = bucket.store(**options, **{"s3.connect-timeout": "10"}), len(bucket.seen)
+    assert other.get_range("x", 0, 4, version=ETAG) == DATA[:4]
+    assert len(bucket.seen) == requests + 1, "the refused keys are in no other store"
+    other.close()
 
 
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
-def test_a_refusal_stays_one_where_no_other_keys_are(
+def test_refusal_without_newer_keys_raises_access_denied(
     bucket: OneObject, options: dict[str, str]
 ) -> None:
     _from_a_file("AKOLD")
@@ -74,12 +78,12 @@ def test_a_refusal_stays_one_where_no_other_keys_are(
         bucket.seen.clear()
         with pytest.raises(AccessDeniedError, match="ExpiredToken"):
             store.get_range("x", 0, 4)
-        # s3fs cannot tell whether the chain has others.
+        # s3fs does not know if the chain has other keys.
         assert len(bucket.seen) == store.counters.requests == (2 if number and options else 1)
         store.close()
 
 
-def test_look_ups_have_new_keys_too(bucket: OneObject) -> None:
+def test_look_ups_use_newer_keys(bucket: OneObject) -> None:
     _from_a_file("AKOLD")
     bucket.refusal = 400, ""
     store = bucket.store()
@@ -87,5 +91,5 @@ def test_look_ups_have_new_keys_too(bucket: OneObject) -> None:
     bucket.refuses = lambda headers: "AKOLD" in headers["authorization"]
     _from_a_file("AKNEW")
     assert store.head("x").size == len(DATA)
-    assert store.counters.requests == 3  # botocore asks for the region by itself
+    assert store.counters.requests == 3  # botocore looks up the region
     store.close()

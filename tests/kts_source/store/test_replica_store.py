@@ -14,9 +14,9 @@ from kts_source.errors import (
     StoreUnavailableError,
 )
 from kts_source.options import parse_options
+from kts_source.store.joined_store import FallbackStore
 from kts_source.store.local_store import LocalStore
 from kts_source.store.object_store import Data, ObjectStore
-from kts_source.store.replica_store import FallbackStore
 from tests.golden_data import TIER, assert_same_rows, expected_table, tier_options
 from tests.kts_source.planning.scanning import scan
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FailingStore(LocalStore):
-    """A folder that fails when told to."""
+    """A folder that fails on demand."""
 
     failure: Exception | None = None
     asked = 0
@@ -70,7 +70,7 @@ FAILURES = [
 ]
 
 
-def test_the_mirror_is_not_asked_while_the_first_answers(
+def test_mirror_is_not_asked_while_the_first_store_answers(
     store: FallbackStore, places: tuple[FailingStore, FailingStore]
 ) -> None:
     (info,) = store.list_objects("")
@@ -82,7 +82,7 @@ def test_the_mirror_is_not_asked_while_the_first_answers(
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_the_mirror_answers_when_the_first_fails(
+def test_mirror_answers_if_the_first_store_fails(
     store: FallbackStore,
     places: tuple[FailingStore, FailingStore],
     failure: StoreError,
@@ -98,9 +98,7 @@ def test_the_mirror_answers_when_the_first_fails(
     assert places[0].asked == before, "a store that is down is left alone for a while"
 
 
-def test_an_object_missing_in_the_first_comes_from_the_mirror(
-    store: FallbackStore, tmp_path: Path
-) -> None:
+def test_missing_object_comes_from_the_mirror(store: FallbackStore, tmp_path: Path) -> None:
     version = store.head("x").version
     (tmp_path / "first/x").unlink()
     assert store.get_range("x", 2, 5, version=version) == b"234"
@@ -110,7 +108,7 @@ def test_an_object_missing_in_the_first_comes_from_the_mirror(
     assert caught.value.uri == store.uri("x")
 
 
-def test_a_mirror_of_another_size_is_refused(
+def test_mirrored_object_of_another_size_is_refused(
     store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
 ) -> None:
     version = store.head("x").version
@@ -120,7 +118,7 @@ def test_a_mirror_of_another_size_is_refused(
         store.get_range("x", 2, 5, version=version)
 
 
-def test_a_mirror_that_changes_between_reads_is_refused(
+def test_mirrored_object_changed_between_reads_is_refused(
     store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
 ) -> None:
     version = store.head("x").version
@@ -131,16 +129,14 @@ def test_a_mirror_that_changes_between_reads_is_refused(
         store.get_range("x", 5, 7, version=version)
 
 
-def test_a_change_in_the_first_is_not_hidden_by_the_mirror(
-    store: FallbackStore, tmp_path: Path
-) -> None:
+def test_change_in_the_first_store_is_not_hidden(store: FallbackStore, tmp_path: Path) -> None:
     version = store.head("x").version
     (tmp_path / "first/x").write_bytes(b"9876543210")
     with pytest.raises(ObjectChangedError):
         store.get_range("x", 2, 5, version=version)
 
 
-def test_a_plan_made_from_the_mirror_is_read_there(
+def test_plan_of_the_mirror_is_read_from_the_mirror(
     store: FallbackStore, places: tuple[FailingStore, FailingStore]
 ) -> None:
     places[0].failure = FAILURES[0]
@@ -156,7 +152,7 @@ def test_a_plan_made_from_the_mirror_is_read_there(
     assert mirror_down.get_range("x", 2, 5, version=info.version) == b"234"
 
 
-def test_two_failures_are_one_error_with_both_told(
+def test_failure_of_both_stores_reports_both(
     store: FallbackStore, places: tuple[FailingStore, FailingStore]
 ) -> None:
     places[0].failure = StoreUnavailableError("throttled", uri="u", attempts=("a",))
@@ -167,11 +163,11 @@ def test_two_failures_are_one_error_with_both_told(
     assert "expired" in str(caught.value)
 
 
-def test_how_it_pins_is_told(store: FallbackStore) -> None:
+def test_pinning_describes_both_stores(store: FallbackStore) -> None:
     assert "mirror by size" in store.pinning
 
 
-def test_a_scan_goes_on_in_the_mirror(tmp_path: Path) -> None:
+def test_scan_continues_in_the_mirror(tmp_path: Path) -> None:
     options = {**tier_options("epochs"), "path": str(tmp_path / "nowhere")}
     given = {**options, "fallbackPath": TIER.as_uri()}
     assert_same_rows(scan(given), expected_table("epochs", "read_committed"))
@@ -201,7 +197,7 @@ def test_the_mirror_may_have_its_own_credentials() -> None:
     assert "secret-two" not in repr(fetch)
 
 
-def test_names_of_the_kip_are_taken() -> None:
+def test_option_names_of_the_kip_are_accepted() -> None:
     given = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",

@@ -6,16 +6,16 @@ import time
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
-from kts_source.store import retry
-from kts_source.store.counters import StoreCounters, Tally
-from kts_source.store.retry import RetryPolicy, TransientError
+from kts_source.store import request_policy
+from kts_source.store.object_store import StoreCounters, Tally
+from kts_source.store.request_policy import RetryPolicy, TransientError
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were asked for instead of made."""
     pauses: list[float] = []
-    monkeypatch.setattr(retry, "pause", pauses.append)
+    monkeypatch.setattr(request_policy, "pause", pauses.append)
     return pauses
 
 
@@ -32,7 +32,7 @@ class Flaky:
         return "done"
 
 
-def test_the_first_success_ends_it(pauses: list[float]) -> None:
+def test_success_ends_the_retries(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(2)
     assert RetryPolicy().run(operation, uri="u", tally=tally) == "done"
     assert operation.calls == 3
@@ -40,7 +40,7 @@ def test_the_first_success_ends_it(pauses: list[float]) -> None:
     assert len(pauses) == 2
 
 
-def test_the_history_is_told(pauses: list[float]) -> None:
+def test_error_carries_the_history_of_attempts(pauses: list[float]) -> None:
     tally, operation = Tally(), Flaky(99)
     with pytest.raises(StoreUnavailableError, match="3 attempts, last: failure 3") as caught:
         RetryPolicy(max_attempts=3).run(operation, uri="s3://b/k", tally=tally)
@@ -70,7 +70,7 @@ def test_pauses_are_random_below_a_doubling_bound(pauses: list[float]) -> None:
         assert min(column) < bound / 2 < max(column)
 
 
-def test_other_errors_end_it_at_once(pauses: list[float]) -> None:
+def test_permanent_error_ends_the_retries(pauses: list[float]) -> None:
     def broken() -> None:
         raise StoreError("final")
 
@@ -79,7 +79,7 @@ def test_other_errors_end_it_at_once(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_no_attempt_begins_after_the_time_is_up(pauses: list[float]) -> None:
+def test_no_attempt_starts_after_the_time_limit(pauses: list[float]) -> None:
     operation = Flaky(99)
     with pytest.raises(StoreUnavailableError):
         RetryPolicy(give_up_after_seconds=0).run(operation, uri="u", tally=Tally())
@@ -87,7 +87,7 @@ def test_no_attempt_begins_after_the_time_is_up(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_no_pause_ends_after_the_time_is_up(
+def test_no_pause_exceeds_the_time_limit(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(random, "uniform", lambda _low, high: high)
@@ -104,7 +104,7 @@ def test_many_attempts_do_not_overflow_the_bound(pauses: list[float]) -> None:
     assert max(pauses) <= 8
 
 
-def test_the_first_attempt_uses_up_time(pauses: list[float]) -> None:
+def test_first_attempt_counts_towards_the_time_limit(pauses: list[float]) -> None:
     class Slow(Flaky):
         def __call__(self) -> str:
             time.sleep(0.02)
@@ -117,7 +117,7 @@ def test_the_first_attempt_uses_up_time(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_a_final_error_after_a_transient_one_stands_alone(pauses: list[float]) -> None:
+def test_permanent_error_is_not_chained_to_a_transient_one(pauses: list[float]) -> None:
     operation = Flaky(1)
 
     def then_broken() -> None:

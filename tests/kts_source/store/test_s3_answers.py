@@ -1,4 +1,4 @@
-"""Answers to a request for a range of S3 that no S3 gives, but that something on the way may."""
+"""Answers that S3 never gives, but a proxy or a gateway may."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 from tests.kts_source.store.fake_cloud import DATA, ETAG
@@ -45,16 +45,16 @@ def _store(server: Server, **options: str) -> S3Store:
     ],
     ids=["encoded chunks", "chunks said twice", "chunks", "two lengths", "several ranges"],
 )
-def test_what_may_be_other_bytes_is_not_taken(clean_environment: None, answer: bytes) -> None:
+def test_ambiguous_answers_are_refused(clean_environment: None, answer: bytes) -> None:
     with serving(lambda server, sock: answers(server, sock, answer)) as server:
         store = _store(server, **KEYS)
-        with pytest.raises(StoreUnavailableError, match="does not say its"):
+        with pytest.raises(StoreUnavailableError, match=r"does not say its|multiple unmatching"):
             store.get_range("x", 0, 100, version=ETAG)
         assert store.counters.bytes == 0
         store.close()
 
 
-def test_an_interim_answer_is_left_to_s3fs(
+def test_s3fs_reads_after_an_interim_answer(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(S3Store, "_read_by_s3fs", lambda *_arguments: DATA[:100])
@@ -78,10 +78,10 @@ def _shown(error: BaseException) -> str:
     return str(error) + "".join(traceback.format_exception(error))
 
 
-def test_an_error_tells_the_services_words_without_the_request(
+def test_error_shows_code_and_message_without_the_token(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3 repeats it where the signature is wrong, and tokens that have expired."""
+    """S3 repeats the request after a wrong signature, and the token if it has expired."""
     _chain(monkeypatch, TOKEN)
     spelt = TOKEN.encode().hex(" ")
     body = (
@@ -101,7 +101,7 @@ def test_an_error_tells_the_services_words_without_the_request(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_repeats_what_it_was_told(clean_environment: None, scheme: str) -> None:
+def test_credentials_echoed_by_a_proxy_are_masked(clean_environment: None, scheme: str) -> None:
     answer = b"HTTP/1.1 407 us:pass-word dXM6cGFzcy13b3Jk\r\nContent-Length: 0\r\n\r\n"
     with serving(lambda server, sock: answers(server, sock, answer)) as proxy:
         through = proxy.url.replace("//", "//us:pass-word@")
@@ -112,10 +112,10 @@ def test_a_proxy_that_repeats_what_it_was_told(clean_environment: None, scheme: 
         store.close()
 
 
-def test_a_token_that_cannot_be_sent_is_not_shown(
+def test_token_with_a_newline_is_not_shown(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line break at the end of what was read from a file; s3fs cannot send it either."""
+    """A token read from a file may end with a newline; s3fs cannot send it either."""
     _chain(monkeypatch, f"{TOKEN}\n")
     with serving(answers) as server:
         store = _store(server)
@@ -126,7 +126,7 @@ def test_a_token_that_cannot_be_sent_is_not_shown(
 
 
 @pytest.mark.parametrize("length", [b"-1", b"-5", b"7fffffff"])
-def test_the_memory_for_an_error_is_bounded(clean_environment: None, length: bytes) -> None:
+def test_memory_for_an_error_body_is_bounded(clean_environment: None, length: bytes) -> None:
     size = 32 << 20
     head = b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n%s\r\n"
 
@@ -150,10 +150,10 @@ def test_the_memory_for_an_error_is_bounded(clean_environment: None, length: byt
 
 
 @pytest.mark.parametrize("options", [{}, {"storageOptions": '{"use_ssl": false}'}])
-def test_a_connection_that_breaks_may_come_back(
+def test_broken_connection_is_transient(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
-    """With credentials of the AWS chain, which are looked at where it is a refusal."""
+    """Also with credentials of the AWS chain, which are read again after a refusal only."""
     _chain(monkeypatch, TOKEN)
     with serving(lambda server, sock: server.request(sock)) as server:
         store = _store(server, **options)

@@ -1,4 +1,4 @@
-"""A session that looks for services by their folders knows all that botocore knows."""
+"""The fast session of s3fs knows all services that botocore knows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import botocore.loaders
 import botocore.session
 import pytest
 
-from kts_source.store import s3_client
-from kts_source.store.s3_client import connect
+from kts_source.store import s3_store
+from kts_source.store.s3_store import connect
 from kts_source.store.storage_options import s3_arguments
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def loader_of(filesystem: Any) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("kind", ["service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"])
-def test_every_service_is_known(kind: str) -> None:
+def test_loader_knows_every_service(kind: str) -> None:
     theirs = botocore.session.get_session().get_component("data_loader")
     names = theirs.list_available_services(kind)
     assert "s3" in names
@@ -32,17 +32,15 @@ def test_every_service_is_known(kind: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
-def test_the_descriptions_are_botocores(service: str) -> None:
+def test_loader_returns_the_descriptions_of_botocore(service: str) -> None:
     theirs = botocore.session.get_session().get_component("data_loader")
     # A new one: clients of a loader write down in its descriptions how they call an operation.
-    ours = s3_client._loader.__wrapped__(None)
+    ours = s3_store._loader.__wrapped__(None)
     for kind in ("service-2", "endpoint-rule-set-1"):
         assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
 
 
-def test_profiles_and_sessions_of_storage_options_stay(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_profile_of_the_options_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("[profile far]\nregion = eu-north-1\n", "utf-8")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
@@ -62,14 +60,14 @@ def region_of(filesystem: Any) -> str:  # noqa: ANN401
     return asyncio.run_coroutine_threadsafe(region(), filesystem.loop).result(30)
 
 
-def test_the_client_is_made_in_that_session() -> None:
+def test_client_uses_the_fast_session() -> None:
     filesystem = connect(s3_arguments(KEYS))
     session = filesystem.session
     assert region_of(filesystem) == "eu-west-1"
     assert filesystem.session is session
 
 
-def test_descriptions_are_parsed_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptions_are_parsed_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert region_of(connect(s3_arguments(KEYS))) == "eu-west-1"
 
     def load_file(_self: object, path: str) -> None:
@@ -80,7 +78,7 @@ def test_descriptions_are_parsed_once_in_a_process(monkeypatch: pytest.MonkeyPat
     assert region_of(other) == "eu-north-1"
 
 
-def test_without_tuning_the_session_is_s3fs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_of_s3fs_is_used_without_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KTS_TUNING", "off")
     filesystem = connect(s3_arguments(KEYS))
     assert filesystem.session is None
@@ -88,7 +86,7 @@ def test_without_tuning_the_session_is_s3fs_own(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("missing", ["create_loader", "search_paths"])
-def test_where_botocore_is_otherwise_s3fs_makes_its_own(
+def test_session_of_s3fs_is_used_if_botocore_changed(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     original = botocore.loaders.create_loader
@@ -103,9 +101,9 @@ def test_where_botocore_is_otherwise_s3fs_makes_its_own(
             patched.setattr(botocore.loaders, "create_loader", lambda _path=None: Other())
         else:
             patched.delattr(botocore.loaders, "create_loader")
-        s3_client._loader.cache_clear()
+        s3_store._loader.cache_clear()
         filesystem = connect(s3_arguments(KEYS))
         assert filesystem.session is None
-    s3_client._loader.cache_clear()
+    s3_store._loader.cache_clear()
     assert botocore.loaders.create_loader is original
     assert region_of(filesystem) == "eu-west-1"

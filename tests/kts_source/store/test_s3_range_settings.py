@@ -1,4 +1,4 @@
-"""How ranges of a bucket are asked for, and what is left to s3fs."""
+"""Settings for ranges of S3, and options that only s3fs supports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.store.range_settings import LeftToFsspecError
-from kts_source.store.s3_range_settings import range_settings
+from kts_source.store.range_reader import FsspecOnlyError
+from kts_source.store.s3_ranges import s3_settings
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import s3_arguments, storage_options_from
 from tests.kts_source.store.one_object import KEYS
@@ -32,19 +32,23 @@ VIRTUAL = "https://bucket.s3.us-gov-west-1.amazonaws.com"
         ({"s3.endpoint": "https://minio/at/s3"}, "https://minio", "/at/s3/bucket"),
     ],
 )
-def test_settings(clean_environment: None, options: dict[str, str], url: str, path: str) -> None:
+def test_settings_follow_endpoint_and_region(
+    clean_environment: None, options: dict[str, str], url: str, path: str
+) -> None:
     storage = storage_options_from({**KEYS, **options}).reveal()
-    settings = range_settings("bucket", s3_arguments(storage))
+    settings = s3_settings("bucket", s3_arguments(storage))
     assert (settings.http.url, settings.path) == (url, path)
     assert settings.region == options.get("s3.region", "us-east-1")
-    assert settings.credentials().reveal() == ("AKGIVEN", "secret-0123456789", None)
-    assert not settings.request_payer
+    assert settings.keys.reveal() == ("AKGIVEN", "secret-0123456789", None)
+    assert not settings.requester_pays
     assert settings.http.proxy.reveal() is None
     assert (settings.http.connect_seconds, settings.http.read_seconds) == (1.0, 5.0)
     assert "secret" not in repr(settings)
 
 
-def test_more_settings(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_follow_proxy_timeouts_and_certificates(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/etc/own.pem")
     proxy = "http://user:pass-word@proxy:3128"
     options = {
@@ -55,19 +59,35 @@ def test_more_settings(clean_environment: None, monkeypatch: pytest.MonkeyPatch)
         "storageOptions": '{"requester_pays": true}',
     }
     storage = storage_options_from({**KEYS, **options}).reveal()
-    settings = range_settings("bucket", s3_arguments(storage))
-    assert settings.request_payer
+    settings = s3_settings("bucket", s3_arguments(storage))
+    assert settings.requester_pays
     assert settings.http.proxy.reveal() == proxy
     assert settings.http.ca_file == "/etc/own.pem"
     assert (settings.http.connect_seconds, settings.http.read_seconds) == (3.0, 9.0)
     assert "pass-word" not in repr(settings)
 
 
-def test_anonymous_requests_have_no_use_for_keys(clean_environment: None) -> None:
+def _proxy_of(endpoint: str) -> str | None:
+    options = {**KEYS, "s3.region": "eu-west-3", "s3.endpoint": endpoint}
+    settings = s3_settings("bucket", s3_arguments(storage_options_from(options).reveal()))
+    return settings.http.proxy.reveal()
+
+
+def test_proxy_of_the_environment_is_used_except_for_no_proxy(
+    clean_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "inside.example")
+    assert _proxy_of("https://minio") == "http://proxy:3128"
+    assert _proxy_of("https://minio.inside.example:9000") is None
+    assert _proxy_of("http://minio") is None
+
+
+def test_anonymous_settings_ignore_keys(clean_environment: None) -> None:
     extra = {"anon": True, "key": "AK", "secret": "secret-0123456789", "token": "token"}
     options = {"s3.endpoint": "http://minio", "storageOptions": json.dumps(extra)}
-    settings = range_settings("bucket", s3_arguments(options))
-    assert settings.credentials().reveal() is None
+    settings = s3_settings("bucket", s3_arguments(options))
+    assert settings.keys.reveal() is None
 
 
 def _profile(text: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -105,7 +125,7 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
     ),
     "KTS_TUNING": ({"s3.region": "eu-west-3"}, _environment("KTS_TUNING", "off")),
     "AWS_ENDPOINT_URL": ({}, _environment("AWS_ENDPOINT_URL", "http://minio")),
-    "a proxy": ({"s3.region": "eu-west-3"}, _environment("HTTPS_PROXY", "http://proxy")),
+    "a proxy": ({"s3.region": "eu-west-3"}, _environment("ALL_PROXY", "http://proxy")),
     "has endpoint_url": ({}, _profile("endpoint_url = http://minio")),
     "has s3": ({}, _profile("s3 =\n  addressing_style = virtual")),
     "has use_fips_endpoint": ({}, _profile("use_fips_endpoint = true")),
@@ -138,7 +158,7 @@ LEFT: dict[str, tuple[dict[str, str], Callable[[pytest.MonkeyPatch], None] | Non
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_what_only_s3fs_knows_is_left_to_it(
+def test_s3fs_reads_with_unsupported_options(
     clean_environment: None, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     options, prepare = LEFT[reason]
@@ -146,24 +166,24 @@ def test_what_only_s3fs_knows_is_left_to_it(
         prepare(monkeypatch)
     keys = {} if "s3.profile-name" in options else KEYS
     storage = storage_options_from({**keys, **options})
-    with pytest.raises(LeftToFsspecError, match=reason):
-        range_settings("bucket", s3_arguments(storage.reveal()))
+    with pytest.raises(FsspecOnlyError, match=reason):
+        s3_settings("bucket", s3_arguments(storage.reveal()))
     store = S3Store("s3://bucket", storage)
-    assert store._ranges.why_not
+    assert store._ranges.reason
     assert not store._ranges.can_read("x")
 
 
 @pytest.mark.parametrize(
     "name", ["arn:aws:s3:::x", "Upper", "x--x-s3", "x--op-s3", "x-s3alias", "a"]
 )
-def test_odd_buckets_are_left_to_s3fs(clean_environment: None, name: str) -> None:
+def test_s3fs_reads_buckets_with_special_names(clean_environment: None, name: str) -> None:
     arguments = s3_arguments({**KEYS, "s3.region": "eu-west-3"})
-    with pytest.raises(LeftToFsspecError, match="ordinary"):
-        range_settings(name, arguments)
+    with pytest.raises(FsspecOnlyError, match="ordinary"):
+        s3_settings(name, arguments)
 
 
-def test_the_options_of_a_store_are_json_alone() -> None:
-    """What only obstore has can be asked for by no option: a plan means the same everywhere."""
+def test_options_of_obstore_are_unsupported() -> None:
+    """A plan must mean the same with every client."""
     options = storage_options_from({**KEYS, "storageOptions": json.dumps({"client_options": {}})})
-    with pytest.raises(LeftToFsspecError, match="client_options"):
-        range_settings("bucket", s3_arguments(options.reveal()))
+    with pytest.raises(FsspecOnlyError, match="client_options"):
+        s3_settings("bucket", s3_arguments(options.reveal()))

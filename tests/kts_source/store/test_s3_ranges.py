@@ -1,4 +1,4 @@
-"""Ranges of S3: what is asked for, what the answers mean, and when s3fs reads instead."""
+"""Ranges of S3: requests, answers, and when s3fs reads instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kts_source.errors import (
     StoreUnavailableError,
     TruncatedObjectError,
 )
-from kts_source.store.s3_range_settings import S3RangeSettings
+from kts_source.store.http_client import HttpClient
 from kts_source.store.s3_store import S3Store
 from tests.integration.certificates import make_certificates
 from tests.kts_source.store.fake_cloud import DATA, ETAG, QUICK
@@ -38,7 +38,7 @@ def bucket(clean_environment: None) -> Iterator[OneObject]:
         yield server
 
 
-# -- what is asked for
+# -- requests
 
 
 ODD_KEYS = {
@@ -55,17 +55,19 @@ ODD_KEYS = {
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_each_key_is_asked_for_as_it_is(bucket: OneObject, key: str) -> None:
-    """As s3fs spells it, whose signature is of the same path."""
+def test_keys_are_percent_encoded_as_s3fs_does(bucket: OneObject, key: str) -> None:
+    """s3fs signs and sends the same path."""
     for options in ({}, BY_S3FS):
         store = bucket.store(**KEYS, **options)
         assert store.get_range(key, 3, 9, version=ETAG) == DATA[3:9]
         assert bucket.seen[-1][0] == ODD_KEYS[key]
-        assert bool(store._ranges.why_not) == bool(options)
+        assert bool(store._ranges.reason) == bool(options)
         store.close()
 
 
-def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_win_over_the_environment(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in {
         "AWS_SESSION_TOKEN": "of-somebody-else",
         "AWS_TOKEN": "of-somebody-else",
@@ -84,22 +86,22 @@ def test_the_environment_has_no_say(bucket: OneObject, monkeypatch: pytest.Monke
     assert "/eu-west-3/s3/" in headers["authorization"]
     assert headers["if-match"] == ETAG
     assert not headers.keys() & {"x-amz-security-token", "x-amz-request-payer"}
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
-def test_a_proxy_of_the_options_is_used(bucket: OneObject) -> None:
-    """The endpoint cannot be reached, and the server plays the proxy."""
+def test_proxy_of_the_options_is_used(bucket: OneObject) -> None:
+    """The endpoint does not exist; the test server is the proxy."""
     there = "http://store.invalid:9000"
     store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.url})
     assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
     assert [path for path, _ in bucket.seen] == [f"{there}/bucket/x"]
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
 class Chain:
-    """Stands for botocore's session: each call has newer credentials, as they expire at once."""
+    """Replaces botocore's session; each call has newer credentials, which expire at once."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -119,7 +121,9 @@ class Chain:
         return RefreshableCredentials.create_from_metadata(renewed(), renewed, "test")
 
 
-def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiring_credentials_are_renewed(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain = Chain()
     monkeypatch.setattr(
         botocore.session.Session, "get_credentials", lambda _session: chain.get_credentials()
@@ -135,8 +139,8 @@ def test_credentials_are_renewed(bucket: OneObject, monkeypatch: pytest.MonkeyPa
     store.close()
 
 
-def test_nothing_follows_a_redirect(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may lead anywhere, and the token would go along. s3fs looks for the region instead."""
+def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lead to any host, which would get the token. s3fs looks up the region instead."""
     asked = list[str]()
 
     def by_s3fs(_store: S3Store, key: str, *_range: object) -> bytes:
@@ -156,7 +160,9 @@ def test_nothing_follows_a_redirect(bucket: OneObject, monkeypatch: pytest.Monke
         store.close()
 
 
-def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_the_decision_and_the_connections(
+    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-0123456789")
     sessions = _counted(monkeypatch, botocore.session.Session, "__init__")
@@ -165,13 +171,13 @@ def test_many_threads_at_once(bucket: OneObject, monkeypatch: pytest.MonkeyPatch
         with ThreadPoolExecutor(16) as pool:
             found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
         assert found == [DATA[at : at + 9] for at in range(64)]
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         assert len(sessions) == number + 1, "the settings are made once"
         store.close()
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
-    """Has a word for each call of a method from now on."""
+    """Appends to a list for each call of a method."""
     method, calls = getattr(owner, name), list[str]()
 
     def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # whatever it takes and gives
@@ -182,44 +188,30 @@ def _counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[st
     return calls
 
 
-def test_stores_of_the_same_settings_share_connections(
+def test_stores_with_equal_settings_share_connections(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker opens one for each task."""
-    opened = _counted(monkeypatch, S3RangeSettings, "open")
-    others = (
-        {"s3.access-key-id": "AKOTHER"},
-        {"s3.region": "eu-west-3"},
-        {"s3.request-timeout": "9"},
-    )
-    for number, other in enumerate([{}, *others], 1):
+    """A worker opens a store per task."""
+    opened = _counted(monkeypatch, HttpClient, "__init__")
+    for other, clients in (
+        ({}, 1),
+        ({"s3.access-key-id": "AKOTHER"}, 1),
+        ({"s3.region": "eu-west-3"}, 1),
+        ({"s3.request-timeout": "9"}, 2),
+    ):
         for _ in range(2):
             store = bucket.store(**{**KEYS, **other})
             assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
             store.close()
             signed = bucket.seen[-1][1]["authorization"]
             assert f"Credential={other.get('s3.access-key-id', 'AKGIVEN')}/" in signed
-        assert len(opened) == number
+        assert len(opened) == clients
 
 
-def test_keys_that_were_refused_are_in_no_store_again(
-    bucket: OneObject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = _counted(monkeypatch, S3RangeSettings, "open")
-    monkeypatch.setattr(S3RangeSettings, "renew", lambda _settings: True)
-    bucket.refuses = lambda _headers: len(bucket.seen) == 1
-    for _ in range(2):
-        store = bucket.store(**KEYS)
-        assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
-        store.close()
-    assert len(opened) == 2
-    assert len(bucket.seen) == 3
+# -- answers
 
 
-# -- what it answers
-
-
-def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
+def test_longer_answer_is_refused(bucket: OneObject) -> None:
     bucket.body = lambda body: body + bytes(1 << 16)
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="has 65636 bytes for"):
@@ -228,7 +220,7 @@ def test_more_than_was_asked_for_is_not_taken(bucket: OneObject) -> None:
     store.close()
 
 
-def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
+def test_answer_without_a_length_is_refused(bucket: OneObject) -> None:
     bucket.headers = {"Content-Length": None, "Connection": "close"}
     store = bucket.store(**KEYS)
     with pytest.raises(StoreUnavailableError, match="does not say its length"):
@@ -236,18 +228,18 @@ def test_an_answer_without_a_length_is_not_taken(bucket: OneObject) -> None:
     store.close()
 
 
-def test_the_end_of_an_object(bucket: OneObject) -> None:
+def test_range_after_the_end_raises_truncated_object(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     size = len(DATA)
     assert store.get_range("x", size - 4, size, version=ETAG) == DATA[-4:]
     for start in (size - 4, size):
         with pytest.raises(TruncatedObjectError):
             store.get_range("x", start, size + 4)
-    assert store._ranges.why_not == ""
+    assert store._ranges.reason == ""
     store.close()
 
 
-def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
+def test_other_etag_raises_object_changed(bucket: OneObject) -> None:
     bucket.headers = {"ETag": '"v2"'}
     store = bucket.store(**KEYS)
     with pytest.raises(ObjectChangedError, match="v2"):
@@ -269,7 +261,7 @@ def test_another_version_that_the_condition_let_pass(bucket: OneObject) -> None:
         (503, "SlowDown", StoreUnavailableError),
     ],
 )
-def test_errors_are_named_by_status_and_code(
+def test_error_class_follows_status_and_code(
     bucket: OneObject, status: int, code: str, kind: type[Exception]
 ) -> None:
     bucket.error = status, code
@@ -281,7 +273,7 @@ def test_errors_are_named_by_status_and_code(
     store.close()
 
 
-def test_a_wrong_region_is_left_to_s3fs(
+def test_s3fs_reads_after_a_wrong_region(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket.error = 400, "AuthorizationHeaderMalformed"
@@ -298,14 +290,14 @@ def test_a_wrong_region_is_left_to_s3fs(
 
 @contextmanager
 def _encrypted(bucket: OneObject, folder: Path) -> Iterator[str]:
-    """Serves with a certificate, and gives the file of who signed it."""
+    """Serves with a certificate and yields the file of its authority."""
     certificates = make_certificates(folder)
     bucket.encrypt(certificates.server_context())
     with bucket.serving():
         yield str(certificates.authority)
 
 
-def test_a_certificate_that_only_s3fs_trusts(
+def test_s3fs_reads_after_an_untrusted_certificate(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = OneObject()
@@ -313,13 +305,13 @@ def test_a_certificate_that_only_s3fs_trusts(
     with _encrypted(bucket, tmp_path):
         store = bucket.store(**KEYS)
         assert store.get_range("x", 0, 4) == DATA[:4]
-        assert store._ranges.why_not
+        assert store._ranges.reason
         assert bucket.seen == []
         store.close()
 
 
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
-def test_a_bundle_of_certificates_is_trusted(
+def test_certificate_bundle_is_trusted(
     clean_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     bucket = OneObject()
@@ -329,11 +321,11 @@ def test_a_bundle_of_certificates_is_trusted(
         for start in range(5):
             found = store.get_range("x", start, start + 999, version=ETAG)
             assert found == DATA[start : start + 999]
-        assert store._ranges.why_not == ""
+        assert store._ranges.reason == ""
         store.close()
 
 
-def test_a_pickle_holds_the_options_and_nothing_else(bucket: OneObject) -> None:
+def test_pickled_store_reads_and_shows_no_secret(bucket: OneObject) -> None:
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 4) == DATA[:4]
     copy = pickle.loads(pickle.dumps(store))

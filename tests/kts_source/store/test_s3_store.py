@@ -21,7 +21,7 @@ from kts_source.errors import (
 )
 from kts_source.secret import Secret
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.s3_store import S3Store
 from kts_source.store.storage_options import storage_options_from
 from tests.faulty_proxy import (
@@ -130,15 +130,15 @@ def one_store(
     }
     store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
     assert isinstance(store, S3Store)
-    assert bool(store._ranges.why_not) == bool(request.param)
+    assert bool(store._ranges.reason) == bool(request.param)
     yield store
-    assert bool(store._ranges.why_not) == bool(request.param), "it never changed its mind"
+    assert bool(store._ranges.reason) == bool(request.param), "it never changed its mind"
     store.close()
 
 
 def is_by_s3fs(store: ObjectStore) -> bool:
     assert isinstance(store, S3Store)
-    return store._ranges.why_not != ""
+    return store._ranges.reason != ""
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def store(one_store: ObjectStore) -> ObjectStore:
     return one_store
 
 
-# -- what is retried
+# -- retried errors
 
 # aiohttp itself repeats a request once when a connection ends without a word; so one failed attempt
 # of ours takes two.
@@ -174,7 +174,7 @@ PASSING: dict[str, Fault | tuple[Fault, ...]] = {
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_what_may_pass_is_tried_again(
+def test_transient_errors_are_retried(
     bucket: Bucket, proxy: FaultyProxy, store: ObjectStore, name: str
 ) -> None:
     version = store.head("x").version
@@ -192,7 +192,7 @@ def test_what_may_pass_is_tried_again(
 @pytest.mark.parametrize(
     "faults", [DROPS, [status(503, "SlowDown")], [status(500, "InternalError")]]
 )
-def test_listings_and_look_ups_are_tried_again(
+def test_listings_and_look_ups_are_retried(
     proxy: FaultyProxy, store: ObjectStore, faults: Sequence[Fault]
 ) -> None:
     before = store.counters
@@ -206,7 +206,7 @@ def test_listings_and_look_ups_are_tried_again(
     assert (done.retries, done.list_requests, done.requests) == (3, 4, 2)
 
 
-def test_a_garbled_listing_is_tried_again(proxy: FaultyProxy, store: ObjectStore) -> None:
+def test_garbled_listing_is_retried(proxy: FaultyProxy, store: ObjectStore) -> None:
     before = store.counters
     proxy.faults += [cut(30)]
     assert [info.key for info in store.list_objects("")] == ["x"]
@@ -219,7 +219,7 @@ def test_a_garbled_listing_is_tried_again(proxy: FaultyProxy, store: ObjectStore
     assert (store.counters - before).retries == 2
 
 
-def test_the_last_error_tells_every_attempt(proxy: FaultyProxy, store: ObjectStore) -> None:
+def test_last_error_lists_every_attempt(proxy: FaultyProxy, store: ObjectStore) -> None:
     drops, words = (
         (DROPS, ("Connection", "SlowDown", "InternalError", "ayload"))
         if is_by_s3fs(store)
@@ -244,9 +244,7 @@ def test_the_last_error_tells_every_attempt(proxy: FaultyProxy, store: ObjectSto
 
 
 @pytest.mark.parametrize("fault", [Stall(), hang(0), hang(5)])
-def test_a_stalled_answer_is_given_up_and_tried_again(
-    bucket: Bucket, proxy: FaultyProxy, fault: Fault
-) -> None:
+def test_stalled_answer_is_retried(bucket: Bucket, proxy: FaultyProxy, fault: Fault) -> None:
     options = {
         **bucket.server.options,
         "s3.endpoint": proxy.endpoint,
@@ -259,7 +257,7 @@ def test_a_stalled_answer_is_given_up_and_tried_again(
     store.close()
 
 
-def test_a_late_answer_is_asked_for_a_second_time(bucket: Bucket, proxy: FaultyProxy) -> None:
+def test_late_answer_is_requested_again(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, hedge_after_seconds=0.1)
     store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
@@ -272,21 +270,21 @@ def test_a_late_answer_is_asked_for_a_second_time(bucket: Bucket, proxy: FaultyP
     store.close()
 
 
-def test_a_request_has_a_deadline_of_its_own(bucket: Bucket, proxy: FaultyProxy) -> None:
+def test_each_request_has_a_deadline(bucket: Bucket, proxy: FaultyProxy) -> None:
     options = {**bucket.server.options, "s3.endpoint": proxy.endpoint, "s3.request-timeout": "30"}
     policy = RetryPolicy(max_attempts=1, request_deadline_seconds=0.3)
     store = open_store(bucket.path, storage_options_from(options), retry_policy=policy)
     proxy.faults += [Stall()]
     began = time.monotonic()
     with pytest.raises(
-        StoreUnavailableError, match=r"time-out: no complete answer by the deadline 0\.3 s"
+        StoreUnavailableError, match=r"timeout: no complete answer by the deadline 0\.3 s"
     ):
         store.get_range("x", 0, 10)
     assert time.monotonic() - began < 20
     store.close()
 
 
-def test_an_unreachable_server_is_unavailable(bucket: Bucket) -> None:
+def test_unreachable_server_raises_unavailable(bucket: Bucket) -> None:
     options = {**bucket.server.options, "s3.endpoint": "http://127.0.0.1:9"}
     store = open_store(bucket.path, storage_options_from(options), retry_policy=QUICK)
     with pytest.raises(StoreUnavailableError, match="Connection refused"):
@@ -295,7 +293,7 @@ def test_an_unreachable_server_is_unavailable(bucket: Bucket) -> None:
     store.close()
 
 
-# -- what is not
+# -- permanent errors
 
 
 FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
@@ -318,7 +316,7 @@ FINAL: dict[str, tuple[Callable[[Answer], object], type[StoreError], str]] = {
 
 
 @pytest.mark.parametrize("name", FINAL)
-def test_what_does_not_pass_is_not_tried_again(
+def test_permanent_errors_are_not_retried(
     proxy: FaultyProxy, store: ObjectStore, name: str
 ) -> None:
     fault, kind, text = FINAL[name]
@@ -334,7 +332,7 @@ def test_what_does_not_pass_is_not_tried_again(
     assert len(proxy.seen) == 2
 
 
-def test_without_credentials_it_says_what_to_give(
+def test_missing_credentials_error_names_the_options(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
@@ -349,7 +347,7 @@ def test_without_credentials_it_says_what_to_give(
     store.close()
 
 
-def test_the_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
     options = {"s3.endpoint": bucket.server.endpoint, "s3.region": "us-east-1"}
@@ -358,7 +356,7 @@ def test_the_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.Monkey
     store.close()
 
 
-# -- what is sent
+# -- requests
 
 
 def authorizations(
@@ -384,7 +382,7 @@ def authorizations(
     return sent
 
 
-def test_a_read_is_one_conditional_ranged_request(
+def test_read_sends_one_conditional_ranged_request(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, read = authorizations(bucket, bucket.server.options, monkeypatch)
@@ -394,7 +392,7 @@ def test_a_read_is_one_conditional_ranged_request(
     assert "/us-east-1/s3/" in read["authorization"]
 
 
-def test_a_session_token_is_sent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_token_is_sent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**bucket.server.options, "s3.session-token": "the-token", "s3.region": "eu-west-3"}
     _, read = authorizations(bucket, options, monkeypatch)
     assert read["x-amz-security-token"] == "the-token"
@@ -428,7 +426,7 @@ def fresh(s3_server: S3Server) -> Bucket:
     return bucket
 
 
-def test_long_listings_come_in_pages(fresh: Bucket) -> None:
+def test_long_listing_is_read_page_by_page(fresh: Bucket) -> None:
     for number in range(5):
         fresh.put(f"f{number}/y", b"")
     options = {
@@ -444,9 +442,7 @@ def test_long_listings_come_in_pages(fresh: Bucket) -> None:
 
 
 @pytest.mark.parametrize("status_code", [503, 403])
-def test_a_page_in_the_middle_that_fails_is_tried_again_or_raised(
-    fresh: Bucket, status_code: int
-) -> None:
+def test_failed_page_is_retried_or_raised(fresh: Bucket, status_code: int) -> None:
     for number in range(5):
         fresh.put(f"f{number}/y", b"")
     with faulty_proxy(fresh.server.endpoint) as proxy:
@@ -466,9 +462,7 @@ def test_a_page_in_the_middle_that_fails_is_tried_again_or_raised(
         store.close()
 
 
-def test_a_listing_that_turns_in_a_circle_is_an_error(
-    proxy: FaultyProxy, store: ObjectStore
-) -> None:
+def test_listing_with_a_token_cycle_raises(proxy: FaultyProxy, store: ObjectStore) -> None:
     def endless(answer: Answer) -> None:
         answer.status = 200
         answer.body = (
@@ -482,7 +476,7 @@ def test_a_listing_that_turns_in_a_circle_is_an_error(
     assert len(proxy.seen) == 2
 
 
-def test_folder_markers_are_no_objects(fresh: Bucket) -> None:
+def test_folder_markers_are_not_listed(fresh: Bucket) -> None:
     fresh.put("folder/", b"")
     fresh.put("folder/y", b"y")
     store = open_store(fresh.path, fresh.storage)
@@ -501,7 +495,7 @@ def test_storage_class_and_time_are_listed(fresh: Bucket) -> None:
     store.close()
 
 
-def test_a_slash_in_front_is_part_of_an_s3_key(fresh: Bucket) -> None:
+def test_leading_slash_is_part_of_an_s3_key(fresh: Bucket) -> None:
     fresh.put("/rooted/y", b"y")
     store = open_store(fresh.path, fresh.storage)
     assert store.list_folders("/") == ["/rooted/"]
@@ -513,14 +507,14 @@ def test_a_slash_in_front_is_part_of_an_s3_key(fresh: Bucket) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["s3", "s3a", "s3n", "S3"])
-def test_hadoops_schemes_mean_s3(bucket: Bucket, scheme: str) -> None:
+def test_schemes_of_hadoop_open_an_s3_store(bucket: Bucket, scheme: str) -> None:
     store = open_store(f"{scheme}://{bucket.name}", bucket.storage)
     assert store.get_range("x", 0, 1) == b"\0"
     assert store.uri("x") == f"s3://{bucket.name}/x"
     store.close()
 
 
-def test_paths_that_name_nothing_or_too_much_are_refused() -> None:
+def test_invalid_paths_are_refused() -> None:
     nothing: Secret[Mapping[str, str]] = Secret({})
     with pytest.raises(InvalidOptionError, match="bucket"):
         open_store("s3://", nothing)
@@ -536,7 +530,7 @@ def test_paths_that_name_nothing_or_too_much_are_refused() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_errors_hold_no_secret_even_if_the_server_echoes_it(
+def test_secrets_echoed_by_the_server_are_masked(
     bucket: Bucket, proxy: FaultyProxy, store: ObjectStore
 ) -> None:
     def echo(number: int) -> Callable[[Answer], object]:

@@ -15,7 +15,7 @@ import pytest
 
 from kts_source.errors import StoreError
 from kts_source.store.open_store import open_store
-from kts_source.store.retry import RetryPolicy
+from kts_source.store.request_policy import RetryPolicy
 from kts_source.store.storage_options import storage_options_from
 from tests.integration.certificates import Certificates, make_certificates
 from tests.kts_source.store.fake_cloud import DATA, ETAG, FakeCloud
@@ -38,14 +38,14 @@ POLICY = RetryPolicy(
 
 @dataclasses.dataclass
 class TlsCloud:
-    """A `FakeCloud` behind TLS.
+    """A `FakeCloud` with TLS.
 
     Attributes:
-        cloud: What it answers.
+        cloud: Gives the answers.
         url: For the name in its certificate.
-        handshakes: Whether each connection resumed a session.
+        handshakes: One entry per connection, true if it resumed a session.
         record_bytes: The size of the records it sends; `None` leaves that to the library.
-        closes: Whether it ends the connection after each answer.
+        closes: True closes the connection after each answer.
     """
 
     cloud: FakeCloud
@@ -220,7 +220,7 @@ def _read_in_child(start: int) -> bytes:
     return bytes(_forked[0].get_range("x", start, start + 100))
 
 
-# Newer Pythons warn of any fork beside threads; Spark's daemon forks its workers all the same.
+# Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_forked_children_read_after_the_parent(server: TlsCloud, reader: dict[str, str]) -> None:
     with opened(server.url, **reader) as store:
@@ -240,7 +240,7 @@ class ConnectProxy:
     """A proxy that answers CONNECT, and forwards to any port of this machine.
 
     Attributes:
-        targets: What it was asked for: `host:port` of tunnels, or URLs.
+        targets: Requested `host:port` of tunnels, or URLs.
         refusal: The answer instead of a tunnel.
     """
 

@@ -16,7 +16,7 @@ from kts_source.store.storage_options import (
 KEYS = {"s3.access-key-id": "the-key", "s3.secret-access-key": "the-secret"}
 
 
-def test_only_storage_options_are_taken_whatever_their_case() -> None:
+def test_storage_options_are_selected_in_any_case() -> None:
     options = {"path": "s3://b", "S3.Region": "r", "storageoptions": "{}", "subscribe": "t"}
     assert storage_options_from(options).reveal() == {"s3.region": "r", "storageOptions": "{}"}
 
@@ -29,7 +29,7 @@ def test_every_listed_name_is_accepted() -> None:
     assert all(meaning for _, meaning in S3_OPTIONS)
 
 
-def test_they_become_arguments_of_the_client() -> None:
+def test_options_become_arguments_of_s3fs() -> None:
     arguments = s3_arguments(
         {
             **KEYS,
@@ -77,12 +77,12 @@ def test_they_become_arguments_of_the_client() -> None:
         ({"s3.path-style-access": "false", "s3.force-virtual-addressing": "true"}, "virtual"),
     ],
 )
-def test_addressing(options: dict[str, str], style: str | None) -> None:
+def test_addressing_style_follows_the_options(options: dict[str, str], style: str | None) -> None:
     config = s3_arguments(options)["config_kwargs"]
     assert config.get("s3", {}).get("addressing_style") == style
 
 
-def test_storage_options_win_and_merge_but_never_add_retries() -> None:
+def test_storage_options_override_and_merge_but_never_add_retries() -> None:
     extra = {
         "key": "other",
         "requester_pays": True,
@@ -120,12 +120,12 @@ def test_storage_options_win_and_merge_but_never_add_retries() -> None:
         ({"storageOptions": '"text"'}, "a str"),
     ],
 )
-def test_mistakes_are_told(options: dict[str, str], text: str) -> None:
+def test_invalid_options_are_reported(options: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidOptionError, match=text.replace(".", r"\.")):
         storage_options_from(options)
 
 
-def test_mistakes_show_no_value() -> None:
+def test_errors_show_no_value() -> None:
     for options in (
         {"storageOptions": '{"secret": "hush-hush", }'},
         {"s3.anonymous": "hush-hush"},
@@ -139,11 +139,11 @@ def test_mistakes_show_no_value() -> None:
         assert caught.value.__cause__ is None
 
 
-def test_credentials_are_known_as_secret() -> None:
+def test_credentials_are_secret_values() -> None:
     extra = {"token": "t1", "nested": {"sas": ["s1"]}, "endpoint_url": "http://e", "number": 5}
     options = {**KEYS, "s3.region": "r", "storageOptions": json.dumps(extra)}
     assert secret_values(options) == {"the-key", "the-secret", "t1", "s1"}
 
 
-def test_no_storage_options_are_no_arguments() -> None:
+def test_empty_storage_options_give_no_arguments() -> None:
     assert extra_arguments({}) == extra_arguments({"storageOptions": " "}) == {}

@@ -1,4 +1,4 @@
-"""Answers of success that are about other bytes, and listings that never end, in every store."""
+"""Successful answers with other bytes, and endless listings, in every store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import StoreError, StoreUnavailableError
-from kts_source.store.client_exchange import Answer, Exchange
-from kts_source.store.retry import TransientError
+from kts_source.store.http_exchange import Answer, Exchange
+from kts_source.store.request_policy import TransientError
 from tests.kts_source.store.fake_cloud import CLOUDS, DATA, QUICK, FakeCloud, Reply
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def test_whole_object_instead_of_a_range_is_refused(
 def test_compressed_objects_are_read_as_stored(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
-    """A range counts the stored bytes, whatever the object's Content-Encoding."""
+    """Ranges count stored bytes, also with a Content-Encoding."""
     stored = gzip.compress(b"", mtime=0).ljust(60, b"-")
 
     def read(first: int, stop: int) -> Reply:
@@ -152,7 +152,7 @@ def test_listing_tokens_in_a_circle_are_an_error(
 
 @pytest.mark.parametrize("cloud", LISTED, indirect=True)
 def test_listing_of_many_pages_is_read_twice(server: FakeCloud, store: ObjectStore) -> None:
-    """The tokens of a second listing are those of the first."""
+    """The second listing repeats the tokens of the first."""
     pages = 12
     server.next_token = lambda token: (
         None if int(token or 0) + 1 == pages else str(int(token or 0) + 1)

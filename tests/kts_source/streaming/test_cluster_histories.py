@@ -20,7 +20,7 @@ from kts_source.read.read_settings import ReadSettings
 from kts_source.read.read_task import read_task
 from kts_source.read.segment_source import SegmentSource
 from kts_source.read.task_metrics import TaskMeter, TaskPlace
-from kts_source.store.empty_store import EmptyStore
+from kts_source.store.joined_store import EmptyStore
 from kts_source.streaming import cluster_look, tier_look
 from kts_source.streaming.offsets import INITIAL, position_from_json, position_to_json
 from kts_source.streaming.tier_stream import TierStream

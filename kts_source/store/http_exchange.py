@@ -1,0 +1,282 @@
+"""Checks of HTTP answers: status, version, range and length, before their bytes count.
+
+gcsfs, adlfs and fsspec's HTTP file system accept any successful answer, follow any listing token
+and repeat some requests on their own. Hooks inside these libraries record the answers of a call in
+an `Exchange`, so that a read can check their ranges, and stop repeated requests: a listing whose
+tokens form a cycle, or a retry that would multiply with ours.
+"""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kts_source.errors import (
+    AccessDeniedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    TruncatedObjectError,
+)
+from kts_source.store.object_store import beyond_end
+from kts_source.store.request_policy import TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from aiohttp import ClientResponse
+
+AS_STORED: Final[dict[str, Any]] = {
+    "auto_decompress": False,
+    "headers": {"Accept-Encoding": "identity"},
+}
+"""Arguments of an aiohttp session that returns bytes as stored, which is what ranges count."""
+
+# Range units are case-insensitive (RFC 9110, 14.1).
+_CONTENT_RANGE: Final = re.compile(
+    r"bytes +(?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)", re.IGNORECASE | re.ASCII
+)
+# Query parameters of Google's and Azure's listings that hold the token of a page.
+_TOKENS: Final = ("pageToken", "marker")
+
+
+def error_of_status(
+    status: int, text: str, *, uri: str, wanted: str
+) -> StoreError | TransientError:
+    """Returns the error for an HTTP status; 0 means that there was no answer.
+
+    `text` describes the failure without credentials, `wanted` the requested range and version.
+    """
+    match status:
+        case 404:
+            return ObjectNotFoundError("no such object", uri=uri)
+        case 401 | 403:
+            return AccessDeniedError(f"access denied: {text}", uri=uri)
+        case 412:
+            return ObjectChangedError(f"the object changed: {wanted} was planned", uri=uri)
+        case 416:
+            return TruncatedObjectError(f"the object ends before {wanted}", uri=uri)
+    if status == 429 or (status >= 500 and status != 501):
+        return TransientError(text)
+    return StoreError(f"the store failed: {text}", uri=uri)
+
+
+def require_range(
+    status: int,
+    content_range: str | None,
+    content_length: object,
+    start: int,
+    stop: int,
+    *,
+    uri: str,
+) -> None:
+    """Checks by its headers that an answer holds bytes [start, stop) of the object.
+
+    Raises:
+        TruncatedObjectError: The object ends before `stop`.
+        TransientError: The answer has another range or length, or ignores the range.
+    """
+    length = require_length(content_length)
+    if content_range is None:
+        if status == 206:
+            raise TransientError("the answer does not say its range")
+        if start == 0 and length == stop:
+            return  # the whole object was requested
+        raise TransientError(f"the range was ignored: the answer has {length} bytes")
+    first, last, size = _parse_range(content_range)
+    if first != start or last >= stop:
+        raise TransientError(f"another range was answered: [{first}, {last + 1})")
+    if last < stop - 1:
+        if size == last + 1:
+            raise beyond_end(last + 1, start, stop, uri=uri)
+        raise TransientError(f"less was answered than asked for: [{first}, {last + 1})")
+    if length != stop - start:
+        raise TransientError(f"the answer has {length} bytes for [{start}, {stop})")
+
+
+def _parse_range(content_range: str) -> tuple[int, int, int | None]:
+    """Returns first byte, last byte and the object's size; None if the size is `*`."""
+    match = _CONTENT_RANGE.fullmatch(content_range.strip())
+    if match is None:
+        raise TransientError(f"the Content-Range {content_range[:100]!r} cannot be read")
+    first, last = int(match["first"]), int(match["last"])
+    size = None if match["size"] == "*" else int(match["size"])
+    if first > last + 1 or (size is not None and last >= size):
+        raise TransientError(f"the Content-Range {content_range[:100]!r} contradicts itself")
+    return first, last, size
+
+
+def require_length(content_length: object) -> int:
+    """Returns the length of an answer. Raises `TransientError` if the answer does not say it."""
+    if not isinstance(content_length, int):
+        raise TransientError("the answer does not say its length")
+    return content_length
+
+
+def object_size(content_range: str | None) -> int:
+    """Returns the object's size from `Content-Range`. Raises `TransientError` if it has none."""
+    size = None if content_range is None else _parse_range(content_range)[2]
+    if size is None:
+        raise TransientError("the answer does not say the size of the object")
+    return size
+
+
+def join_header(values: Iterable[str]) -> str | None:
+    """Returns the value of a header; different values of a repeated one are joined by commas."""
+    return ", ".join(sorted(set(values))) or None
+
+
+async def read_range(answer: ClientResponse, start: int, stop: int, *, uri: str) -> bytes:
+    """Checks and reads a successful answer to a request for bytes [start, stop).
+
+    The session must not decompress, see `AS_STORED`.
+    """
+    content_range = join_header(answer.headers.getall("Content-Range", ()))
+    require_range(answer.status, content_range, answer.content_length, start, stop, uri=uri)
+    return await answer.read()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and range headers of an answer; `None` for a missing header."""
+
+    status: int
+    content_range: str | None
+    content_length: int | None
+
+
+@dataclass(slots=True)
+class Exchange:
+    """Requests and answers of one call.
+
+    Args:
+        uri: URI of the object or prefix, for errors.
+    """
+
+    uri: str
+    answers: list[Answer] = field(default_factory=list)
+    _requests: set[str] = field(default_factory=set)
+
+    def start(self) -> None:
+        """Watches the requests of the current asyncio task and the tasks it starts."""
+        _current.set(self)
+
+    def check_request(self, url: str, query: Iterable[str], byte_range: str | None) -> None:
+        """Refuses to request the same page or range a second time."""
+        is_page = any(name in _TOKENS for name in query)
+        if not is_page and byte_range is None:
+            return
+        request = f"{url}\n{byte_range}"
+        if request not in self._requests:
+            self._requests.add(request)
+        elif is_page:
+            raise StoreError(
+                "the listing returned a continuation token twice and would never end", uri=self.uri
+            )
+        else:
+            raise TransientError("the answer was not read to its end")
+
+    def require_range(self, start: int, stop: int) -> None:
+        """Checks that the recorded answers, if any, hold bytes [start, stop)."""
+
+        def first_byte(answer: Answer) -> int:
+            return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]
+
+        # A library that splits a long range gets the answers in any order.
+        answers = sorted(self.answers, key=first_byte)
+        position = start
+        for answer in answers:
+            end = stop if answer is answers[-1] else position + (answer.content_length or 0)
+            content_range, length = answer.content_range, answer.content_length
+            require_range(answer.status, content_range, length, position, end, uri=self.uri)
+            position = end
+
+
+_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+
+
+def watched_session(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds tracing for the current `Exchange` to the arguments of an aiohttp session.
+
+    The session does not decompress.
+    """
+    import aiohttp
+
+    async def on_start(_session: Any, _context: Any, params: Any) -> None:  # noqa: ANN401
+        if (exchange := _current.get()) is not None:
+            exchange.check_request(str(params.url), params.url.query, params.headers.get("Range"))
+
+    async def on_end(_session: Any, _context: Any, params: Any) -> None:  # noqa: ANN401
+        response = params.response
+        if (exchange := _current.get()) is not None and response.status < 300:
+            content_range = join_header(response.headers.getall("Content-Range", ()))
+            exchange.answers.append(Answer(response.status, content_range, response.content_length))
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_start.append(on_start)
+    tracing.on_request_end.append(on_end)
+    return {
+        **AS_STORED,
+        **arguments,
+        "headers": {**AS_STORED["headers"], **(arguments.get("headers") or {})},
+        "trace_configs": [*(arguments.get("trace_configs") or ()), tracing],
+    }
+
+
+class _AzureWatch:
+    """A policy of Azure's pipelines, which needs no import of Azure's library."""
+
+    def __init__(self, next_policy: Any) -> None:  # noqa: ANN401
+        self.next = next_policy
+
+    async def send(self, request: Any) -> Any:  # noqa: ANN401
+        exchange, http_request = _current.get(), request.http_request
+        if exchange is not None:
+            headers = http_request.headers
+            byte_range = headers.get("x-ms-range") or headers.get("Range")
+            exchange.check_request(http_request.url, http_request.query, byte_range)
+        answer = await self.next.send(request)
+        response = answer.http_response
+        stream = response.stream_download
+
+        def stream_as_stored(pipeline: Any, **named: Any) -> Any:  # noqa: ANN401
+            return stream(pipeline, **{**named, "decompress": False})
+
+        response.stream_download = stream_as_stored
+        if exchange is not None and response.status_code < 300:
+            length = response.headers.get("Content-Length", "")
+            exchange.answers.append(
+                Answer(
+                    response.status_code,
+                    response.headers.get("Content-Range"),
+                    int(length) if length.isdecimal() else None,
+                )
+            )
+        return answer
+
+
+def watch_azure(client: Any) -> None:  # noqa: ANN401  # Azure's `BlobServiceClient`
+    """Makes a client try once, not decompress, and report to the current `Exchange`."""
+    policies = client._pipeline._impl_policies  # noqa: SLF001  # adlfs takes no policies
+    for policy in policies:
+        if hasattr(policy, "total_retries"):
+            policy.total_retries = 0
+    policies.insert(0, _AzureWatch(policies[0]))
+
+
+def watch_google(filesystem: Any, bucket: str) -> None:  # noqa: ANN401  # gcsfs ships no types
+    """Makes gcsfs try once: removes the decorator of `_request` that retries.
+
+    Newer versions ask Google for the kind of a bucket before the first request, by gRPC and with
+    retries. An emulator does not answer that, so an `http://` endpoint is not asked.
+    """
+    once = getattr(type(filesystem)._request, "__wrapped__", None)  # noqa: SLF001  # no option does it
+    if once is not None:
+        filesystem._request = once.__get__(filesystem)  # noqa: SLF001
+    kinds = getattr(filesystem, "_storage_layout_cache", None)
+    if kinds is not None and filesystem._location.startswith("http:"):  # noqa: SLF001
+        from gcsfs.extended_gcsfs import BucketType
+
+        kinds[bucket] = BucketType.NON_HIERARCHICAL
