@@ -459,7 +459,7 @@ def index_keys(
     target = IndexFolder.of(folder, secret, options)
     with closing(open_tier(options)) as tier:
         refused: list[TieredKafkaError] = []
-        plan = plan_scan(options, tier, apart=refused.append)
+        plan = plan_scan(options, tier, on_partition_error=refused.append)
         slices = [part for task in plan.tasks for part in task.slices]
         if not target.secret.reveal() and any(s.objects.encryption is not None for s in slices):
             raise InvalidOptionError(
