@@ -17,8 +17,8 @@ from tests.kts_source.planning.transaction_damage import (
     hybrid_reads_of_damage,
     read,
     reads_of_damage,
-    written,
 )
+from tests.kts_source.planning.written_logs import written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
