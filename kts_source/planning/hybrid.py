@@ -33,7 +33,7 @@ from kts_source.planning.segment_catalog import PLANNING_THREADS, SegmentCatalog
 from kts_source.planning.side_files import SideFiles
 from kts_source.planning.slicing import bounded, spans
 from kts_source.planning.tiered_part import TieredPart, tier_end, tiered_part
-from kts_source.planning.union_isolation import NotUsableError, aborted_in_tier
+from kts_source.planning.union_isolation import NotUsableError, aborted_in_tier, check_ends_in_tier
 from kts_source.planning.union_log import between, union_log
 from kts_source.read.segment_source import SegmentSource
 from segment_format.isolation import NO_ABORTED
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.union_log import OffsetSpan
     from kts_source.read.task import SegmentSlice
     from kts_source.tier import Tier
     from segment_format.index.leader_epoch_checkpoint import EpochEntry
@@ -325,22 +326,45 @@ def plan_partition(
         known = replace(known, stop=end)
         start, stop = _bounds(options, place, known, brokers, view, bounds_of)
         side_files.bounds = start, stop
-        aborted = NO_ABORTED
-        if start < stop and options.read_committed:
-            try:
-                aborted = aborted_in_tier(known, start, stop, side_files, brokers, view, place)
-            except NotUsableError as error:
-                log.warning("%s: segment %s is read from brokers", place, error.segment_id)
-                not_usable |= {error.segment_id}
-                continue
+        rest = tuple(between(known.ranges, start, stop))
+        plan = _partition_plan(brokers, known, start, stop, rest)
+        try:
+            slices, aborted = _tier_slices(options, place, plan, side_files, brokers, view)
+        except NotUsableError as error:
+            log.warning("%s: segment %s is read from brokers", place, error.segment_id)
+            not_usable |= {error.segment_id}
+            continue
         break
-    rest = tuple(between(known.ranges, start, stop))
     if rest and rest[0].start < (decided := view.decided_from(brokers)):
         raise OldBrokerError(
             f"offsets from {rest[0].start} to {decided} would be read by brokers from their tier,"
             f" and {LEAK}: give the tier's path, or read with isolationLevel=read_uncommitted"
         )
-    plan = PartitionPlan(
+    pieces: list[SegmentSlice | BrokerRange] = [*slices]
+    if rest:
+        each = bytes_per_offset(known, brokers, rest[0].start, rest[-1].stop, view)
+        pieces += [
+            BrokerRange(
+                brokers.topic,
+                brokers.topic_id,
+                brokers.partition,
+                brokers.leader_epoch,
+                span.start,
+                span.stop,
+                options.read_committed,
+                max(1, round((span.stop - span.start) * each)),
+            )
+            for span in rest
+        ]
+        pieces.sort(key=lambda piece: piece.start_offset)
+    return PlannedPartition(plan, pieces, aborted)
+
+
+def _partition_plan(
+    brokers: BrokerLog, known: PartitionLog, start: int, stop: int, rest: tuple[OffsetSpan, ...]
+) -> PartitionPlan:
+    """Returns the plan of a partition of which brokers serve the offsets in `rest`."""
+    return PartitionPlan(
         brokers.topic,
         brokers.topic_id,
         brokers.partition,
@@ -358,27 +382,32 @@ def plan_partition(
             brokers.local_start,
         ),
     )
-    decisions = Decisions(aborted, stop, ())
-    pieces: list[SegmentSlice | BrokerRange] = list(
-        bounded(spans(plan, decisions, options, side_files))
-    )
-    if rest:
-        each = bytes_per_offset(known, brokers, rest[0].start, rest[-1].stop, view)
-        pieces += [
-            BrokerRange(
-                brokers.topic,
-                brokers.topic_id,
-                brokers.partition,
-                brokers.leader_epoch,
-                span.start,
-                span.stop,
-                options.read_committed,
-                max(1, round((span.stop - span.start) * each)),
-            )
-            for span in rest
-        ]
-        pieces.sort(key=lambda piece: piece.start_offset)
-    return PlannedPartition(plan, pieces, len(aborted))
+
+
+def _tier_slices(
+    options: ScanOptions,
+    place: Place,
+    plan: PartitionPlan,
+    side_files: SideFiles,
+    brokers: BrokerLog,
+    view: ClusterView,
+) -> tuple[list[SegmentSlice], int]:
+    """Returns what is read from the tier, and the number of aborted transactions with data in it.
+
+    Raises:
+        NotUsableError: A segment whose side files cannot be used.
+        TieredKafkaError: See `aborted_in_tier`.
+    """
+    aborted, tier_runs = NO_ABORTED, ()
+    if plan.start < plan.stop and options.read_committed:
+        aborted, tier_runs = aborted_in_tier(
+            plan.surviving, plan.start, plan.stop, side_files, brokers, view, place
+        )
+    decisions = Decisions(aborted, plan.stop, ())
+    slices = list(bounded(spans(plan, decisions, options, side_files)))
+    read = [(part.start_offset, part.stop_offset) for part in slices]
+    check_ends_in_tier(tier_runs, aborted, read, side_files)
+    return slices, len(aborted)
 
 
 def _beyond(options: ScanOptions) -> str:

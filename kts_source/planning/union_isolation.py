@@ -11,23 +11,24 @@ Source: `LocalLog.collectAbortedTransactions`, `TransactionIndex`, KIP-98.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kts_source.broker.old_brokers import LEAK
 from kts_source.errors import CorruptSegmentError, DataLossError, OldBrokerError
-from kts_source.planning.isolation import EndStates, UnknownStartError, check_end
+from kts_source.planning.isolation import EndStates, UnknownStartError, check_end, ends_of_reads
 from kts_source.planning.union_log import runs
 from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.bounds import Place
     from kts_source.planning.cluster_view import BrokerLog, ClusterView
-    from kts_source.planning.lineage import PartitionLog
+    from kts_source.planning.lineage import PartitionLog, SegmentRange
     from kts_source.planning.side_files import SideFiles
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,19 @@ class NotUsableError(Exception):
         self.segment_id = segment_id
 
 
+@dataclass(frozen=True, slots=True)
+class TierRun:
+    """Segments of the tier that follow each other, up to the last one that decides transactions.
+
+    Attributes:
+        log: The log with only these ranges.
+        ends: Which transactions are open at the end of each range.
+    """
+
+    log: PartitionLog
+    ends: EndStates
+
+
 def aborted_in_tier(
     partition: PartitionLog,
     start: int,
@@ -53,8 +67,9 @@ def aborted_in_tier(
     brokers: BrokerLog,
     view: ClusterView,
     place: Place,
-) -> AbortedIntervals:
-    """The aborted transactions with data in the tier's part of offsets [start, stop).
+) -> tuple[AbortedIntervals, tuple[TierRun, ...]]:
+    """Returns the aborted transactions with data in the tier's part of offsets [start, stop), and
+    the runs of segments that name them, for `check_ends_in_tier`.
 
     Raises:
         DataLossError: Brokers lost the records that say how a transaction ended, and loss is not
@@ -63,6 +78,7 @@ def aborted_in_tier(
         BrokerError: The leader does not answer, or is too old to be asked.
     """
     txns: list[AbortedTxn] = []
+    tier_runs = []
     for run in runs(partition.ranges):
         read = [span for span in run if span.start < stop and span.stop > start]
         if not read:
@@ -74,37 +90,55 @@ def aborted_in_tier(
             last += 1
         first = run.index(read[0])
         log_of_run = replace(partition, ranges=run[first:], holes=(), unverifiable=())
-        decided = [*_decided(log_of_run, last - first, side_files, brokers, view, place)]
-        _check_inside(log_of_run, last - first, stop, decided, side_files)
+        ends = EndStates(log_of_run, side_files)
+        decided, horizon = _decided(
+            log_of_run, last - first, ends, side_files, brokers, view, place
+        )
         txns += decided
-    return AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
+        tier_runs.append(
+            TierRun(replace(log_of_run, ranges=run[first : first + horizon + 1]), ends)
+        )
+    aborted = AbortedIntervals.from_txns(txns, start_offset=start, stop_offset=stop)
+    return aborted, tuple(tier_runs)
 
 
-def _check_inside(
-    run: PartitionLog,
-    last: int,
-    stop: int,
-    txns: Sequence[AbortedTxn],
+def check_ends_in_tier(
+    tier_runs: Iterable[TierRun],
+    aborted: AbortedIntervals,
+    read: Sequence[tuple[int, int]],
     side_files: SideFiles,
 ) -> None:
-    """Compares transactions with data below range `last` and a marker in it with the log.
+    """Compares transactions whose marker is in the tier, but not in what is read, with the log.
 
-    Tasks may not read as far as that marker.
+    Args:
+        tier_runs: The runs of segments that decide the transactions.
+        aborted: The transactions that they abort.
+        read: Offsets [start, stop) that are read from the tier, in order.
+        side_files: Reads the logs.
 
     Raises:
         NotUsableError: They do not fit, or the log cannot be read.
     """
-    span = run.ranges[last]
-    if last == 0 or stop >= span.stop:
-        return
-    whole = replace(run, ranges=run.ranges[: last + 1])
-    intervals = AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=span.stop)
-    try:
-        ends = EndStates(whole, side_files)
-        check_end(whole, intervals, ends, last - 1, stop, side_files)
-    except (CorruptSegmentError, UnknownStartError) as error:
-        log.warning("%s", error)
-        raise NotUsableError(span.segment.segment_id) from error
+    for run in tier_runs:
+        ranges = run.log.ranges
+        inside = [span for span in read if ranges[0].start <= span[0] < ranges[-1].stop]
+        for number, below in ends_of_reads(ranges, inside):
+            try:
+                check_end(run.log, aborted, run.ends, number, below, side_files)
+            except (CorruptSegmentError, UnknownStartError) as error:
+                log.warning("%s", error)
+                raise NotUsableError(_segment_of(error, ranges).segment_id) from error
+
+
+def _segment_of(
+    error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange]
+) -> RemoteSegment:
+    """Returns the segment that an error is about, or the last one."""
+    if isinstance(error, CorruptSegmentError) and error.offset is not None:
+        for span in ranges:
+            if span.segment.start_offset <= error.offset < span.segment.stop_offset:
+                return span.segment
+    return ranges[-1].segment
 
 
 def _fits_the_range_before(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
@@ -118,20 +152,23 @@ def _fits_the_range_before(ends: EndStates, number: int, entries: Sequence[Abort
 def _decided(
     run: PartitionLog,
     last: int,
+    ends: EndStates,
     side_files: SideFiles,
     brokers: BrokerLog,
     view: ClusterView,
     place: Place,
-) -> Iterator[AbortedTxn]:
-    """What was aborted in the segments of a run up to `last`, and what is open behind them."""
+) -> tuple[list[AbortedTxn], int]:
+    """Returns the transactions that were aborted in the segments of a run up to `last`, or are
+    open there and aborted later, and the number of the last segment that was needed.
+    """
+    aborted: list[AbortedTxn] = []
     began: set[tuple[int, int]] | None = None
-    ends = EndStates(run, side_files)
     for number, span in enumerate(run.ranges):
         entries = side_files.aborted(span.segment)
         if entries is None or (entries and not _fits_the_range_before(ends, number, entries)):
             raise NotUsableError(span.segment.segment_id)
         end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
-        yield from (txn for txn in entries if span.start <= txn.last_offset < end)
+        aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
         if number < last:
             continue
         snapshot = side_files.snapshot(span.segment)
@@ -145,11 +182,11 @@ def _decided(
         }
         began = still_open if began is None else still_open & began
         if not began:
-            return
+            return aborted, number
         if min(end, brokers.end - 1) >= view.decided_from(brokers):
-            for producer, first in began & _aborted_at(end, began, brokers, view, place):
-                yield AbortedTxn(producer, first, end, end)
-            return
+            later = began & _aborted_at(end, began, brokers, view, place)
+            aborted += (AbortedTxn(producer, first, end, end) for producer, first in later)
+            return aborted, number
         # Old brokers do not tell it all: the tier's own next segment does.
     oldest = min(first for _, first in began or ())
     raise OldBrokerError(
