@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kts_source.planning.lineage import PartitionLog
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.planning.segment_catalog import ListedPartition
+    from kts_source.planning.union_isolation import TierRun
     from kts_source.planning.union_log import OffsetSpan
     from kts_source.read.task import SegmentSlice
     from kts_source.tier import Tier
@@ -398,7 +399,8 @@ def _tier_slices(
         NotUsableError: A segment whose side files cannot be used.
         TieredKafkaError: See `aborted_in_tier`.
     """
-    aborted, tier_runs = NO_ABORTED, ()
+    aborted = NO_ABORTED
+    tier_runs: tuple[TierRun, ...] = ()
     if plan.start < plan.stop and options.read_committed:
         aborted, tier_runs = aborted_in_tier(
             plan.surviving, plan.start, plan.stop, side_files, brokers, view, place
