@@ -52,7 +52,11 @@ def assembled(
     )
     return ScanPlan(
         tuple(one.plan for one in planned),
-        with_surroundings(pack(pieces, target, options), [one.plan for one in planned]),
+        with_surroundings(
+            pack(pieces, target, options),
+            [one.plan for one in planned],
+            read_committed=options.read_committed,
+        ),
         options.columns,
         fingerprint(options.where),
         tuple(notes),

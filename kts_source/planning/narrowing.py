@@ -45,7 +45,7 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
     tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
     kept = tuple(task for task in tasks if task.slices or task.ranges)
-    placed = with_surroundings(kept, plan.partitions)
+    placed = with_surroundings(kept, plan.partitions, read_committed=plan.read_committed)
     return replace(plan, tasks=placed, where=fingerprint(whole))
 
 

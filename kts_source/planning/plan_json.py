@@ -109,7 +109,8 @@ def plan_from_json(text: str) -> ScanPlan:
             dict(document["madeWith"]) if version > 1 else {},
         )
         check_fits(plan, segments)
-        plan = replace(plan, tasks=with_surroundings(plan.tasks, plan.partitions))
+        tasks = with_surroundings(plan.tasks, plan.partitions, read_committed=plan.read_committed)
+        plan = replace(plan, tasks=tasks)
     except InvalidOptionError:
         raise
     except (

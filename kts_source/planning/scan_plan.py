@@ -234,7 +234,13 @@ class ScanPlan:
             )
             if slices or ranges:
                 tasks.append(ScanTask(slices, ranges))
-        return replace(self, partitions=partitions, tasks=with_surroundings(tasks, partitions))
+        placed = with_surroundings(tasks, partitions, read_committed=self.read_committed)
+        return replace(self, partitions=partitions, tasks=placed)
+
+    @property
+    def read_committed(self) -> bool:
+        """Whether the plan leaves aborted transactions out, or may be used to."""
+        return self.made_with.get("isolationLevel") != "read_uncommitted"
 
     @property
     def nominal_bytes(self) -> int:
