@@ -74,15 +74,15 @@ class TransactionCheck:
 
         Args:
             next_offset: First offset after the batches read.
-            only_doubtful: Return only producers whose records were kept and that have an interval
-                at `next_offset` or later: no marker shows that its first offset is too high. Use
-                it if another check reads the batches after these.
+            only_doubtful: Return only producers whose last records were kept and that have an
+                interval that ends at `next_offset` or later: if its first offset is too high, the
+                batches after these do not show it. Use it if another check reads those batches.
         """
         table = self._table.reshape(-1, c.TXN_ENTRY_SIZE)
         aborted = self._aborted
         kept = table[table[:, 1] == c.TXN_KEPT, 0].tolist()
         if only_doubtful:
-            later = aborted.producer_ids[aborted.first_offsets >= next_offset]
+            later = aborted.producer_ids[aborted.last_offsets >= next_offset]
             return dict.fromkeys(set(kept) & set(later.tolist()))
         expected: dict[int, int | None] = dict.fromkeys(kept)
         for producer_id in table[table[:, 1] == c.TXN_LEFT_OUT, 0].tolist():

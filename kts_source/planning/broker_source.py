@@ -35,7 +35,13 @@ from kts_source.errors import (
 from kts_source.layout.find_layout import find_layout
 from kts_source.planning.bounds import Place
 from kts_source.planning.cluster_view import ClusterView
-from kts_source.planning.isolation import Decisions, EndStates, UnknownStartError, check_end
+from kts_source.planning.isolation import (
+    Decisions,
+    EndStates,
+    UnknownStartError,
+    check_end,
+    ends_of_reads,
+)
 from kts_source.planning.lineage import between, epoch_ranges, union_log
 from kts_source.planning.metadata_topic import (
     REMOTE_LOG_METADATA,
@@ -301,6 +307,19 @@ class BrokerSource:
         return [*notes, *named, *self._tier.store.remarks]
 
 
+@dataclass(frozen=True, slots=True)
+class _TierRun:
+    """Segments of the tier that follow each other, up to the last one that decides transactions.
+
+    Attributes:
+        log: The log with only these ranges.
+        ends: Which transactions are open at the end of each range.
+    """
+
+    log: PartitionLog
+    ends: EndStates
+
+
 class UnusableSegmentError(Exception):
     """The side files of a segment do not record its transactions."""
 
@@ -339,6 +358,7 @@ class UnionLog(SourceLog):
         self._named = named
         self._with_lineage = with_lineage
         self._not_usable: frozenset[str] = frozenset()
+        self._tier_runs: list[_TierRun] = []
         epochs = tiered.epochs
         self._owned = view.owned(brokers, epochs) if epochs else {}
         self._end = brokers.end
@@ -368,12 +388,10 @@ class UnionLog(SourceLog):
         """
         while True:
             try:
-                aborted = list(self._aborted(start, stop))
+                aborted = self._aborted(start, stop)
                 break
             except UnusableSegmentError as error:
-                log.warning("%s: segment %s is read from brokers", self.place, error.segment_id)
-                self._not_usable |= {error.segment_id}
-                self.log = self._merged()
+                self._leave_to_brokers(error.segment_id)
         rest = next(between(self.log.ranges, start, stop), None)
         if rest is not None and rest.start < (
             decided_from := self._view.decided_from(self._brokers)
@@ -386,8 +404,15 @@ class UnionLog(SourceLog):
         intervals = AbortedIntervals.from_txns(aborted, start_offset=start, stop_offset=stop)
         return self.log, Decisions(intervals, stop, ())
 
-    def _aborted(self, start: int, stop: int) -> Iterator[AbortedTxn]:
-        """Yields the aborted transactions with data in segments of offsets [start, stop)."""
+    def _leave_to_brokers(self, segment_id: str) -> None:
+        log.warning("%s: segment %s is read from brokers", self.place, segment_id)
+        self._not_usable |= {segment_id}
+        self.log = self._merged()
+
+    def _aborted(self, start: int, stop: int) -> list[AbortedTxn]:
+        """Returns the aborted transactions with data in segments of offsets [start, stop)."""
+        aborted: list[AbortedTxn] = []
+        self._tier_runs = []
         for run in _runs(self.log.ranges):
             read = [span for span in run if span.start < stop and span.stop > start]
             if not read:
@@ -399,42 +424,44 @@ class UnionLog(SourceLog):
                 last += 1
             first = run.index(read[0])
             run_log = replace(self.log, ranges=run[first:], holes=(), unverifiable=())
-            aborted = list(self._aborted_in_run(run_log, last - first))
-            self._check_inside(run_log, last - first, stop, aborted)
-            yield from aborted
+            ends = EndStates(run_log, self.side_files)
+            entries, deciding = self._aborted_in_run(run_log, last - first, ends)
+            aborted += entries
+            run_log = replace(run_log, ranges=run[first : first + deciding + 1])
+            self._tier_runs.append(_TierRun(run_log, ends))
+        return aborted
 
-    def _check_inside(
-        self, run: PartitionLog, last: int, stop: int, aborted: Sequence[AbortedTxn]
-    ) -> None:
-        """Compares transactions with data below range `last` and a marker in it with the log,
-        because tasks may not read as far as that marker.
+    def confirm(
+        self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
+    ) -> bool:
+        """See `SourceLog`. A segment that does not fit is left to brokers."""
+        for run in self._tier_runs:
+            ranges = run.log.ranges
+            inside = [span for span in read if ranges[0].start <= span[0] < ranges[-1].stop]
+            for number, below in ends_of_reads(ranges, inside):
+                try:
+                    check_end(run.log, decisions.aborted, run.ends, number, below, self.side_files)
+                except (CorruptSegmentError, UnknownStartError) as error:
+                    log.warning("%s", error)
+                    self._leave_to_brokers(_segment_of(error, ranges).segment_id)
+                    return False
+        return True
 
-        Raises:
-            UnusableSegmentError: They do not fit, or the log cannot be read.
+    def _aborted_in_run(
+        self, run: PartitionLog, last: int, ends: EndStates
+    ) -> tuple[list[AbortedTxn], int]:
+        """Returns transactions aborted in the segments of a run up to `last`, or open at its end,
+        and the number of the last segment that was needed.
         """
-        span = run.ranges[last]
-        if last == 0 or stop >= span.stop:
-            return
-        whole = replace(run, ranges=run.ranges[: last + 1])
-        intervals = AbortedIntervals.from_txns(aborted, start_offset=0, stop_offset=span.stop)
-        try:
-            ends = EndStates(whole, self.side_files)
-            check_end(whole, intervals, ends, last - 1, stop, self.side_files)
-        except (CorruptSegmentError, UnknownStartError) as error:
-            log.warning("%s", error)
-            raise UnusableSegmentError(span.segment.segment_id) from error
-
-    def _aborted_in_run(self, run: PartitionLog, last: int) -> Iterator[AbortedTxn]:
-        """Yields transactions aborted in the segments of a run up to `last`, or open at its end."""
         end_of_log = self._brokers.end
+        aborted: list[AbortedTxn] = []
         began: set[tuple[int, int]] | None = None
-        ends = EndStates(run, self.side_files)
         for number, span in enumerate(run.ranges):
             entries = self.side_files.aborted(span.segment)
             if entries is None or (entries and not _fits_previous_range(ends, number, entries)):
                 raise UnusableSegmentError(span.segment.segment_id)
             end = span.segment.stop_offset if number == len(run.ranges) - 1 else span.stop
-            yield from (txn for txn in entries if span.start <= txn.last_offset < end)
+            aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
             if number < last:
                 continue
             snapshot = self.side_files.snapshot(span.segment)
@@ -448,11 +475,11 @@ class UnionLog(SourceLog):
             }
             began = still_open if began is None else still_open & began
             if not began:
-                return
+                return aborted, number
             if min(end, end_of_log - 1) >= self._view.decided_from(self._brokers):
-                for producer, first in began & self._aborted_at(end, began):
-                    yield AbortedTxn(producer, first, end, end)
-                return
+                later = began & self._aborted_at(end, began)
+                aborted += (AbortedTxn(producer, first, end, end) for producer, first in later)
+                return aborted, number
             # Old brokers do not report all; the next segment of the tier does.
         oldest = min(first for _, first in began or ())
         raise OldBrokerError(
@@ -531,6 +558,17 @@ def broker_place(options: ScanOptions, brokers: BrokerLog) -> Place:
         holder=holder,
         beyond=beyond,
     )
+
+
+def _segment_of(
+    error: CorruptSegmentError | UnknownStartError, ranges: Sequence[SegmentRange]
+) -> RemoteSegment:
+    """Returns the segment that an error is about, or the last one."""
+    if isinstance(error, CorruptSegmentError) and error.offset is not None:
+        for span in ranges:
+            if span.segment.start_offset <= error.offset < span.segment.stop_offset:
+                return span.segment
+    return ranges[-1].segment
 
 
 def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:

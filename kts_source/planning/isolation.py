@@ -22,7 +22,7 @@ from segment_format.isolation import NO_ABORTED, AbortedIntervals, OpenTransacti
 from segment_format.transaction_check import transaction_message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kts_source.planning.lineage import Hole, PartitionLog, SegmentRange
     from kts_source.planning.side_files import Replay, SideFiles
@@ -108,24 +108,35 @@ def check_ends(
     Raises:
         CorruptSegmentError: The transaction indexes do not fit the log.
     """
-    aborted, ends = decisions.aborted, decisions.ends
-    if ends is None:
+    if decisions.ends is None:
         return
+    for number, below in ends_of_reads(partition.ranges, read):
+        try:
+            check_end(partition, decisions.aborted, decisions.ends, number, below, side_files)
+        except UnknownStartError:
+            log.warning("transactions open at offset %d are not compared with the log", below)
+
+
+def ends_of_reads(
+    ranges: Sequence[SegmentRange], read: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yields where reads end, as arguments `number` and `below` of `check_end`.
+
+    Args:
+        ranges: Ranges of the log that hold everything that is read.
+        read: Offsets [start, stop) that are read, in order.
+    """
     start_of_run: int | None = None
     for (start, stop), following in zip_longest(read, read[1:]):
         if start_of_run is None:
             start_of_run = start
         if following is not None and following[0] == stop:
             continue
-        last = next(n for n, span in enumerate(partition.ranges) if span.start < stop <= span.stop)
-        span = partition.ranges[last]
-        try:
-            if span.start > start_of_run and stop < span.stop:
-                # Tasks see only markers in the rest of this segment for its own data.
-                check_end(partition, aborted, ends, last - 1, stop, side_files)
-            check_end(partition, aborted, ends, last, stop, side_files)
-        except UnknownStartError:
-            log.warning("transactions open at offset %d are not compared with the log", stop)
+        last = next(n for n, span in enumerate(ranges) if span.start < stop <= span.stop)
+        if ranges[last].start > start_of_run and stop < ranges[last].stop:
+            # Tasks see only markers in the rest of this segment for its own data.
+            yield last - 1, stop
+        yield last, stop
         start_of_run = None
 
 
@@ -211,6 +222,7 @@ class EndStates:
         self._gaps = {gap.stop: gap for gap in partition.missing}
         self._side_files = side_files
         self._open: dict[int, Mapping[int, int]] = {}
+        self._guesses: set[int] = set()  # replayed after a gap as if nothing was open there
         self._replays: dict[int, Replay] = {}
         self.unknown_after: Hole | None = None
 
@@ -240,9 +252,14 @@ class EndStates:
         first = number
         while first not in self._open and not self._has_snapshot(first) and self.follows(first):
             first -= 1
+        is_guess = first in self._guesses or (
+            first not in self._open and self._ranges[first].start in self._gaps
+        )
         for each in range(first, number + 1):
             if each not in self._open:
                 self._open[each] = self._replay(each).open_after
+                if is_guess:
+                    self._guesses.add(each)
         return self._open[number]
 
     def aborted(self, number: int, *, is_first: bool) -> tuple[AbortedTxn, ...]:
@@ -301,7 +318,7 @@ class EndStates:
             if not self.follows(number):
                 return self._ranges[number].start not in self._gaps
             number -= 1
-        return True
+        return number not in self._guesses
 
     def _has_snapshot(self, number: int) -> bool:
         """Returns whether the snapshot of range `number` is usable, and reads it."""

@@ -204,17 +204,26 @@ class PlanContent:
     notes: tuple[str, ...] = ()
     made_with: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def read_committed(self) -> bool:
+        """Whether the plan leaves aborted transactions out."""
+        return self.made_with.get("isolationLevel") != "read_uncommitted"
+
 
 def with_surroundings(
-    tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan]
+    tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
     """Returns the tasks with `SegmentSlice.surroundings` of what they read together.
 
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.
         partitions: The plans of their partitions.
+        read_committed: Whether transactions are compared with the log; without it, the tasks are
+            returned unchanged.
     """
     tasks = tuple(tasks)
+    if not read_committed:
+        return tasks
     ranges = {(part.topic, part.partition): part.surviving.ranges for part in partitions}
     slices: dict[tuple[str, int], list[SegmentSlice]] = {}
     for task in tasks:
@@ -243,14 +252,12 @@ def _with_surroundings(
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         span = spans[first.segment_id]
-        around = SliceSurroundings(span.stop, first.start_offset, last.stop_offset)
+        offsets = span.stop, first.start_offset, last.stop_offset
         if before is not None and read_to == span.start == first.start_offset:
-            around = replace(
-                around,
-                before=_snapshot_only(before),
-                before_stop=before.stop,
-                before_is_cut=before.stop < before.segment.stop_offset,
-            )
+            is_cut = before.stop < before.segment.stop_offset
+            around = SliceSurroundings(*offsets, _snapshot_only(before), before.stop, is_cut)
+        else:
+            around = SliceSurroundings(*offsets)
         located += [replace(piece, surroundings=around) for piece in run]
         read_to = last.stop_offset if last.stop_offset == span.stop else None
         before = span

@@ -127,7 +127,8 @@ def plan_from_json(text: str) -> PlanContent:
             dict(document["madeWith"]),
         )
         _check_plan(plan, segments)
-        plan = replace(plan, tasks=with_surroundings(plan.tasks, plan.partitions))
+        tasks = with_surroundings(plan.tasks, plan.partitions, read_committed=plan.read_committed)
+        plan = replace(plan, tasks=tasks)
     except InvalidOptionError:
         raise
     except _READ_ERRORS as error:

@@ -35,7 +35,7 @@ from kts_source.planning.bounds import (
     requested_bounds,
 )
 from kts_source.planning.estimate import ARCHIVE_CLASSES, estimate
-from kts_source.planning.isolation import Decisions, check_ends
+from kts_source.planning.isolation import Decisions
 from kts_source.planning.partition_plan import PartitionPlan, with_surroundings
 from kts_source.planning.replay import made_with, replayed
 from kts_source.planning.scan_plan import ScanPlan
@@ -262,31 +262,32 @@ def _plan_log(
     side_files.bounds = start, stop
     surviving = source_log.covering(start, stop)
     check_no_holes(place, surviving, start, stop)
-    decisions = Decisions(NO_ABORTED, max(start, stop), ())
-    if start < stop and options.read_committed:
-        surviving, decisions = source_log.decided(start, stop)
+    while True:
+        decisions = Decisions(NO_ABORTED, max(start, stop), ())
+        if start < stop and options.read_committed:
+            surviving, decisions = source_log.decided(start, stop)
+        plan = PartitionPlan(
+            topic=place.topic,
+            topic_id=source_log.topic_id,
+            partition=place.partition,
+            surviving=surviving,
+            orphans=place.orphans,
+            start=start,
+            stop=decisions.stop,
+            wanted_stop=stop,
+            undecided=decisions.undecided,
+        )
+        check_outcomes(place, surviving, decisions)
+        check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
+        slices = list(bounded(spans(plan, decisions, options, side_files))) if with_slices else []
+        read = [(piece.start_offset, piece.stop_offset) for piece in slices]
+        if source_log.confirm(surviving, decisions, read):
+            break
     for skipped in surviving.skipped:
         log.info("%s: segment %s not read: %s", place, skipped.segment.segment_id, skipped.reason)
-    check_outcomes(place, surviving, decisions)
-    plan = PartitionPlan(
-        topic=place.topic,
-        topic_id=source_log.topic_id,
-        partition=place.partition,
-        surviving=surviving,
-        orphans=place.orphans,
-        start=start,
-        stop=decisions.stop,
-        wanted_stop=stop,
-        undecided=decisions.undecided,
-    )
-    check_decided(options.ending, place, stop, plan.stop, plan.end_reason)
-    pieces: list[SegmentSlice | BrokerRange] = []
-    if with_slices:
-        pieces += bounded(spans(plan, decisions, options, side_files))
-        read = [(piece.start_offset, piece.stop_offset) for piece in pieces]
-        check_ends(surviving, decisions, read, side_files)
-        if ranges := source_log.broker_ranges(start, stop):
-            pieces = sorted([*pieces, *ranges], key=lambda piece: piece.start_offset)
+    pieces: list[SegmentSlice | BrokerRange] = [*slices]
+    if with_slices and (ranges := source_log.broker_ranges(start, stop)):
+        pieces = sorted([*pieces, *ranges], key=lambda piece: piece.start_offset)
     return PlannedPartition(source_log.completed(plan), pieces, len(decisions.aborted))
 
 
@@ -319,7 +320,9 @@ def assemble(
     partitions = tuple(partition.plan for partition in planned)
     return ScanPlan(
         partitions,
-        with_surroundings(pack(pieces, target, options), partitions),
+        with_surroundings(
+            pack(pieces, target, options), partitions, read_committed=options.read_committed
+        ),
         options.columns,
         fingerprint(options.where),
         tuple(notes),

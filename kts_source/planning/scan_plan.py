@@ -106,7 +106,8 @@ class ScanPlan(PlanContent):
             )
             if slices or ranges:
                 tasks.append(ScanTask(slices, ranges))
-        return replace(self, partitions=partitions, tasks=with_surroundings(tasks, partitions))
+        placed = with_surroundings(tasks, partitions, read_committed=self.read_committed)
+        return replace(self, partitions=partitions, tasks=placed)
 
     @property
     def nominal_bytes(self) -> int:

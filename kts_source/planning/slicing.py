@@ -323,7 +323,11 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         segments = [span.segment for span in part.surviving.ranges]
         earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
     tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
-    kept = with_surroundings((task for task in tasks if task.parts), plan.partitions)
+    kept = with_surroundings(
+        (task for task in tasks if task.parts),
+        plan.partitions,
+        read_committed=plan.read_committed,
+    )
     return replace(plan, tasks=kept, where=fingerprint(whole))
 
 

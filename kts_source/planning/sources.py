@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kts_source.planning.bounds import first_offset_at_or_after
-from kts_source.planning.isolation import decide
+from kts_source.planning.isolation import check_ends, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,6 +66,25 @@ class SourceLog:
     def decided(self, start: int, stop: int) -> tuple[PartitionLog, Decisions]:
         """Returns the log around [start, stop) and the outcome of its transactions."""
         return self.log, decide(self.log, start, stop, self.side_files)
+
+    def confirm(
+        self, surviving: PartitionLog, decisions: Decisions, read: Sequence[tuple[int, int]]
+    ) -> bool:
+        """Compares transactions that end after the offsets read with the log.
+
+        Args:
+            surviving: The log that `decided` returned last.
+            decisions: Its outcome.
+            read: Offsets [start, stop) that are read from segments, in order.
+
+        Returns:
+            Whether they fit. If not, `decided` now returns another outcome.
+
+        Raises:
+            CorruptSegmentError: They do not fit, and no other source has the outcome.
+        """
+        check_ends(surviving, decisions, read, self.side_files)
+        return True
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """Returns the first offset dated at or after a time; `None` if there is none.

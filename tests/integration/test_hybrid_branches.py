@@ -28,6 +28,7 @@ from tests.integration.hybrid import (
 )
 from tests.integration.lost_branches import elect_unclean, lose_branch
 from tests.needs import needs
+from tests.quick import examples_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ LEVELS = ("read_committed", "read_uncommitted")
 KEPT = "-2"  # as long as the whole log
 FAIL_OVERS = [(is_clean, is_quiet) for is_clean in (True, False) for is_quiet in (True, False)]
 # A few of them in each run; the names of the tests say which.
-CELLS = random.sample(FAIL_OVERS, int(os.environ.get("KTS_FAIL_OVERS", "2")))
+CELLS = examples_source(__name__).sample(FAIL_OVERS, int(os.environ.get("KTS_FAIL_OVERS", "2")))
 
 
 @pytest.fixture(scope="module")

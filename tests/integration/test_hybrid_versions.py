@@ -23,6 +23,7 @@ from tests.integration.hybrid import (
 from tests.integration.kafka_jars import NEWEST_KAFKA, OLDEST_KAFKA
 from tests.integration.tier_mischief import tiered_segments
 from tests.needs import needs
+from tests.quick import examples_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 SEGMENTS = 6
 VERSIONS = os.environ.get(
-    "KTS_KAFKA_VERSIONS", random.SystemRandom().choice((OLDEST_KAFKA, NEWEST_KAFKA))
+    "KTS_KAFKA_VERSIONS", examples_source(__name__).choice((OLDEST_KAFKA, NEWEST_KAFKA))
 )
 """One a run; those that one names, separated by commas, are all tested."""
 

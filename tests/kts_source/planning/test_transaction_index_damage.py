@@ -6,19 +6,24 @@ import itertools
 import os
 import random
 import time
+import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from kts_source.errors import TieredKafkaError
+from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
+from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
+from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.planning.transaction_damage import (
     Damage,
     built,
     hybrid_reads_of_damage,
     read,
     reads_of_damage,
-    written,
 )
+from tests.kts_source.planning.written_logs import written
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -119,6 +124,53 @@ def test_damaged_index_of_a_tier_with_brokers_is_never_silent() -> None:
     results = list(hybrid_reads_of_damage(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []
+
+
+@pytest.mark.parametrize("first_offset", [0, 1, 2, 3])
+def test_first_offset_that_is_too_high_is_refused_in_every_slice(first_offset: int) -> None:
+    builder = LogBuilder(index_interval_bytes=0)
+    builder.send(2, [SimpleRecord(b"aborted")])
+    for _ in range(3):
+        builder.append([SimpleRecord(b"plain")])
+    builder.abort(2)
+    builder.roll()
+    (files,) = builder.build().segments
+    index = bytearray(files.txnindex or b"")
+    index[10:18] = first_offset.to_bytes(8, "big")
+    log = replace(builder.build(), segments=(replace(files, txnindex=bytes(index)),))
+    for count in range(1, 6):
+        options = {"maxRecordsPerPartition": str(count)}
+        if first_offset == 0:
+            assert read(written(log, local=True), True, options) == [1, 2, 3]
+        else:
+            with pytest.raises(CorruptSegmentError):
+                read(written(log, local=True), True, options)
+
+
+def test_lost_entry_of_a_hybrid_tier_is_found_if_a_condition_excludes_its_marker() -> None:
+    builder = LogBuilder()
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.roll()
+    builder.append([SimpleRecord(b"not tiered")])
+    builder.roll()
+    log = builder.build()
+    topic_id = uuid.UUID(int=7)
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
+    writer.write_segment(log.segments[0])
+    writer.write_segment(replace(log.segments[1], txnindex=None))
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = log.segments[1].base_offset
+        brokers.create("t", [partition], topic_id)
+        options = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
+        assert read(objects, True, {**options, "where": "offset < 2"}) == [1]
+        with pytest.raises(CorruptSegmentError):  # the task that reads the marker refuses
+            read(objects, True, options)
 
 
 @pytest.mark.fuzz

@@ -9,14 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kts_source.errors import CorruptSegmentError, OldBrokerError, TieredKafkaError
-from kts_source.options import parse_options
-from kts_source.planning.planner import plan_scan
-from kts_source.tier import Tier
-from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
+from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
-from tests.kts_source.planning.memory_store import MemoryStore
-from tests.kts_source.planning.scanning import run
+from tests.kts_source.planning import written_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,23 +62,9 @@ def built(seed: int, *, undecided: bool = False) -> BuiltLog:
     return builder.build()
 
 
-def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
-    """Writes the segments of a log to a tier, except the one with the number `lost_segment`."""
-    objects: dict[str, bytes] = {}
-    writer = LocalTierWriter(objects, topic="t") if local else AivenTierWriter(objects, topic="t")
-    for number, files in enumerate(log.segments):
-        if files.log and number != lost_segment:
-            writer.write_segment(files)
-    return objects
-
-
 def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> list[int]:
-    """Returns the offsets of the rows that a scan returns."""
-    layout = {"layout": "local-tiered-storage"} if local else {}
-    given = {"path": "/", "subscribe": "t", "isolationLevel": "read_committed", **layout, **options}
-    tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(given), tier), given, tier)
-    return [int(offset) for offset in rows["offset"].to_pylist()]
+    """Returns the offsets of the rows that a `read_committed` scan returns."""
+    return written_logs.read(objects, local, **{"isolationLevel": "read_committed", **options})
 
 
 def damaged_indexes(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
@@ -213,7 +195,7 @@ def reads_of_damage(
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
         wanted = [replace(entry, options={**entry.options, **loss}) for entry in wanted]
-    whole = written(log, local=local, lost_segment=damage.lost_segment)
+    whole = written_logs.written(log, local=local, lost_segment=damage.lost_segment)
     healthy = []
     for entry_point in wanted:
         expected = [
@@ -239,7 +221,7 @@ def reads_of_damage(
             damaged = [*segments]
             damaged[number] = replace(files, txnindex=index or None)
             changed = replace(log, segments=tuple(damaged))
-            objects = written(changed, local=local, lost_segment=damage.lost_segment)
+            objects = written_logs.written(changed, local=local, lost_segment=damage.lost_segment)
             for entry_point, expected in healthy:
                 if source.random() >= share:
                     continue
