@@ -24,6 +24,7 @@ from kts_source.read.segment_source import FIRST_REQUEST_BYTES
 from segment_format.kafka_uuid import uuid_to_text
 from segment_format.manifest.chunk_index import FixedChunkIndex
 from segment_format.manifest.segment_manifest import SegmentManifest
+from tests.segment_format.manifest.writers import manifest_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,7 +170,7 @@ def _grow(small: Path, bucket: Path) -> None:
         )
         stem = target / f"{start:020d}-{uuid_to_text(segment_id.id)}"
         described = dataclasses.replace(manifest, chunk_index=chunks, metadata=metadata)
-        stem.with_suffix(".rsm-manifest").write_bytes(described.to_json())
+        stem.with_suffix(".rsm-manifest").write_bytes(manifest_json(described))
         shutil.copy(first.with_suffix(".indexes"), stem.with_suffix(".indexes"))
         with stem.with_suffix(".log").open("wb") as hole:
             hole.truncate(_SEGMENT_BYTES)

@@ -40,7 +40,7 @@ def parse_object_key(key: str, *, prefix: str) -> ObjectKey:
     file = parse_segment_file_name(name)
     assert topic is not None
     assert file is not None
-    return ObjectKey(prefix, *topic, int(partition), *file)
+    return ObjectKey(prefix, *topic, int(partition), file.base_offset, file.segment_id, file.suffix)
 
 
 def parse_segment_file_name(

@@ -60,7 +60,8 @@ class Retention:
         if "delete" not in configs.values.get("cleanup.policy", "delete").split(","):
             return cls()
         limits = (int(configs.values.get(name) or -1) for name in CONFIGS[1:])
-        return cls(*(None if limit < 0 else limit for limit in limits))
+        time_ms, size = (None if limit < 0 else limit for limit in limits)
+        return cls(time_ms, size)
 
     def overdue(
         self, live: Sequence[RemoteLogSegmentMetadata], log_start: int, old_ms: int
@@ -334,8 +335,8 @@ def _check_segments(
     for entry in part.entries:
         if entry.segment_id not in known:
             text = f"the metadata topic does not list segment {entry.segment_id}"
-            bounds = entry.base_offset, None
-            yield part.finding("unknown-to-brokers", *bounds, keys_of(entry), text)
+            keys = keys_of(entry)
+            yield part.finding("unknown-to-brokers", entry.base_offset, None, keys, text)
 
 
 def _missing_segments(findings: Sequence[Finding]) -> list[tuple[int, int]]:

@@ -424,8 +424,7 @@ def _statement(
     statement = PartitionStatement(*part.key, *bounds, *listed, is_whole)
     if proof is None or not proof.is_sound or log.missing or not served.is_certain:
         return statement
-    counts = {"records": proof.records, "batches": proof.batches}
-    return replace(statement, **counts, digest=proof.digest)
+    return replace(statement, records=proof.records, batches=proof.batches, digest=proof.digest)
 
 
 def _partition_identity(part: PartitionObjects) -> str:

@@ -210,7 +210,7 @@ class LogProof:
         *values, first, last, between = document
         values = [dict(value) if isinstance(value, list) else value for value in values]
         digest = DigestPart(base64.b64decode(first), base64.b64decode(last), int(between, 16))
-        return cls(*values, digest)
+        return cls(*[*values, digest])
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,7 @@ class _JsonValue:
         values: dict[str, Any] = {}
         for field in fields(cls):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = document[camel_case(field.name)]
-            if type(value) not in _JSON_TYPES[field.type]:
+            if type(value) not in _JSON_TYPES[str(field.type)]:
                 raise TypeError(f"{field.name} is a {type(value).__name__}")
             if isinstance(value, list) and not all(type(item) is str for item in value):
                 raise TypeError(f"{field.name} has items that are not strings")
@@ -643,7 +643,8 @@ def _finding_samples(findings: Iterable[Finding]) -> Iterator[_Sample]:
 
 def _orphan_samples(report: AuditReport) -> Iterator[_Sample]:
     """Yields samples for partitions without orphans, too: a missing gauge is ambiguous."""
-    keys = {(part.topic, part.partition) for part in (*report.partitions, *report.findings)}
+    keys = {(statement.topic, statement.partition) for statement in report.partitions}
+    keys |= {(finding.topic, finding.partition) for finding in report.findings}
     for name in ("stored_bytes", "dollars_a_month"):
         totals = dict.fromkeys(sorted(keys), 0.0)
         for one in report.findings:

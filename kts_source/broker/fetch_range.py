@@ -337,7 +337,7 @@ class RangeFetcher:
         except (LostConnectionError, LeaderChangedError) as error:
             return self._changed_node(error)
 
-    def _changed_node(self, error: BrokerError) -> _Waiting:
+    def _changed_node(self, error: LostConnectionError | LeaderChangedError) -> _Waiting:
         """Looks for another leader next: this broker may never come back."""
         if isinstance(error, LeaderChangedError):
             self._leader = -1

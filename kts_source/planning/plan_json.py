@@ -363,8 +363,10 @@ def _check_partition(part: PartitionPlan) -> None:
     _check_ascending(0, part.start, part.stop, part.wanted_stop, MAX_INT64)
     _check_ascending(0, log.log_start, log.stop, MAX_INT64)
     _check_epochs(log.lineage)
-    for span in (*log.ranges, *log.holes, *log.unverifiable):
-        _check_ascending(0, span.start, span.stop, MAX_INT64)
+    offsets = [(span.start, span.stop) for span in log.ranges]
+    offsets += [(hole.start, hole.stop) for hole in log.missing]
+    for start, stop in offsets:
+        _check_ascending(0, start, stop, MAX_INT64)
     for transaction in part.undecided:
         _check_ascending(-1, transaction.producer_id, MAX_INT64)
         _check_offsets(transaction.first_offset)

@@ -41,7 +41,7 @@ class KeyMemory(NamedTuple):
 def make_map(
     kind: pa.DataType,
     rows: int,
-    present: NDArray[np.uint8] | None,
+    present: NDArray[np.uint8] | NDArray[np.bool_] | None,
     ends: pa.Buffer,
     entries: list[pa.Array],
     keys: KeyMemory,

@@ -36,6 +36,7 @@ from segment_format.record.control_record import parse_control_record_type
 from segment_format.record.framing import iter_entries
 from segment_format.record.records import iter_batches
 from tests.fuzz.repair import repaired_batches, repaired_snapshot
+from tests.segment_format.manifest.writers import manifest_json, pack_chunk_sizes
 from tests.segment_format.metadata.readable_segments import known_segments
 from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
 from tests.segment_format.undecided import open_transactions
@@ -159,7 +160,7 @@ def _checkpoint(data: bytes, mode: int) -> None:
 
 def _manifest(data: bytes, mode: int) -> None:
     manifest = SegmentManifest.from_json(data)
-    assert SegmentManifest.from_json(manifest.to_json()) == manifest
+    assert SegmentManifest.from_json(manifest_json(manifest)) == manifest
     index = manifest.chunk_index
     size = index.original_file_size
     if not size:
@@ -177,7 +178,7 @@ def _chunk_sizes(data: bytes, mode: int) -> None:
         chunk_sizes.decode_chunk_sizes(data.decode("latin-1"))
         return
     sizes = chunk_sizes.unpack_chunk_sizes(data)
-    packed = chunk_sizes.pack_chunk_sizes(sizes)
+    packed = pack_chunk_sizes(sizes)
     assert chunk_sizes.unpack_chunk_sizes(packed).tolist() == sizes.tolist()
 
 

@@ -180,7 +180,9 @@ class ColumnMemory:
         self._program = program
         self._max_bytes = max(MAX_BUFFER_BYTES, BYTES_PER_INPUT_BYTE * size)
         self._grown_bytes = 0
-        columns = program.columns.reshape(-1, c.COLUMN_SIZE).tolist()
+        columns = [
+            (width, level) for width, level in program.columns.reshape(-1, c.COLUMN_SIZE).tolist()
+        ]
         self._parents = program.levels.reshape(-1, c.LEVEL_SIZE)[:, c.PARENT].tolist()
         levels = len(self._parents)
         # The state, then the tables whose addresses it holds.
