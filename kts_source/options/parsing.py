@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kts_source.errors import InvalidOptionError
-from kts_source.predicate.literals import time_zone
 from kts_source.predicate.model import MAX_INT64, MIN_INT64, Column, Compare, Op
 
 if TYPE_CHECKING:
@@ -107,6 +106,9 @@ def parse_byte_size(name: str, text: str, *, least: int = 1, most: int = MAX_INT
 
 def parse_time_zone(name: str, text: str) -> tzinfo:
     """Parses a time zone by its name or offset."""
+    # Not at import time: sqlglot takes a quarter of a second.
+    from kts_source.predicate.literals import time_zone
+
     try:
         return time_zone(text)
     except ValueError as error:

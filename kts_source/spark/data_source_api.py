@@ -10,6 +10,7 @@ from typing import Any
 from kts_source.errors import UnsupportedSparkError
 
 try:
+    from pyspark.sql import types as types
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceReader,

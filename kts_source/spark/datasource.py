@@ -8,14 +8,11 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import types
-from pyspark.sql.types import StructField, StructType
-
 from kts_source.columns import ALL_COLUMNS
 from kts_source.errors import InvalidOptionError
 from kts_source.options import check_for_batch, check_for_stream, parse_any_options
 from kts_source.options.value_formats import column_types, further_columns
-from kts_source.spark.data_source_api import DataSource, Travels
+from kts_source.spark.data_source_api import DataSource, Travels, types
 from kts_source.spark.readers import TieredKafkaBatchReader, TieredKafkaStreamReader
 from kts_source.spark.worker import explained_imports, forget_finders_of_sparks_archives
 
@@ -31,8 +28,8 @@ if TYPE_CHECKING:
     from kts_source.options.value_formats import ColumnFormat
 
 
-_HEADER: Final = StructType(
-    [StructField("key", types.StringType()), StructField("value", types.BinaryType())]
+_HEADER: Final = types.StructType(
+    [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
 )
 _COLUMNS: Final[dict[types.DataType, str]] = {
     types.BinaryType(): "key value",
@@ -48,10 +45,10 @@ _WITHOUT_LIMITS: Final = ("4.0.", "4.1.")
 """Versions of Spark whose `Trigger.AvailableNow` asks a Python source for one batch."""
 
 
-def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> StructType:
+def spark_schema(columns: Sequence[str], formats: Sequence[ColumnFormat] = ()) -> types.StructType:
     """Returns the columns as Spark's types, all nullable, as Spark's Kafka source has them."""
     types_of = _types_with(formats)
-    return StructType([StructField(name, types_of[name]) for name in columns])
+    return types.StructType([types.StructField(name, types_of[name]) for name in columns])
 
 
 def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
@@ -68,7 +65,7 @@ def _types_with(formats: Sequence[ColumnFormat]) -> dict[str, types.DataType]:
 
 
 def typed_as(
-    schema: StructType | pa.Schema, formats: Sequence[ColumnFormat]
+    schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat]
 ) -> tuple[ColumnFormat, ...]:
     """Returns formats with the types of a schema's columns for JSON without `value.schema`.
 
@@ -80,7 +77,7 @@ def typed_as(
         return tuple(formats)
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    if isinstance(schema, StructType):
+    if isinstance(schema, types.StructType):
         schema = to_arrow_schema(schema)
     return tuple(_typed_as(schema, one) if one.needs_type else one for one in formats)
 
@@ -103,7 +100,7 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
 
 
 def columns_of(
-    schema: StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
+    schema: types.StructType | pa.Schema, formats: Sequence[ColumnFormat] = ()
 ) -> tuple[str, ...]:
     """Returns the table's columns of a user's schema, in its order.
 
@@ -111,7 +108,7 @@ def columns_of(
         InvalidOptionError: A name or type that the table does not have, or a column that is not
             nullable.
     """
-    if not isinstance(schema, StructType):
+    if not isinstance(schema, types.StructType):
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
@@ -183,7 +180,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         """Returns the format's name."""
         return "tiered-kafka"
 
-    def schema(self) -> StructType:
+    def schema(self) -> types.StructType:
         """Returns the columns that the options ask for; a sample gives types of untyped JSON."""
         if any(one.needs_type for one in self._scan_options.formats):
             with explained_imports():
@@ -192,7 +189,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
             self._scan_options = with_types(self._scan_options)  # travels to `reader`
         return spark_schema(self._scan_options.columns, self._scan_options.formats)
 
-    def reader(self, schema: StructType | pa.Schema) -> TieredKafkaBatchReader:
+    def reader(self, schema: types.StructType | pa.Schema) -> TieredKafkaBatchReader:
         """Returns a batch reader of the columns of a schema, which on Sail is an Arrow schema.
 
         Raises:
@@ -200,13 +197,13 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         """
         check_for_batch(self._scan_options)
         options = self._options_for(schema)
-        if isinstance(schema, StructType):
+        if isinstance(schema, types.StructType):
             return TieredKafkaBatchReader(options)
         from kts_source.spark.sail import sail_reader
 
         return sail_reader(options)
 
-    def streamReader(self, schema: StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
+    def streamReader(self, schema: types.StructType) -> TieredKafkaStreamReader:  # noqa: N802  # Spark's name
         """Returns a stream reader of the columns of a schema.
 
         Raises:
@@ -215,7 +212,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
         check_for_stream(self._scan_options)
         return TieredKafkaStreamReader(self._options_for(schema))
 
-    def _options_for(self, schema: StructType) -> ScanOptions:
+    def _options_for(self, schema: types.StructType) -> ScanOptions:
         # The types that Spark or the user knows: a second sample could give others.
         formats = typed_as(schema, self._scan_options.formats)
         columns = columns_of(schema, formats)

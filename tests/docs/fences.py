@@ -51,10 +51,12 @@ def blocks(page: Path) -> tuple[Block, ...]:
     """
     found: list[Block] = []
     language, lines, first = None, list[str](), 0
+    is_directive = False  # of mkdocstrings, with indented options
     for number, line in enumerate(page.read_text().splitlines(), 1):
         fence = _FENCE.fullmatch(line)
         if fence is None:
-            if language is None and line.startswith(("    ", "\t")):
+            is_directive = line.startswith(":::") or (is_directive and bool(line.strip()))
+            if language is None and not is_directive and line.startswith(("    ", "\t")):
                 raise ValueError(f"{page.name}:{number}: write code in a fence, not indented")
             lines.append(line)
         elif not line.startswith("```") or fence["marks"] != "```":

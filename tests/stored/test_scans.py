@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.stored.samples import ScanSample
 
-V1_DIGEST = "dde92869c4c6505b5fcf2c8bbebe416b61b25a07b6f36684d5bcbbc70b52ab22"
+V1_DIGEST = "a489148f8f2085d840a98d25811e4c7eb1187d78411322b80fde6cbe3021a0a6"
 PLAN_NAMES = [sample.name for sample in PLANS]
 CACHE_NAMES = [sample.name for sample in CACHES]
 

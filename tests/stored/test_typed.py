@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tests.stored.typed_samples import TypedSample
 
-V2_DIGEST = "22588e685d0c630bf4a91e2c8a89361e2c986ec40f2cf02e22468bd8526578aa"
+V2_DIGEST = "55cfb5777e21ac556c28283bc93080aa9a8e70cac57212c3e690455b4bf58333"
 SAMPLES = {sample.name: sample for sample in TYPED_TABLES}
 
 

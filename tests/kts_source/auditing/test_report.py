@@ -131,7 +131,7 @@ def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
 
 
 def test_the_page_on_cost_has_the_prices_of_storage() -> None:
-    page = (ROOT / "docs" / "cost.md").read_text().partition("## What storage costs")[2]
+    page = (ROOT / "docs" / "cost.md").read_text().partition("## Cost of storage")[2]
     told = {
         name: float(price)
         for names, price in re.findall(r"^\| ([A-Z_, ]+) \| \$([\d.]+) \|$", page, re.M)

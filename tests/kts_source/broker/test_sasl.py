@@ -371,7 +371,7 @@ def test_login_errors_name_only_the_class(monkeypatch: pytest.MonkeyPatch) -> No
     def fails(_: object) -> str:
         raise RuntimeError("hunter2")
 
-    monkeypatch.setattr(oauth, "called", fails)
+    monkeypatch.setattr(oauth, "call_callback", fails)
     monkeypatch.setattr("kafka.net.sasl.plain.SaslMechanismPlain.auth_bytes", fails)
     with pytest.raises(BrokerError, match="login by PLAIN cannot go on: RuntimeError") as caught:
         login("PLAIN", Password("alice", "hunter2")).auth_bytes()

@@ -354,7 +354,7 @@ class Exporting:
                 commit_bytes=(1, 1, 200, 1 << 40)[step.b // 4],
             )
         except DataLossError as error:
-            if "on this evidence" in str(error):
+            if "Segments would be skipped because of it" in str(error):
                 if not truth_of(self._world)[error.partition or 0].is_start_unsure:
                     raise
                 raise _AmbiguousTierError from error

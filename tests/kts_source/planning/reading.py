@@ -184,7 +184,7 @@ class Reading:
             self._outcomes["CorruptSegmentError"] += 1
             return
         except DataLossError as error:
-            if "on this evidence" in str(error):
+            if "Segments would be skipped because of it" in str(error):
                 if not self._truth[error.partition or 0].is_start_unsure:
                     raise AssertionError(f"{given}: the evidence is clear") from error
                 self._outcomes["ambiguous"] += 1

@@ -157,7 +157,7 @@ def test_contradicting_checkpoint_is_named_and_nothing_is_to_be_deleted(local: b
         (finding,) = report.errors
         assert (finding.name, finding.start, finding.stop) == ("lineage-disagrees", 0, 20)
         assert {one.name for one in report.findings} == {"lineage-disagrees"}
-        assert "Delete no segment" in finding.kind.advice
+        assert "delete no segment" in finding.kind.advice
         assert not report.partitions[0].is_whole
         assert report.partitions[0].digest is None
     assert world.read(failOnDataLoss="false") == list(range(20, 30))

@@ -347,7 +347,7 @@ def test_the_text_of_sparks_kafka_source_is_a_start(
     stream.committed = 1
     with caplog.at_level(logging.WARNING):
         assert stream.all() == 1
-    assert "knows no topic id" in caplog.text
+    assert "has no topic id" in caplog.text
     expected = expected_table("txn", "read_committed")
     wanted = [between(expected, 1145, 1 << 60, 0), between(expected, 2269, 1 << 60, 1)]
     assert stream.rows().num_rows == sum(part.num_rows for part in wanted)

@@ -65,7 +65,7 @@ def test_no_bit_of_a_base_offset_changes_the_rows_of_a_log_without_gaps(
 def test_entries_twice_or_in_another_order_are_refused() -> None:
     batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
     for order in ([0, 0], [1, 0], [0, 2, 1]):
-        with pytest.raises(CorruptRecordError, match="an entry of offsets"):
+        with pytest.raises(CorruptRecordError, match="an entry has offsets"):
             offsets_of(b"".join(batches[number] for number in order), FIRST, STOP, 1 << 20)
 
 
@@ -94,8 +94,8 @@ def test_messages_of_old_magic_are_held_to_the_order_too() -> None:
     )
     assert offsets_of(data, 0, 100, 1 << 20, (3, 10)) == [3, 4, 9]
     for bounds in ((4, 10), (3, 9)):
-        with pytest.raises(CorruptRecordError, match="an entry of offsets"):
+        with pytest.raises(CorruptRecordError, match="an entry has offsets"):
             offsets_of(data, 0, 100, 1 << 20, bounds)
     again = write_message_set([SimpleRecord(b"v")], base_offset=9, magic=1)
-    with pytest.raises(CorruptRecordError, match="an entry of offsets 9 to 9"):
+    with pytest.raises(CorruptRecordError, match="an entry has offsets 9 to 9"):
         offsets_of(data + again, 0, 100, 1 << 20, (3, 10))

@@ -74,6 +74,6 @@ def test_both_decoders_refuse_them_and_nothing_else() -> None:
     expected = [(1, JSON_TEXT), (4, JSON_TEXT)]
     assert [(one.row, one.reason) for one in alone.bad] == expected
     assert [(one.row, one.reason) for one in found.bad[:2]] == expected
-    assert found.bad[2].reason.startswith("schema id 0")
+    assert found.bad[2].reason.startswith("the value has schema id 0")
     everything = by_writer.decode(pa.array([ID + TEXT], pa.binary()))
     assert [one.reason for one in everything.bad] == [JSON_TEXT]

@@ -268,7 +268,7 @@ def test_columns_within_columns() -> None:
     for wrong, reason in (
         ("who", "user, amount"),
         ("user.x", "'user.x'"),
-        ("amount.x", "no record"),
+        ("amount.x", "not a record"),
     ):
         with pytest.raises(AvroSchemaError, match=reason):
             AvroDecoder(schema, columns=[wrong])

@@ -196,7 +196,7 @@ def test_depth_has_a_bound() -> None:
     skipped = [b'{"x":' + b"[" * depth + b"]" * depth + b"}" for depth in (most - 1, most, 100000)]
     found = JsonDecoder(pa.struct([])).decode(pa.array(skipped, pa.binary()))
     assert [one.row for one in found.bad] == [1, 2]
-    assert found.bad[0].reason.startswith(f"more than {most} objects")
+    assert found.bad[0].reason.startswith(f"objects and arrays are nested more than {most} deep")
     objects = [b'{"x":' * depth + b"1" + b"}" * depth for depth in (most, most + 1)]
     found = JsonDecoder(pa.struct([])).decode(pa.array(objects, pa.binary()))
     assert [one.row for one in found.bad] == [1]

@@ -33,15 +33,15 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 def readable(value: bytes) -> tuple[bytes, str]:
     """The message of a value, or why there is none."""
     if len(value) < 5:
-        return b"", "shorter than"
+        return b"", "the value is shorter than"
     schema_id: int | str = int.from_bytes(value[1:5], "big")
     start = 5
     if value[0] == 1 and len(value) >= 17:
         schema_id, start = str(uuid.UUID(bytes=value[1:17])), 17
     elif value[0]:
-        return b"", "neither byte 0"
+        return b"", "the value starts with neither byte 0"
     if not schema_id:
-        return b"", "schema id 0"
+        return b"", "the value has schema id 0"
     try:
         path, start = read_message_index(value, start)
     except ValueError:

@@ -165,7 +165,7 @@ def test_bad_rows_do_not_touch_others_and_are_named() -> None:
         b"\x3a\x0b\x08" + b"\xff" * 8 + b"\x7f\x10": ("at", "a number is truncated or too long"),
         b"\x3a\x0a\x08" + b"\xff" * 8 + b"\x7f": (
             "at",
-            "a time beyond what 64 bits of microseconds hold",
+            "the time does not fit 64 bits of microseconds",
         ),
         b"\x0c": ("", "a group has no start or no end"),
     }
