@@ -130,9 +130,9 @@ def test_unusable_snapshot_after_a_hole_is_not_compared_with_the_log() -> None:
     (truth,) = truth_of(World(history)).values()
     assert truth.missing == ((4, 8),)
     outcomes: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(12):
         check_history(history, seed, outcomes)
-    assert outcomes["read_committed"] > 5, outcomes
+    assert outcomes["read_committed"] > 1, outcomes
 
 
 def test_transaction_that_ends_in_a_hole_is_not_compared_with_the_next_one() -> None:
@@ -156,9 +156,9 @@ def test_transaction_that_ends_in_a_hole_is_not_compared_with_the_next_one() -> 
     (truth,) = truth_of(World(history)).values()
     assert truth.missing == ((11, 14),)
     outcomes: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(12):
         check_history(history, seed, outcomes)
-    assert outcomes["read_committed"] > 5, outcomes
+    assert outcomes["read_committed"] > 1, outcomes
 
 
 COPIED = (Step("roll", a=7), Step("upload", a=15))
