@@ -110,9 +110,10 @@ def check_ends(
     """
     if decisions.ends is None:
         return
+    lost = frozenset((txn.producer_id, txn.first_offset) for txn in decisions.lost)
     for number, below in ends_of_reads(partition.ranges, read):
         try:
-            check_end(partition, decisions.aborted, decisions.ends, number, below, side_files)
+            check_end(partition, decisions.aborted, decisions.ends, number, below, side_files, lost)
         except UnknownStartError:
             log.warning("transactions open at offset %d are not compared with the log", below)
 
@@ -147,8 +148,18 @@ def check_end(
     number: int,
     below: int,
     side_files: SideFiles,
+    lost: frozenset[tuple[int, int]] = frozenset(),
 ) -> None:
     """Compares transactions begun below an offset, and open at the end of range `number`.
+
+    Args:
+        partition: The log.
+        aborted: The intervals that are left out.
+        ends: What is open at the end of each range.
+        number: Number of the range.
+        below: Offset.
+        side_files: Reads the logs.
+        lost: Producer id and first offset of transactions whose marker may be in a gap.
 
     Raises:
         CorruptSegmentError: The log shows another outcome than the intervals.
@@ -162,14 +173,8 @@ def check_end(
         span = partition.ranges[number]
         if not ends.is_known(number):
             return
-        if not ends.follows(number):  # the others are left out, as their marker may be lost
-            after = ends.open_after(number)
-            waiting = {
-                producer: first
-                for producer, first in waiting.items()
-                if after.get(producer) == first
-                or (aborted.end_of(producer, first) or -1) >= span.start
-            }
+        if not ends.follows(number):
+            waiting = {key: first for key, first in waiting.items() if (key, first) not in lost}
         ended = {
             producer: first
             for producer, first in waiting.items()
