@@ -51,20 +51,23 @@ def _placed(pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]) -> l
     placed: list[SegmentSlice] = []
     read_to: int | None = None  # end of the previous run if that is the end of its range
     before: SegmentRange | None = None
+    goes_on = False  # whether the previous run begins where the one before it ends
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         span = spans[first.segment_id]
         around = SliceSurroundings(span.stop, first.start_offset, last.stop_offset)
-        if before is not None and read_to == span.start == first.start_offset:
+        follows = read_to == span.start == first.start_offset
+        if before is not None and follows:
             around = replace(
                 around,
                 before=_snapshot_only(before),
+                before_start=before.start if goes_on else 0,
                 before_stop=before.stop,
                 before_is_cut=before.stop < before.segment.stop_offset,
             )
         placed += [replace(piece, surroundings=around) for piece in run]
         read_to = last.stop_offset if last.stop_offset == span.stop else None
-        before = span
+        before, goes_on = span, follows
     return placed
 
 
