@@ -51,7 +51,7 @@ def _placed(pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]) -> l
     placed: list[SegmentSlice] = []
     read_to: int | None = None  # end of the previous run if that is the end of its range
     before: SegmentRange | None = None
-    goes_on = False  # whether the previous run begins where the one before it ends
+    goes_on = False  # whether the plan reads up to `before` without a gap
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         span = spans[first.segment_id]
@@ -67,7 +67,8 @@ def _placed(pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]) -> l
             )
         placed += [replace(piece, surroundings=around) for piece in run]
         read_to = last.stop_offset if last.stop_offset == span.stop else None
-        before, goes_on = span, follows
+        if span.segment.objects.size_in_bytes or not follows:
+            before, goes_on = span, follows  # a segment without a byte has no records of any
     return placed
 
 

@@ -28,6 +28,7 @@ class SliceSurroundings:
         read_from: First offset of the segment that the plan reads without a gap up to the slice.
         read_to: First offset after those that the plan reads without a gap after it.
         before: The segment before, with its producer snapshot, if the plan reads its end, too.
+            Segments without a byte are passed over.
         before_start: First offset of the segment before, or 0 if the plan does not read what comes
             before it.
         before_stop: First offset after the segment before.

@@ -244,6 +244,48 @@ def test_lost_entry_is_found_if_records_are_in_an_earlier_segment(
         read(objects, False, options)
 
 
+def around_an_empty_segment() -> LogBuilder:
+    """Builds an aborted transaction with its marker after a segment that compaction empties."""
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"compacted")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    return builder
+
+
+def emptied(log: BuiltLog) -> dict[str, bytes]:
+    """Returns the tier of a log whose second segment has no byte."""
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t")
+    for number, files in enumerate(log.segments):
+        no_byte = replace(files, log=b"", index=b"", timeindex=b"")
+        writer.write_segment(no_byte if number == 1 else files)
+    return objects
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
+def test_compacted_transaction_around_an_empty_segment_is_no_damage(
+    options: dict[str, str],
+) -> None:
+    log = compacted_twice(around_an_empty_segment())
+    assert read(emptied(log), True, options) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
+def test_lost_entry_and_snapshots_around_an_empty_segment_are_found(
+    options: dict[str, str],
+) -> None:
+    log = around_an_empty_segment().build()
+    segments = [replace(files, txnindex=None, snapshot=b"") for files in log.segments]
+    with pytest.raises(CorruptSegmentError, match="missing in the index"):
+        read(emptied(replace(log, segments=tuple(segments))), True, options)
+
+
 @pytest.mark.fuzz
 def test_random_damages_of_indexes_are_never_silent() -> None:
     seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
