@@ -175,6 +175,29 @@ def test_lost_entry_of_a_hybrid_tier_is_found_if_a_condition_excludes_its_marker
             read(objects, True, options)
 
 
+def test_lost_snapshots_of_a_tier_with_old_brokers_are_no_loss() -> None:
+    builder = LogBuilder()
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.send(2, [SimpleRecord(b"committed")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.abort(1)
+    builder.commit(2)
+    builder.roll()
+    log = builder.build()
+    topic_id = uuid.UUID(int=7)
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
+    for files in log.segments[:2]:
+        writer.write_segment(replace(files, snapshot=b""))
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = log.segments[1].base_offset
+        brokers.create("t", [partition], topic_id)
+        assert read(objects, True, {"kafka.bootstrap.servers": brokers.bootstrap}) == [1, 2]
+
+
 def compacted_twice(builder: LogBuilder) -> BuiltLog:
     """Returns a log of which compaction left the abort markers of a transaction, and nothing else.
 
