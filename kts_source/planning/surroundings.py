@@ -55,18 +55,26 @@ def _placed(pieces: Sequence[SegmentSlice], ranges: Sequence[SegmentRange]) -> l
     placed: list[SegmentSlice] = []
     read_to: int | None = None  # end of the previous run if that is the end of its range
     before: SegmentRange | None = None
+    has_previous = False  # whether the plan reads up to `before` without a gap
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         span = spans[first.segment_id]
         offsets = span.stop, first.start_offset, last.stop_offset
-        if before is not None and read_to == span.start == first.start_offset:
-            is_cut = before.stop < before.segment.stop_offset
-            around = SliceSurroundings(*offsets, _snapshot_only(before), before.stop, is_cut)
+        follows = read_to == span.start == first.start_offset
+        if before is not None and follows:
+            around = SliceSurroundings(
+                *offsets,
+                before=_snapshot_only(before),
+                before_start=before.start if has_previous else 0,
+                before_stop=before.stop,
+                before_is_cut=before.stop < before.segment.stop_offset,
+            )
         else:
             around = SliceSurroundings(*offsets)
         placed += [replace(piece, surroundings=around) for piece in run]
         read_to = last.stop_offset if last.stop_offset == span.stop else None
-        before = span
+        if span.segment.objects.size_in_bytes or not follows:
+            before, has_previous = span, follows  # an empty segment has no records
     return placed
 
 

@@ -22,7 +22,7 @@ from segment_format.index.transaction_index import AbortedTxn
 from segment_format.isolation import AbortedIntervals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from kts_source.layout.remote_segment import RemoteSegment
@@ -171,14 +171,12 @@ def _decided(
         aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
         if number < last:
             continue
-        snapshot = side_files.snapshot(span.segment)
-        if snapshot is None:
-            raise NotUsableError(span.segment.segment_id)
+        opened = _open_at_end(
+            run, number, ends, side_files, is_replayed=span.start < view.decided_from(brokers)
+        )
         end = span.segment.stop_offset
         still_open = {
-            (entry.producer_id, entry.current_txn_first_offset)
-            for entry in snapshot
-            if 0 <= entry.current_txn_first_offset < brokers.end
+            (producer, first) for producer, first in opened.items() if first < brokers.end
         }
         began = still_open if began is None else still_open & began
         if not began:
@@ -194,6 +192,42 @@ def _decided(
         f" would look for it in their tier, and {LEAK}: plan again later, or read with"
         " isolationLevel=read_uncommitted"
     )
+
+
+def _open_at_end(
+    run: PartitionLog, number: int, ends: EndStates, side_files: SideFiles, *, is_replayed: bool
+) -> Mapping[int, int]:
+    """Returns producers with a transaction that is open at a segment's end, and its first offset.
+
+    Args:
+        run: The log with the range of the segment.
+        number: The range's number.
+        ends: Replays the log where the producer snapshot cannot be used.
+        side_files: Reads the snapshot.
+        is_replayed: Whether to do so: old brokers do not serve the segment instead.
+
+    Raises:
+        NotUsableError: Neither tells.
+    """
+    span = run.ranges[number]
+    segment = span.segment
+    snapshot = side_files.snapshot(segment)
+    if snapshot is not None:
+        return {
+            entry.producer_id: entry.current_txn_first_offset
+            for entry in snapshot
+            if entry.current_txn_first_offset >= 0
+        }
+    if not is_replayed or span.stop < segment.stop_offset:
+        raise NotUsableError(segment.segment_id)
+    try:
+        opened = ends.open_after(number)
+    except (CorruptSegmentError, UnknownStartError) as error:
+        raise NotUsableError(segment.segment_id) from error
+    if opened and run.log_start > 0:
+        # A transaction around the log start seems to begin there: brokers name another offset.
+        raise NotUsableError(segment.segment_id)
+    return opened
 
 
 def _aborted_at(

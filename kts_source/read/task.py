@@ -28,6 +28,9 @@ class SliceSurroundings:
         read_from: First offset of the segment that the plan reads without a gap up to the slice.
         read_to: First offset after those that the plan reads without a gap after it.
         before: The segment before, with its producer snapshot, if the plan reads its end, too.
+            Segments without a byte are passed over.
+        before_start: First offset of the segment before, or 0 if the plan does not read what comes
+            before it.
         before_stop: First offset after the segment before.
         before_is_cut: Whether it is served only up to an offset inside of it, so that its snapshot
             is of another offset.
@@ -37,6 +40,7 @@ class SliceSurroundings:
     read_from: int
     read_to: int
     before: SegmentObjects | None = None
+    before_start: int = 0
     before_stop: int = 0
     before_is_cut: bool = False
 
