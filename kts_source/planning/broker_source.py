@@ -464,14 +464,11 @@ class UnionLog(SourceLog):
             aborted += (txn for txn in entries if span.start <= txn.last_offset < end)
             if number < last:
                 continue
-            snapshot = self.side_files.snapshot(span.segment)
-            if snapshot is None:
-                raise UnusableSegmentError(span.segment.segment_id)
             end = span.segment.stop_offset
             still_open = {
-                (entry.producer_id, entry.current_txn_first_offset)
-                for entry in snapshot
-                if 0 <= entry.current_txn_first_offset < end_of_log
+                (producer, first)
+                for producer, first in self._open_at_end(run, number, ends).items()
+                if first < end_of_log
             }
             began = still_open if began is None else still_open & began
             if not began:
@@ -487,6 +484,34 @@ class UnionLog(SourceLog):
             f" brokers would look for it in their tier, and {LEAK}: plan again later, or read with"
             " isolationLevel=read_uncommitted"
         )
+
+    def _open_at_end(self, run: PartitionLog, number: int, ends: EndStates) -> Mapping[int, int]:
+        """Returns the first offset of each transaction that is open at the end of a range, by
+        producer. Replays the log if the snapshot is unusable and old brokers do not serve it.
+
+        Raises:
+            UnusableSegmentError: Neither the snapshot nor the log says so.
+        """
+        span = run.ranges[number]
+        segment = span.segment
+        snapshot = self.side_files.snapshot(segment)
+        if snapshot is not None:
+            return {
+                entry.producer_id: entry.current_txn_first_offset
+                for entry in snapshot
+                if entry.current_txn_first_offset >= 0
+            }
+        is_served = span.start >= self._view.decided_from(self._brokers)
+        if is_served or span.stop < segment.stop_offset:
+            raise UnusableSegmentError(segment.segment_id)
+        try:
+            opened = ends.open_after(number)
+        except (CorruptSegmentError, UnknownStartError) as error:
+            raise UnusableSegmentError(segment.segment_id) from error
+        if opened and run.log_start > 0:
+            # A transaction around the log start seems to begin there: brokers name another offset.
+            raise UnusableSegmentError(segment.segment_id)
+        return opened
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
         """Returns which transactions open at an offset the leader reports as aborted; all of them

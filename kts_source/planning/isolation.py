@@ -168,6 +168,7 @@ def check_end(
     if not ends.is_known(number):
         return  # after a gap, and without a usable snapshot
     waiting = {txn.producer_id: txn.first_offset for txn in ends.undecided(number, below=below)}
+    last_read = number
     while waiting and number + 1 < len(partition.ranges):
         number += 1
         span = partition.ranges[number]
@@ -183,7 +184,11 @@ def check_end(
         aborts = {txn.producer_id: txn for txn in side_files.first_ends(span, ended)}
         for producer, first in ended.items():
             last = aborts[producer].last_offset if producer in aborts else None
-            if aborted.end_of(producer, first) != last:
+            end = aborted.end_of(producer, first)
+            if end != last and (
+                end is not None
+                or _has_records(partition, producer, (first, below), last_read, side_files)
+            ):
                 text = (
                     f"the log {'commits' if last is None else 'aborts'} the transaction that began"
                     f" at offset {first}, the index does not"
@@ -192,6 +197,26 @@ def check_end(
                     span.segment, CorruptIndexError(transaction_message(producer, text))
                 )
             del waiting[producer]
+
+
+def _has_records(
+    partition: PartitionLog,
+    producer_id: int,
+    offsets: tuple[int, int],
+    last: int,
+    side_files: SideFiles,
+) -> bool:
+    """Returns whether a producer has transactional records at offsets in the ranges up to `last`.
+
+    Compaction removes the records of an aborted transaction, then its entry in the index, and its
+    marker last.
+    """
+    start, stop = offsets
+    return any(
+        side_files.has_records(span, producer_id, start, stop)
+        for span in partition.ranges[: last + 1]
+        if span.start < stop and start < span.stop
+    )
 
 
 def _refuse_overlaps(

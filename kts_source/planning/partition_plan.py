@@ -6,11 +6,12 @@ compares the transactions of its slices with the log: see `read.slice_decoder`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kts_source.layout.remote_segment import IndexType, SegmentObjects
-from kts_source.read.task import SegmentSlice, SliceSurroundings
+from kts_source.read.task import ScanTask, SegmentSlice, SliceSurroundings
 from kts_source.store.joined_store import is_beside
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from kts_source.layout.layout import Orphan
     from kts_source.layout.remote_segment import RemoteSegment
     from kts_source.planning.lineage import PartitionLog, SegmentRange
-    from kts_source.read.task import ScanTask
     from segment_format.index.checkpoints import EpochEntry
     from segment_format.isolation import AbortedIntervals, OpenTransaction
 
@@ -210,6 +210,12 @@ class PlanContent:
         return self.made_with.get("isolationLevel") != "read_uncommitted"
 
 
+_OTHER_FIELDS: Final = attrgetter(
+    *(field.name for field in fields(SegmentSlice) if field.name != "surroundings")
+)
+"""A plan has a slice per segment, and `dataclasses.replace` takes twice as long."""
+
+
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
@@ -234,8 +240,8 @@ def with_surroundings(
         for place, pieces in slices.items()
     }
     return tuple(
-        replace(
-            task, slices=tuple(next(located[piece.topic, piece.partition]) for piece in task.slices)
+        ScanTask(
+            tuple(next(located[piece.topic, piece.partition]) for piece in task.slices), task.ranges
         )
         for task in tasks
     )
@@ -249,18 +255,26 @@ def _with_surroundings(
     located: list[SegmentSlice] = []
     read_to: int | None = None  # end of the previous run if that is the end of its range
     before: SegmentRange | None = None
+    has_previous = False  # True if the plan reads up to `before` without a gap
     for run in _runs(pieces):
         first, last = run[0], run[-1]
         span = spans[first.segment_id]
         offsets = span.stop, first.start_offset, last.stop_offset
-        if before is not None and read_to == span.start == first.start_offset:
-            is_cut = before.stop < before.segment.stop_offset
-            around = SliceSurroundings(*offsets, _snapshot_only(before), before.stop, is_cut)
+        follows = read_to == span.start == first.start_offset
+        if before is not None and follows:
+            around = SliceSurroundings(
+                *offsets,
+                before=_snapshot_only(before),
+                before_start=before.start if has_previous else 0,
+                before_stop=before.stop,
+                before_is_cut=before.stop < before.segment.stop_offset,
+            )
         else:
             around = SliceSurroundings(*offsets)
-        located += [replace(piece, surroundings=around) for piece in run]
+        located += [SegmentSlice(*(*_OTHER_FIELDS(piece), around)) for piece in run]
         read_to = last.stop_offset if last.stop_offset == span.stop else None
-        before = span
+        if span.segment.objects.size_in_bytes or not follows:
+            before, has_previous = span, follows  # an empty segment has no records
     return located
 
 
@@ -289,4 +303,5 @@ def _snapshot_only(span: SegmentRange) -> SegmentObjects:
     objects = span.segment.objects
     kind = IndexType.PRODUCER_SNAPSHOT
     indexes = {kind: objects.indexes[kind]} if kind in objects.indexes else {}
-    return replace(objects, indexes=indexes)
+    stored_as = objects.log, objects.chunk_index, objects.compression, objects.encryption
+    return SegmentObjects(*stored_as, indexes)

@@ -163,6 +163,19 @@ class SideFiles:
         """
         return first_ends(self._whole_entries(span.segment, 0, _control_batches), span, open_before)
 
+    def has_records(self, span: SegmentRange, producer_id: int, start: int, stop: int) -> bool:
+        """Returns whether a range has transactional records of a producer in [start, stop).
+
+        Reads the log up to the first of them.
+        """
+        stop = min(stop, span.stop)
+        for entry in self._whole_entries(span.segment, 0, _epochs):
+            if entry.base_offset >= stop:
+                break
+            if entry.producer_id == producer_id and entry.last_offset >= max(start, span.start):
+                return True
+        return False
+
     def batches(self, segment: RemoteSegment, position: int) -> Iterator[DecodedBatch]:
         """Yields batches from a position on, decoded by the reference decoder."""
         return self._whole_entries(
@@ -381,12 +394,16 @@ def first_ends(
 
 @dataclass(frozen=True, slots=True)
 class _EntryEpoch:
-    """Position, offsets and leader epoch of an entry; −1 in message formats 0 and 1."""
+    """Position, offsets and leader epoch of an entry; −1 in message formats 0 and 1.
+
+    The producer is −1 if the entry has no transactional records.
+    """
 
     position: int
     base_offset: int
     last_offset: int
     epoch: int
+    producer_id: int = -1
 
 
 def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
@@ -395,7 +412,11 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
             epoch = header.partition_leader_epoch
-            yield _EntryEpoch(entry.position, header.base_offset, header.last_offset, epoch)
+            has_records = header.record_count and not header.is_control_batch
+            producer_id = header.producer_id if header.is_transactional and has_records else -1
+            yield _EntryEpoch(
+                entry.position, header.base_offset, header.last_offset, epoch, producer_id
+            )
         else:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)
 

@@ -268,15 +268,19 @@ def _look_back(
         _refuse_data(batches, unseen, around.read_from, max(unseen.values()))
     if not unseen or around.before is None:
         return
-    open_producers = None
+    open_since = None
     if not around.before_is_cut:
-        open_producers = _open_producers(around.before, source)
-    if open_producers is None:
-        batches = _transactional_batches(task_slice, around.before, source, 0)
-        _refuse_data(batches, unseen, 0, around.before_stop)
+        open_since = _open_transactions(around.before, source)
+    if open_since is not None:
+        unseen = {producer: offset for producer, offset in unseen.items() if producer in open_since}
+    if not unseen:
         return
+    # Compaction removes the records of an aborted transaction, then its entry in the index, and
+    # its marker last. So the snapshot alone does not prove that records were returned.
+    batches = _transactional_batches(task_slice, around.before, source, 0)
+    _refuse_data(batches, unseen, 0, around.before_stop)
     for producer_id, offset in unseen.items():
-        if producer_id in open_producers:
+        if open_since is not None and open_since[producer_id] < around.before_start:
             raise unindexed_abort(producer_id, offset)
 
 
@@ -301,8 +305,8 @@ def _refuse_data(
             raise unindexed_abort(producer_id, offset)
 
 
-def _open_producers(objects: SegmentObjects, source: SegmentSource) -> set[int] | None:
-    """Returns the producers with an open transaction at a segment's end.
+def _open_transactions(objects: SegmentObjects, source: SegmentSource) -> dict[int, int] | None:
+    """Returns the first offset of each transaction that is open at a segment's end, by producer.
 
     Returns `None` if the producer snapshot is missing or cannot be read.
     """
@@ -313,7 +317,11 @@ def _open_producers(objects: SegmentObjects, source: SegmentSource) -> set[int] 
         return None
     if entries is None:
         return None
-    return {entry.producer_id for entry in entries if entry.current_txn_first_offset >= 0}
+    return {
+        entry.producer_id: entry.current_txn_first_offset
+        for entry in entries
+        if entry.current_txn_first_offset >= 0
+    }
 
 
 def _transactional_batches(

@@ -27,7 +27,10 @@ class SliceSurroundings:
         range_stop: Batches of the segment from here on belong to another segment or a dead branch.
         read_from: First offset of the segment that the plan reads without a gap up to the slice.
         read_to: End of the offsets that the plan reads without a gap after the slice.
-        before: The previous segment and its producer snapshot, if the plan reads its end.
+        before: The previous segment that is not empty, and its producer snapshot, if the plan reads
+            its end.
+        before_start: First offset of the previous segment; 0 if the plan does not read the offset
+            before that.
         before_stop: First offset after the previous segment.
         before_is_cut: True if it is served only up to an inner offset, so that its snapshot is of
             another offset.
@@ -37,6 +40,7 @@ class SliceSurroundings:
     read_from: int
     read_to: int
     before: SegmentObjects | None = None
+    before_start: int = 0
     before_stop: int = 0
     before_is_cut: bool = False
 

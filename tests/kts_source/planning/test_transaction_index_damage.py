@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import CorruptSegmentError, TieredKafkaError
+from segment_format.record.batch_header import RecordBatchHeader
+from segment_format.record.framing import iter_entries
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
@@ -171,6 +173,140 @@ def test_lost_entry_of_a_hybrid_tier_is_found_if_a_condition_excludes_its_marker
         assert read(objects, True, {**options, "where": "offset < 2"}) == [1]
         with pytest.raises(CorruptSegmentError):  # the task that reads the marker refuses
             read(objects, True, options)
+
+
+def test_lost_snapshots_of_a_tier_with_old_brokers_are_no_loss() -> None:
+    builder = LogBuilder()
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.send(2, [SimpleRecord(b"committed")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.abort(1)
+    builder.commit(2)
+    builder.roll()
+    log = builder.build()
+    topic_id = uuid.UUID(int=7)
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
+    for files in log.segments[:2]:
+        writer.write_segment(replace(files, snapshot=b""))
+    with FakeCluster(versions={"ListOffsets": 9}) as brokers:
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = log.segments[1].base_offset
+        brokers.create("t", [partition], topic_id)
+        assert read(objects, True, {"kafka.bootstrap.servers": brokers.bootstrap}) == [1, 2]
+
+
+def compacted_twice(builder: LogBuilder) -> BuiltLog:
+    """Returns a log of which compaction left the abort markers of a transaction, and nothing else.
+
+    The producer snapshots still say that the transaction is open, as compaction keeps them.
+    """
+    log = builder.build()
+    segments = []
+    for files in log.segments:
+        kept = [
+            files.log[entry.position : entry.stop]
+            for entry in iter_entries(files.log)
+            if (header := RecordBatchHeader.from_bytes(files.log, entry.position)).is_control_batch
+            or not header.is_transactional
+        ]
+        segments.append(replace(files, log=b"".join(kept), txnindex=None))
+    return replace(log, segments=tuple(segments))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"targetPartitionBytes": "1"},
+        {"endingOffsets": '{"t": {"0": 3}}'},
+        {"startingOffsets": '{"t": {"0": 2}}'},
+        {"where": "offset < 4"},
+    ],
+)
+def test_abort_marker_is_no_damage_if_compaction_removed_its_records(
+    options: dict[str, str], local: bool
+) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    log = compacted_twice(builder)
+    rows = read(written(log, local=local), local, options)
+    low = 2 if "startingOffsets" in options else 0
+    high = {"endingOffsets": 3, "where": 4}.get(next(iter(options), ""), 6)
+    assert rows == [offset for offset in (0, 2, 3, 5) if low <= offset < high]
+
+
+@pytest.mark.parametrize("options", [{}, {"endingOffsets": '{"t": {"0": 3}}'}])
+@pytest.mark.parametrize("rolls", [1, 2])
+def test_lost_entry_is_found_if_records_are_in_an_earlier_segment(
+    options: dict[str, str], rolls: int
+) -> None:
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    for _ in range(rolls):
+        builder.append([SimpleRecord(b"plain")])
+        builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    builder.append([SimpleRecord(b"plain")])
+    log = builder.build()
+    segments = tuple(replace(files, txnindex=None) for files in log.segments)
+    objects = written(replace(log, segments=segments), local=False)
+    with pytest.raises(CorruptSegmentError):
+        read(objects, False, options)
+
+
+def around_an_empty_segment() -> LogBuilder:
+    """Builds an aborted transaction with its marker after a segment that compaction empties."""
+    builder = LogBuilder()
+    builder.append([SimpleRecord(b"plain")])
+    builder.send(1, [SimpleRecord(b"aborted")])
+    builder.append([SimpleRecord(b"plain")])
+    builder.roll()
+    builder.append([SimpleRecord(b"compacted")])
+    builder.roll()
+    builder.append([SimpleRecord(b"plain")])
+    builder.abort(1)
+    return builder
+
+
+def emptied(log: BuiltLog) -> dict[str, bytes]:
+    """Returns the tier of a log whose second segment has no byte."""
+    objects: dict[str, bytes] = {}
+    writer = LocalTierWriter(objects, topic="t")
+    for number, files in enumerate(log.segments):
+        no_byte = replace(files, log=b"", index=b"", timeindex=b"")
+        writer.write_segment(no_byte if number == 1 else files)
+    return objects
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
+def test_compacted_transaction_around_an_empty_segment_is_no_damage(
+    options: dict[str, str],
+) -> None:
+    log = compacted_twice(around_an_empty_segment())
+    assert read(emptied(log), True, options) == [0, 2, 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"maxRecordsPerPartition": "1"}])
+def test_lost_entry_and_snapshots_around_an_empty_segment_are_found(
+    options: dict[str, str],
+) -> None:
+    log = around_an_empty_segment().build()
+    segments = [replace(files, txnindex=None, snapshot=b"") for files in log.segments]
+    with pytest.raises(CorruptSegmentError, match="missing in the index"):
+        read(emptied(replace(log, segments=tuple(segments))), True, options)
 
 
 @pytest.mark.fuzz

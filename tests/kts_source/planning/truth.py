@@ -239,7 +239,12 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, told_start: int
     is_held = start < truth.held_stop and not truth.is_missing(start)
     copies = life.complete()
     if not is_held:
-        return any(max(copy.base, told_start) < min(copy.stop, start) for copy in copies)
+        return any(
+            max(copy.base, told_start) < min(copy.stop, start)
+            # A copy with batches below the log start of its own leader: those are lost offsets.
+            or copy.base <= start < copy.log_start
+            for copy in copies
+        )
     begins_segment = any(
         copy.base == start < divergence(copy.log, truth.entries) for copy in copies
     )
