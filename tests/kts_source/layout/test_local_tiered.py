@@ -1,4 +1,4 @@
-"""Files of `LocalTieredStorage` become the facts that the broker had; what is not whole is left."""
+"""Segments of `LocalTieredStorage` have the broker metadata; incomplete copies are orphans."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def files(root: Path, suffix: str) -> list[Path]:
     return sorted(root.rglob(f"*.{suffix}"))
 
 
-def test_layout_is_found_by_its_name() -> None:
+def test_find_layout_returns_local_tiered_layout() -> None:
     assert isinstance(find_layout("local-tiered-storage"), LocalTieredLayout)
 
 
 @pytest.mark.parametrize("prefix", ["", "kafka-tiered-storage/"])
-def test_folders_are_found_with_or_without_the_plugins_own(prefix: str) -> None:
+def test_topic_folders_are_found_with_and_without_plugin_folder(prefix: str) -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     root = "kafka-tiered-storage/"
     txn = TopicFolder("txn", "h6E3T0qxTBWvCFM3wG8kig", root)
@@ -77,19 +77,19 @@ def test_folders_are_found_with_or_without_the_plugins_own(prefix: str) -> None:
     assert LAYOUT.partitions(store, txn) == (0, 1)
 
 
-def test_names_with_dashes_and_digits_are_told_apart(tmp_path: Path) -> None:
+def test_topic_names_with_dashes_and_digits_are_distinguished(tmp_path: Path) -> None:
     for topic, partition in (("a", 0), ("a-0", 1), ("a-0-1", 2), ("a", 12)):
         put(tmp_path, two_segments(), topic, partition)
     store = LocalStore(tmp_path)
-    found = {
+    partitions = {
         folder.topic: LAYOUT.partitions(store, folder)
         for folder in LAYOUT.topic_folders(store, "", None)
     }
-    assert found == {"a": (0, 12), "a-0": (1,), "a-0-1": (2,)}
+    assert partitions == {"a": (0, 12), "a-0": (1,), "a-0-1": (2,)}
     assert [segment.partition for segment in described(tmp_path, "a-0", 1)] == [1, 1]
 
 
-def test_facts_of_a_segment(tmp_path: Path) -> None:
+def test_describe_returns_segment_metadata(tmp_path: Path) -> None:
     builder = LogBuilder(start_offset=7, leader_epoch=1)
     builder.append([SimpleRecord(b"x", timestamp=50), SimpleRecord(b"y", timestamp=20)])
     builder.set_leader_epoch(4)
@@ -111,7 +111,7 @@ def test_facts_of_a_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "leader_epoch_checkpoint", "snapshot"])
-def test_a_copy_without_one_of_its_files_is_an_orphan(tmp_path: Path, suffix: str) -> None:
+def test_copy_with_missing_file_is_orphan(tmp_path: Path, suffix: str) -> None:
     put(tmp_path, two_segments())
     files(tmp_path, suffix)[0].unlink()
     store = LocalStore(tmp_path)
@@ -123,7 +123,7 @@ def test_a_copy_without_one_of_its_files_is_an_orphan(tmp_path: Path, suffix: st
     assert f"no .{suffix}:" in orphan.reason
 
 
-def test_a_stranger_among_the_files_is_reported(tmp_path: Path) -> None:
+def test_unknown_file_is_reported_as_orphan(tmp_path: Path) -> None:
     put(tmp_path, two_segments())
     (files(tmp_path, "log")[0].parent / "README").write_text("hello")
     store = LocalStore(tmp_path)
@@ -134,13 +134,13 @@ def test_a_stranger_among_the_files_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"123", b"\x00\x00\x00\x01\x7f\x00\x00\x00"])
-def test_the_end_is_found_without_a_usable_offset_index(tmp_path: Path, damage: bytes) -> None:
+def test_end_offset_is_found_with_damaged_offset_index(tmp_path: Path, damage: bytes) -> None:
     put(tmp_path, two_segments())
     files(tmp_path, "index")[0].write_bytes(damage)
     assert [segment.end_offset for segment in described(tmp_path)] == [1, 2]
 
 
-def test_a_log_that_ends_before_its_index_says_is_refused(tmp_path: Path) -> None:
+def test_log_shorter_than_its_index_raises_corrupt_segment_error(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=1)
     for _ in range(5):
         builder.append([SimpleRecord(bytes(100))])
@@ -153,23 +153,23 @@ def test_a_log_that_ends_before_its_index_says_is_refused(tmp_path: Path) -> Non
         plan_scan(parse_options(options))
 
 
-def test_several_incarnations_are_the_users_choice(tmp_path: Path) -> None:
+def test_several_topic_ids_require_topic_id_option(tmp_path: Path) -> None:
     put(tmp_path, two_segments(), topic_id=ID)
     put(tmp_path, two_segments(), topic_id=OTHER_ID)
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
     with pytest.raises(InvalidOptionError, match=f"{ID}, {OTHER_ID}.*topicId"):
         plan_scan(parse_options(options))
-    (part,) = plan_scan(parse_options({**options, "topicId": OTHER_ID})).partitions
-    assert part.topic_id == OTHER_ID
+    (partition,) = plan_scan(parse_options({**options, "topicId": OTHER_ID})).partitions
+    assert partition.topic_id == OTHER_ID
 
 
-def test_where_there_is_no_tier_the_folders_looked_for_are_named(tmp_path: Path) -> None:
+def test_missing_tier_error_names_expected_folders(tmp_path: Path) -> None:
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
     with pytest.raises(TierNotFoundError, match="<topic>-<partition>-<topic id>/"):
         plan_scan(parse_options(options))
 
 
-def test_a_segment_deleted_after_the_listing_is_left_out(tmp_path: Path) -> None:
+def test_describe_of_deleted_segment_raises_file_not_found_error(tmp_path: Path) -> None:
     put(tmp_path, two_segments())
     store = LocalStore(tmp_path)
     (folder,) = LAYOUT.topic_folders(store, "", None)
