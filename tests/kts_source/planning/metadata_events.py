@@ -1,4 +1,4 @@
-"""What brokers write to `__remote_log_metadata`, on a fake broker."""
+"""Writes events of `__remote_log_metadata` to a fake broker."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ Place = tuple[str, str, int]
 
 
 class UnlistableStore(MemoryStore):
-    """A store that answers look-ups and reads of keys, and refuses to list.
+    """A store that answers reads and lookups of keys, and rejects listings.
 
     Args:
-        objects: Key to bytes.
-        hides: Whether it also refuses to tell that a key is not there, as S3 then does.
+        objects: Objects by key.
+        hides: Whether lookups of missing keys are rejected, too, like in S3 without the list
+            permission.
     """
 
     def __init__(self, objects: Mapping[str, bytes], *, hides: bool = False) -> None:
@@ -60,11 +61,11 @@ class UnlistableStore(MemoryStore):
         return super().head(key)
 
 
-def announced(
+def copy_started(
     place: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
-    """The event that begins a copy."""
-    facts: dict[str, Any] = {
+    """Returns the event that begins a copy."""
+    fields: dict[str, Any] = {
         "segment_id": _segment_id(place, segment_id),
         "start_offset": files.base_offset,
         "end_offset": files.end_offset,
@@ -74,39 +75,41 @@ def announced(
         "segment_leader_epochs": tuple(EpochEntry(*entry) for entry in files.epochs),
         "segment_size_in_bytes": len(files.log),
     }
-    return RemoteLogSegmentMetadata(**{**facts, **changed})
+    return RemoteLogSegmentMetadata(**{**fields, **changed})
 
 
 def update(
     place: Place, segment_id: str, state: RemoteLogSegmentState, custom: bytes | None = None
 ) -> RemoteLogSegmentMetadataUpdate:
-    """The event of another state."""
+    """Returns the event of a state change."""
     return RemoteLogSegmentMetadataUpdate(_segment_id(place, segment_id), 1, 2, custom, state)
 
 
 def copied(
     place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
-    """The records of a copy that began and then went through some states."""
-    begun = write_metadata_record(announced(place, files, segment_id))
+    """Returns the records of a copy that began and then had the given states."""
+    started = write_metadata_record(copy_started(place, files, segment_id))
     updates = (update(place, segment_id, state) for state in states)
-    return [begun, *map(write_metadata_record, updates)]
+    return [started, *map(write_metadata_record, updates)]
 
 
 def create_metadata_topic(
     cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
 ) -> list[FakePartition]:
-    """The topic with these records, each where Kafka puts what is about its partition."""
-    held: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
+    """Creates the metadata topic; records are in the partitions that Kafka uses for them."""
+    values_by_partition: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
     for (_, topic_id, partition), values in records.items():
-        held[metadata_partition(uuid_from_text(topic_id), partition, count)] += values
-    partitions = [FakePartition(metadata_log(values)) for values in held.values()]
+        values_by_partition[metadata_partition(uuid_from_text(topic_id), partition, count)] += (
+            values
+        )
+    partitions = [FakePartition(metadata_log(values)) for values in values_by_partition.values()]
     cluster.create(METADATA, partitions)
     return partitions
 
 
 def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
-    """The log of one partition, a few records a batch."""
+    """Builds the log of one metadata partition, with three records in each batch."""
     records = [SimpleRecord(value) for value in values]
     if not records:
         return empty_log()
@@ -118,5 +121,5 @@ def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
 
 def _segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
     topic, topic_id, partition = place
-    of = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
-    return RemoteLogSegmentId(of, uuid_from_text(segment_id))
+    partition_id = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
+    return RemoteLogSegmentId(partition_id, uuid_from_text(segment_id))

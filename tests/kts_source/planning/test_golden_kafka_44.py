@@ -31,14 +31,14 @@ OLDER_INCARNATION = "recreated-previous"
 
 
 def summary_of(dataset: str) -> list[dict[str, Any]]:
-    """Return the topics of a data set's `summary.json`, older incarnations last."""
+    """Returns the topics of a data set's `summary.json`; older incarnations are last."""
     document = json.loads((GOLDEN_44 / dataset / "expected" / "summary.json").read_text())
     topics: list[dict[str, Any]] = document["topics"]
     return topics
 
 
 def named_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield data set, name of the expected rows, and summary of each topic incarnation."""
+    """Yields data set, name of the expected rows, and summary of each topic incarnation."""
     for dataset in (PUBLIC, LOCAL):
         names: set[str] = set()
         for topic in summary_of(dataset):
@@ -54,7 +54,7 @@ topics = pytest.mark.parametrize(
 
 
 def options_of(dataset: str, topic: dict[str, Any], **options: str) -> dict[str, str]:
-    """Return the options that read one topic incarnation, headers included."""
+    """Returns the options that read one topic incarnation with headers."""
     folder = GOLDEN_44 / dataset
     layout = (
         {"keyPrefix": "tiered/", **encryption_options(folder / "keys")}
@@ -83,7 +83,7 @@ def test_expected_rows_cover_every_topic() -> None:
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @topics
-def test_scan_returns_the_rows_of_a_consumer(
+def test_scan_returns_rows_of_consumer(
     dataset: str, name: str, topic: dict[str, Any], isolation_level: IsolationLevel
 ) -> None:
     table = scan(options_of(dataset, topic, isolationLevel=isolation_level))
@@ -112,7 +112,7 @@ def test_scan_rows_do_not_depend_on_task_size(
     ],
 )
 @topics
-def test_plan_bounds_equal_the_offsets_of_the_broker(
+def test_plan_bounds_equal_offsets_of_broker(
     dataset: str, name: str, topic: dict[str, Any], isolation_level: str, end: str
 ) -> None:
     plan = plan_scan(parse_options(options_of(dataset, topic, isolationLevel=isolation_level)))

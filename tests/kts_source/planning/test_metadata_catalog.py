@@ -28,8 +28,8 @@ from tests.kts_source.planning.metadata_events import (
     FINISHED,
     METADATA,
     UnlistableStore,
-    announced,
     copied,
+    copy_started,
     update,
 )
 from tests.kts_source.planning.metadata_world import World, five_segments
@@ -193,7 +193,7 @@ def test_entries_of_other_incarnations_and_topics(world: World) -> None:
     "changed", [{"end_offset": 22}, {"segment_size_in_bytes": 5}, {"end_offset": 30}]
 )
 def test_objects_that_are_not_what_the_topic_says(world: World, changed: dict[str, int]) -> None:
-    begun = announced(world.place, world.closed[1], world.segment_ids[1], **changed)
+    begun = copy_started(world.place, world.closed[1], world.segment_ids[1], **changed)
     world.records[1][0] = write_metadata_record(begun)
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 2, 3]
