@@ -1,4 +1,4 @@
-"""A partition seen in part: when it is enough, and when it looks at everything after all."""
+"""A partial view of a partition: when it is sufficient, and when it reads all segments."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ if TYPE_CHECKING:
 
 
 class Listed:
-    """Segments of facts alone, listed with their event timestamp as the time of the upload."""
+    """Segments of metadata only; the listing has their event timestamps as upload times."""
 
     topic_id = "id"
 
-    def __init__(self, segments: Iterable[RemoteSegment], *, gone: str = "") -> None:
-        self._segments = sorted(segments, key=lambda one: (one.start_offset, one.segment_id))
-        self._gone = gone
-        self.asked: set[str] = set()
+    def __init__(self, segments: Iterable[RemoteSegment], *, deleted_id: str = "") -> None:
+        self._segments = sorted(
+            segments, key=lambda segment: (segment.start_offset, segment.segment_id)
+        )
+        self._deleted_id = deleted_id
+        self.described_ids: set[str] = set()
         self.entries = [
             SegmentEntry(
                 "t",
-                one.topic_id,
+                segment.topic_id,
                 0,
-                one.start_offset,
-                one.segment_id,
+                segment.start_offset,
+                segment.segment_id,
                 "",
-                (("log", ObjectInfo(one.segment_id, 1, "1", one.event_timestamp_ms)),),
+                (("log", ObjectInfo(segment.segment_id, 1, "1", segment.event_timestamp_ms)),),
             )
-            for one in self._segments
+            for segment in self._segments
         ]
 
     def damaged(self) -> list[RemoteSegment]:
         return []
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        found = [self._segments[number] for number in numbers]
-        self.asked |= {one.segment_id for one in found}
-        return [one for one in found if one.segment_id != self._gone]
+        segments = [self._segments[number] for number in numbers]
+        self.described_ids |= {segment.segment_id for segment in segments}
+        return [segment for segment in segments if segment.segment_id != self._deleted_id]
 
     def all(self) -> list[RemoteSegment]:
         return self.described(range(len(self._segments)))
 
 
 def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> TierLog:
-    def leader_epochs(of: RemoteSegment) -> object:
-        return SimpleNamespace(entries=checkpoints.get(of.segment_id, lineage(e0=0)))
+    def leader_epochs(remote_segment: RemoteSegment) -> object:
+        return SimpleNamespace(entries=checkpoints.get(remote_segment.segment_id, lineage(e0=0)))
 
     side_files = cast("Any", SimpleNamespace(leader_epochs=leader_epochs))
     return TierLog(Place("t", 0), cast("Any", listed), side_files, in_part=True)
 
 
 @pytest.fixture(autouse=True)
-def _one_upload_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def _newest_upload_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
 
 
@@ -84,13 +86,13 @@ def test_plain_log_reads_segments_around_window_only() -> None:
     listed = Listed(plain(50))
     seen = view(listed, {})
     assert (seen.log.log_start, seen.log.stop) == (0, 5000)
-    assert listed.asked == {"0", "49"}
+    assert listed.described_ids == {"0", "49"}
     assert served(seen.covering(2050, 2220)) == [
         ("20", 2050, 2100),
         ("21", 2100, 2200),
         ("22", 2200, 2300),
     ]
-    assert listed.asked == {"0", "20", "21", "22", "49"}
+    assert listed.described_ids == {"0", "20", "21", "22", "49"}
     assert not seen.is_complete
 
 
@@ -100,7 +102,7 @@ def test_long_earlier_segment_serves_window() -> None:
     listed = Listed([*segments, segment(1250, 2100, name="long", event_timestamp_ms=3)])
     seen = view(listed, {})
     assert served(seen.covering(1950, 2010)) == [("long", 1950, 2000), ("20", 2000, 2100)]
-    assert "2" not in listed.asked
+    assert "2" not in listed.described_ids
     assert not seen.is_complete
 
 
@@ -116,15 +118,15 @@ def test_higher_epoch_in_window_reads_all_segments() -> None:
 
 
 def test_overtaken_upload_is_described() -> None:
-    # A leader elected uncleanly, whose branch knows only lower epochs, copied all of it anew.
+    # After an unclean election, a leader with only lower epochs copied all its segments again.
     copied = [
-        segment(100 * n, 100 * n + 99, name=f"anew{n}", event_timestamp_ms=20 + n)
+        segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
         for n in range(3, 12)
     ]
     winner = segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
     seen = view(Listed([*plain(3), winner, *copied]), {"winner": lineage(e0=0, e1=350)})
     assert seen.log.stop == 400
-    assert seen.is_complete  # branches died, so no window will do
+    assert seen.is_complete  # with dead branches, a partial view is not sufficient
 
 
 def test_higher_end_in_window_reads_all_segments() -> None:
@@ -144,9 +146,9 @@ def test_hole_in_window_reads_all_segments() -> None:
     assert seen.is_complete
 
 
-@pytest.mark.parametrize("gone", ["0", "20", "49"])
-def test_deleted_segment_reads_all_segments(gone: str) -> None:
-    seen = view(Listed(plain(50), gone=gone), {})
+@pytest.mark.parametrize("deleted_id", ["0", "20", "49"])
+def test_deleted_segment_reads_all_segments(deleted_id: str) -> None:
+    seen = view(Listed(plain(50), deleted_id=deleted_id), {})
     seen.covering(2010, 2020)
     assert seen.is_complete
 
