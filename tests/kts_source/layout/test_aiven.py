@@ -31,7 +31,7 @@ IDS = [uuid_to_text(uuid.UUID(int=number << 64)) for number in range(3)]
 ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 
 
-def infos(names: Sequence[str]) -> list[ObjectInfo]:
+def make_infos(names: Sequence[str]) -> list[ObjectInfo]:
     return [ObjectInfo(f"{FOLDER.folder}12/{name}", 7, f"v{name}", 5) for name in names]
 
 
@@ -64,7 +64,7 @@ def listings(draw: st.DrawFn) -> list[ObjectInfo]:
     file_names = sorted({*file_names, *draw(st.lists(names, max_size=3))})
     if draw(st.integers(0, 9)) == 0:
         random.Random(draw(st.integers(0, 99))).shuffle(file_names)
-    return infos(file_names)
+    return make_infos(file_names)
 
 
 class Listing:
@@ -78,11 +78,13 @@ class Listing:
         return iter(self._listing)
 
 
-def partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
+def list_partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
     return AivenLayout().list_partition(cast("ObjectStore", Listing(listing)), FOLDER, 12)
 
 
-def expected(listing: Sequence[ObjectInfo], prefix: str) -> dict[tuple[int, str], dict[str, str]]:
+def parse_listing(
+    listing: Sequence[ObjectInfo], prefix: str
+) -> dict[tuple[int, str], dict[str, str]]:
     """Returns keys by segment and suffix, from each name alone.
 
     The entry of `(-1, "")` has the unknown files.
@@ -98,7 +100,7 @@ def expected(listing: Sequence[ObjectInfo], prefix: str) -> dict[tuple[int, str]
 
 
 def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) -> None:
-    groups = expected(listing, prefix)
+    groups = parse_listing(listing, prefix)
     unknown = list(groups.pop((-1, ""), {}))
     complete = {segment: keys for segment, keys in groups.items() if len(keys) == len(SUFFIXES)}
     assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == sorted(complete)
@@ -118,7 +120,7 @@ def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) 
 @settings(max_examples=400, deadline=None)
 @given(listings())
 def test_listing_with_random_names_matches_parsed_names(listing: list[ObjectInfo]) -> None:
-    check(partition(listing), listing, f"{FOLDER.folder}12/")
+    check(list_partition(listing), listing, f"{FOLDER.folder}12/")
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -137,10 +139,10 @@ def test_listing_of_golden_tier_matches_parsed_names(topic: str) -> None:
 def test_listing_contains_every_copy_of_segment(unknown_files: list[str], order: int) -> None:
     """The leader changed during an upload, so two segments have the same base offset."""
     stems = [f"{base:020d}-{name}" for base in (0, 5) for name in IDS][::order]
-    listing = infos(
+    listing = make_infos(
         [*(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES), *unknown_files]
     )
-    listed = partition(listing)
+    listed = list_partition(listing)
     assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [
         (base, name) for base in (0, 5) for name in IDS
     ]
@@ -149,14 +151,14 @@ def test_listing_contains_every_copy_of_segment(unknown_files: list[str], order:
 
 def test_listing_reports_incomplete_segments_and_unknown_files_as_orphans() -> None:
     complete, incomplete = f"{5:020d}-{IDS[1]}", f"{9:020d}-{IDS[2]}"
-    listing = infos(
+    listing = make_infos(
         [
             *(f"{complete}.{suffix}" for suffix in SUFFIXES),
             f"{incomplete}.log",
             f"{incomplete}.rsm-manifest",
         ]
     )
-    listed = partition([*listing, *infos(["zebra"])])
+    listed = list_partition([*listing, *make_infos(["zebra"])])
     assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [(5, IDS[1])]
     assert listed.segments[0].objects == tuple(zip(SUFFIXES, listing[:3], strict=True))
     assert listed.segments[0].described_by == listing[2].key

@@ -43,7 +43,7 @@ lineage" has all epochs of the checkpoint, including epochs that end below the s
 """
 
 
-def _spoiled(data: bytes, kind: int) -> bytes:
+def _damage_file(data: bytes, kind: int) -> bytes:
     """Returns a side file that is empty, garbage, truncated or of an unknown version."""
     match kind:
         case 0:
@@ -249,7 +249,7 @@ class PartitionLife:
         # same is true if repeated truncation leaves only complete entries.
         if data is None or name in copy.spoiled or (name == "txnindex" and kind % 4 == 0):
             return
-        changes: dict[str, Any] = {name: _spoiled(data, kind % 4)}
+        changes: dict[str, Any] = {name: _damage_file(data, kind % 4)}
         copy.files = replace(copy.files, **changes)
         copy.spoiled.add(name)
         self._write(copy.files, copy.segment_id, copy.event_timestamp_ms)

@@ -120,7 +120,7 @@ class History:
 def random_history(source: random.Random) -> History:
     """Returns a history of 15 to 100 steps; some histories lose objects at the end."""
     if source.random() < 0.1:
-        return _long_and_open(source)
+        return _make_long_open_history(source)
     shape = Shape(
         partitions=source.choice((1, 1, 1, 2)),
         chunk_size=source.choice((40, 200, 1 << 20)),
@@ -155,7 +155,7 @@ def random_history(source: random.Random) -> History:
     return History(shape, tuple(steps))
 
 
-def _long_and_open(source: random.Random) -> History:
+def _make_long_open_history(source: random.Random) -> History:
     """Returns a history with an open transaction below many plain segments.
 
     Snapshots are damaged from a random segment on, and a segment can be lost.
@@ -306,7 +306,7 @@ def shortened(history: History, fails: Callable[[History], bool]) -> History:
         size = max(1, size // 2)
 
 
-def kinds_of(histories: Iterable[History]) -> dict[str, int]:
+def count_kinds(histories: Iterable[History]) -> dict[str, int]:
     """Counts the steps of each kind."""
     counts = dict.fromkeys(KINDS, 0)
     for history in histories:

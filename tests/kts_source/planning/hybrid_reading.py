@@ -37,7 +37,7 @@ from tests.kts_source.planning.metadata_events import (
 )
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build
-from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
+from tests.kts_source.planning.row_checks import list_surviving_rows, require_same_rows
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -118,11 +118,13 @@ def check_hybrid(
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
         store = dict(world.store)
-        options = _options(source, world, cluster, isolation, by_metadata_topic=by_metadata_topic)
+        options = _make_options(
+            source, world, cluster, isolation, by_metadata_topic=by_metadata_topic
+        )
         if store:  # without a tier, all records are on broker disks
             disks.randomize_starts()
         try:
-            rows, facts = _rows(options, store, source, disks)
+            rows, facts = _read_rows(options, store, source, disks)
         except BrokerError as error:
             is_read_committed = options["isolationLevel"] == "read_committed"
             if not (cluster.versions and is_read_committed and "KAFKA-17801" in str(error)):
@@ -135,13 +137,13 @@ def check_hybrid(
         expected: list[Row] = []
         for number, (truth, start) in enumerate(truths):
             if truth is not None:
-                expected += surviving_rows(number, truth, isolation, start)
+                expected += list_surviving_rows(number, truth, isolation, start)
         require_same_rows(options, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
 
 
-def _options(
+def _make_options(
     source: random.Random,
     world: World,
     cluster: FakeCluster,
@@ -198,7 +200,7 @@ class _Disks:
                 log.local_start = max(log.local_start, self._source.randint(0, log.end))
 
 
-def _rows(
+def _read_rows(
     option_texts: Mapping[str, str], store: dict[str, bytes], source: random.Random, disks: _Disks
 ) -> tuple[list[Row] | None, list[str]]:
     options = parse_options(option_texts)

@@ -61,12 +61,12 @@ class UnlistableStore(MemoryStore):
         return super().head(key)
 
 
-def copy_started(
+def make_copy_started(
     place: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
     """Returns the event that begins a copy."""
     fields: dict[str, Any] = {
-        "segment_id": _segment_id(place, segment_id),
+        "segment_id": _make_segment_id(place, segment_id),
         "start_offset": files.base_offset,
         "end_offset": files.end_offset,
         "max_timestamp_ms": files.max_timestamp_ms,
@@ -78,19 +78,19 @@ def copy_started(
     return RemoteLogSegmentMetadata(**{**fields, **changed})
 
 
-def update(
+def make_update(
     place: Place, segment_id: str, state: RemoteLogSegmentState, custom: bytes | None = None
 ) -> RemoteLogSegmentMetadataUpdate:
     """Returns the event of a state change."""
-    return RemoteLogSegmentMetadataUpdate(_segment_id(place, segment_id), 1, 2, custom, state)
+    return RemoteLogSegmentMetadataUpdate(_make_segment_id(place, segment_id), 1, 2, custom, state)
 
 
 def copied(
     place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
     """Returns the records of a copy that began and then had the given states."""
-    started = write_metadata_record(copy_started(place, files, segment_id))
-    updates = (update(place, segment_id, state) for state in states)
+    started = write_metadata_record(make_copy_started(place, files, segment_id))
+    updates = (make_update(place, segment_id, state) for state in states)
     return [started, *map(write_metadata_record, updates)]
 
 
@@ -103,12 +103,14 @@ def create_metadata_topic(
         values_by_partition[metadata_partition(uuid_from_text(topic_id), partition, count)] += (
             values
         )
-    partitions = [FakePartition(metadata_log(values)) for values in values_by_partition.values()]
+    partitions = [
+        FakePartition(build_metadata_log(values)) for values in values_by_partition.values()
+    ]
     cluster.create(METADATA, partitions)
     return partitions
 
 
-def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
+def build_metadata_log(values: Iterable[bytes | None]) -> FakeLog:
     """Builds the log of one metadata partition, with three records in each batch."""
     records = [SimpleRecord(value) for value in values]
     if not records:
@@ -119,7 +121,7 @@ def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
     return fake_log(builder.build())
 
 
-def _segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
+def _make_segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
     topic, topic_id, partition = place
     partition_id = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
     return RemoteLogSegmentId(partition_id, uuid_from_text(segment_id))

@@ -173,7 +173,7 @@ class Reading:
             **bounds,
         }
         committed = isolation == "read_committed"
-        may_fail, must_fail = self._losses(wanted, committed=committed)
+        may_fail, must_fail = self._find_losses(wanted, committed=committed)
         if committed and has_offsets:
             undecided_ranges = [self._is_undecided(*bound) for bound in wanted.items()]
             may_fail = may_fail or any(may_be_undecided for may_be_undecided, _ in undecided_ranges)
@@ -182,7 +182,7 @@ class Reading:
         may_fail, must_fail = may_fail or hidden[0], must_fail or hidden[1]
         spoiled = {name for truth in self._truth.values() for name in truth.spoiled}
         try:
-            plan, rows = self._rows(options)
+            plan, rows = self._scan_rows(options)
         except CorruptSegmentError as error:
             if not spoiled & _REQUIRED:
                 raise AssertionError(f"{options}: {spoiled} have substitutes") from error
@@ -216,7 +216,7 @@ class Reading:
                     decided if [row for row in rows if row[0] == number] == decided else rows_due
                 )
             expected += rows_due
-        assert rows == expected, _difference(options, rows, expected)
+        assert rows == expected, _describe_difference(options, rows, expected)
         for partition in plan.partitions:
             truth = self._truth[partition.partition]
             assert partition.surviving.log_start == truth.log_start, options
@@ -245,7 +245,7 @@ class Reading:
         undecided = [bound[0] < bound[1] > max(bound[0], end) for end in ends]
         return any(undecided), all(undecided)
 
-    def _losses(self, wanted: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
+    def _find_losses(self, wanted: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
         may = must = False
         for number, (start, stop) in wanted.items():
             truth = self._truth[number]
@@ -273,7 +273,7 @@ class Reading:
         """Checks that a read with loss allowed skips only holes and transactions ending there."""
         damaged = {name for truth in self._truth.values() for name in truth.spoiled} & _REQUIRED
         try:
-            _, rows = self._rows(options)
+            _, rows = self._scan_rows(options)
         except CorruptSegmentError:
             if not damaged:
                 raise
@@ -318,7 +318,7 @@ class Reading:
             )
         self._outcomes[f"{isolation}, loss allowed"] += 1
 
-    def _rows(self, option_texts: Mapping[str, str]) -> tuple[ScanPlan, list[Row]]:
+    def _scan_rows(self, option_texts: Mapping[str, str]) -> tuple[ScanPlan, list[Row]]:
         options = parse_options(option_texts)
         plan = plan_scan(options, Tier(self._store))
         reader = SegmentSource(Tier(self._store), options.key_ring)
@@ -337,7 +337,7 @@ class Reading:
         return plan, list(zip(*columns, strict=True))
 
 
-def _difference(options: Mapping[str, str], rows: list[Row], expected: list[Row]) -> str:
+def _describe_difference(options: Mapping[str, str], rows: list[Row], expected: list[Row]) -> str:
     missing = sorted(set(expected) - set(rows))
     extra = sorted(set(rows) - set(expected))
     return f"{options}: {len(missing)} rows missing {missing[:4]}, {len(extra)} extra {extra[:4]}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.kts_source.planning.replica import Replica
 
 
-def local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
+def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
     """Returns all segments that the replica has ever had; the active segment is last."""
     builder: LogBuilder | None = None
     epoch = next_offset = 0
@@ -34,7 +34,7 @@ def local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
     return () if builder is None else builder.build().segments
 
 
-def copied_up_to(life: PartitionLife, replica: Replica) -> int:
+def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
     """Returns the end of the tiered offsets; a broker may delete its segments below."""
     return max(
         (
@@ -75,8 +75,8 @@ class DiskWriter:
     ) -> int:
         """Writes a replica; returns the first offset on the disk."""
         folder = f"{beside(self.number)}{self.topic}-{partition}/"
-        segments = local_segments(replica, life.interval)
-        deletable_stop = max(copied_up_to(life, replica), replica.log_start)
+        segments = build_local_segments(replica, life.interval)
+        deletable_stop = max(find_copied_stop(life, replica), replica.log_start)
         droppable = [segment for segment in segments[:-1] if segment.next_offset <= deletable_stop]
         kept = segments[source.randint(0, len(droppable)) :]
         local_start = kept[0].base_offset if kept else 0

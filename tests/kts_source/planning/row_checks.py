@@ -13,7 +13,7 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 """Partition, offset, key, value and timestamp in microseconds."""
 
 
-def surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
+def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
     """Returns the rows of a partition from offset `start` on."""
     return [
         (partition, row.offset, row.key, row.value, row.timestamp * 1000)

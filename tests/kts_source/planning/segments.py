@@ -13,7 +13,7 @@ from segment_format.index.checkpoints import EpochEntry
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
 
-def segment(
+def make_segment(
     start: int,
     end: int,
     epochs: dict[int, int] | None = None,
@@ -53,6 +53,6 @@ def segment(
     )
 
 
-def lineage(**epochs: int) -> tuple[EpochEntry, ...]:
+def make_lineage(**epochs: int) -> tuple[EpochEntry, ...]:
     """Returns checkpoint entries from keywords such as `e3=10`: epoch 3 begins at offset 10."""
     return tuple(EpochEntry(int(name[1:]), start) for name, start in epochs.items())

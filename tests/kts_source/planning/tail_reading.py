@@ -22,7 +22,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build, divergence
 from tests.kts_source.planning.replica_disk import DiskWriter
-from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
+from tests.kts_source.planning.row_checks import list_surviving_rows, require_same_rows
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -58,7 +58,7 @@ def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
     return end >= leader.end
 
 
-def _allowed_starts(life: PartitionLife) -> set[int]:
+def _list_allowed_starts(life: PartitionLife) -> set[int]:
     """Returns the leader's log start and later log starts recorded on its branch.
 
     After an unclean election, a leader can miss that records were deleted.
@@ -134,7 +134,7 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
         if world.shape.local:
             options["layout"] = "local-tiered-storage"
         try:
-            rows, partitions, facts = _rows(options, store)
+            rows, partitions, facts = _read_rows(options, store)
         except DataLossError:
             assert not are_complete or spoiled, f"{options}: nothing is lost"
             outcomes["lost"] += 1
@@ -150,8 +150,8 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
             if truth is None:
                 continue
             first = starts[number]
-            assert first in _allowed_starts(life), f"{options}: log start {first}"
-            expected += surviving_rows(number, truth, isolation, first)
+            assert first in _list_allowed_starts(life), f"{options}: log start {first}"
+            expected += list_surviving_rows(number, truth, isolation, first)
         require_same_rows(options, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
@@ -194,7 +194,7 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
         if world.shape.local:
             options["layout"] = "local-tiered-storage"
         try:
-            rows, partitions, facts = _rows(options, store)
+            rows, partitions, facts = _read_rows(options, store)
         except (DataLossError, CorruptSegmentError) as error:
             outcomes[type(error).__name__] += 1
             continue
@@ -231,7 +231,7 @@ def _is_on_branch(copy: Upload, life: PartitionLife) -> bool:
     return divergence(copy.log, life.leader.entries) >= copy.stop
 
 
-def _rows(
+def _read_rows(
     option_texts: Mapping[str, str], store: dict[str, bytes]
 ) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
     """Returns the rows, the partitions of the plan, and the kind of each slice."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TXN = partition_summaries("txn")
 
 
-def ends(topic: str, **by_partition: int) -> str:
+def format_offsets(topic: str, **by_partition: int) -> str:
     return json.dumps({topic: {name[1:]: offset for name, offset in by_partition.items()}})
 
 
@@ -28,9 +28,12 @@ def ends(topic: str, **by_partition: int) -> str:
     "options",
     [
         {"startingTimestamp": "1772600000000", "endingTimestamp": "0"},
-        {"startingTimestamp": "1772600000000", "endingOffsets": ends("timeline", p0=1)},
-        {"startingOffsets": ends("timeline", p0=2), "endingOffsets": ends("timeline", p0=1)},
-        {"startingOffsets": ends("timeline", p0=2), "endingTimestamp": "0"},
+        {"startingTimestamp": "1772600000000", "endingOffsets": format_offsets("timeline", p0=1)},
+        {
+            "startingOffsets": format_offsets("timeline", p0=2),
+            "endingOffsets": format_offsets("timeline", p0=1),
+        },
+        {"startingOffsets": format_offsets("timeline", p0=2), "endingTimestamp": "0"},
     ],
 )
 def test_range_with_end_before_start_raises_invalid_option_error(options: dict[str, str]) -> None:
@@ -41,7 +44,7 @@ def test_range_with_end_before_start_raises_invalid_option_error(options: dict[s
 
 def test_ending_offset_above_open_transaction_raises_error_with_producer() -> None:
     ending_offset = TXN[0]["tier_end_offset"]
-    options = tier_options("txn", endingOffsets=ends("txn", p0=ending_offset, p1=-1))
+    options = tier_options("txn", endingOffsets=format_offsets("txn", p0=ending_offset, p1=-1))
     with pytest.raises(
         OffsetOutOfRangeError,
         match=f"txn-0: endingOffsets asks for offset {ending_offset}.*producer 6 since offset 3675",
@@ -54,9 +57,9 @@ def test_ending_offset_above_open_transaction_raises_error_with_producer() -> No
 @pytest.mark.parametrize(
     "options",
     [
-        {"endingOffsets": ends("txn", p0=TXN[0]["tier_end_offset"], p1=-1)}
+        {"endingOffsets": format_offsets("txn", p0=TXN[0]["tier_end_offset"], p1=-1)}
         | {"failOnDataLoss": "false"},
-        {"endingOffsets": ends("txn", p0=-1, p1=-1)},
+        {"endingOffsets": format_offsets("txn", p0=-1, p1=-1)},
         {"endingOffsets": "latest"},
         {"endingTimestamp": "4000000000000"},
     ],
@@ -79,18 +82,18 @@ def test_read_committed_logs_count_of_aborted_transactions(
     (line,) = [text for text in caplog.messages if "left out" in text]
     aborted = {
         partition.partition: sum(
-            len(task_slice.aborted) for task_slice in slices_of(plan, partition.partition)
+            len(task_slice.aborted) for task_slice in list_slices(plan, partition.partition)
         )
         for partition in plan.partitions
         if partition.topic == "txn"
     }
     assert all(aborted.values())
-    assert f"(txn-0: {distinct_aborted(plan, 0)}, txn-1: {distinct_aborted(plan, 1)})" in line
+    assert f"(txn-0: {count_aborted(plan, 0)}, txn-1: {count_aborted(plan, 1)})" in line
     assert "txn-0 ends at offset 3675" in line
     assert "codecs" not in line
 
 
-def slices_of(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
+def list_slices(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
     return [
         task_slice
         for task in plan.tasks
@@ -99,12 +102,12 @@ def slices_of(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
     ]
 
 
-def distinct_aborted(plan: ScanPlan, partition: int) -> int:
+def count_aborted(plan: ScanPlan, partition: int) -> int:
     """Counts the transactions that the slices skip; slices can skip the same transaction."""
     return len(
         {
             pair
-            for task_slice in slices_of(plan, partition)
+            for task_slice in list_slices(plan, partition)
             for pair in zip(
                 task_slice.aborted.producer_ids.tolist(),
                 task_slice.aborted.first_offsets.tolist(),
@@ -189,11 +192,15 @@ TRIMMED = partition_summaries("trimmed")[0]
 @pytest.mark.parametrize(
     ("topic", "options", "expected"),
     [
-        ("codecs", {"endingOffsets": ends("codecs", p0=99_999)}, (0, CODECS_STOP)),
-        ("codecs", {"startingOffsets": ends("codecs", p0=99_999)}, (CODECS_STOP, CODECS_STOP)),
+        ("codecs", {"endingOffsets": format_offsets("codecs", p0=99_999)}, (0, CODECS_STOP)),
+        (
+            "codecs",
+            {"startingOffsets": format_offsets("codecs", p0=99_999)},
+            (CODECS_STOP, CODECS_STOP),
+        ),
         (
             "trimmed",
-            {"startingOffsets": ends("trimmed", p0=5)},
+            {"startingOffsets": format_offsets("trimmed", p0=5)},
             (TRIMMED["log_start_offset"], TRIMMED["tier_end_offset"]),
         ),
     ],
@@ -222,7 +229,7 @@ def test_bounds_outside_tier_raise_error_or_are_clamped(
 
 
 def test_range_without_offsets_is_empty() -> None:
-    bounds = ends("codecs", p0=7000)
+    bounds = format_offsets("codecs", p0=7000)
     plan = plan_scan(
         parse_options(tier_options("codecs", startingOffsets=bounds, endingOffsets=bounds))
     )

@@ -47,39 +47,39 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
         yield cluster
 
 
-def partition(*, leader: int = 0, epoch: int = 0) -> FakePartition:
+def make_partition(*, leader: int = 0, epoch: int = 0) -> FakePartition:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
     log = fake_log(builder.build(), epochs=[(epoch, 0)])
     return FakePartition(log, leader=leader, epoch=epoch)
 
 
-def ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], int]:
+def find_ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], int]:
     options = parse_options({"kafka.bootstrap.servers": brokers.bootstrap, **selection})
     with closing(ClusterView(brokers.settings(), options)) as view:
         return {partition: log.end for partition, log in view.logs.items()}
 
 
 def test_partition_without_leader_fails_only_plans_that_read_it(brokers: FakeCluster) -> None:
-    brokers.create("orders", [partition(), partition(leader=-1)])
-    brokers.create("other", [partition(leader=-1)])
-    assert ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}
-    brokers.create("users", [partition()])
-    assert ends(brokers, subscribePattern="^users$") == {("users", 0): 3}
+    brokers.create("orders", [make_partition(), make_partition(leader=-1)])
+    brokers.create("other", [make_partition(leader=-1)])
+    assert find_ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}
+    brokers.create("users", [make_partition()])
+    assert find_ends(brokers, subscribePattern="^users$") == {("users", 0): 3}
     with pytest.raises(BrokerUnavailableError, match="orders-1: it has no leader"):
-        ends(brokers, subscribe="orders")
+        find_ends(brokers, subscribe="orders")
 
 
 def test_empty_log_needs_no_epoch_requests(brokers: FakeCluster) -> None:
-    emptied = partition(epoch=500)
+    emptied = make_partition(epoch=500)
     emptied.log.log_start = emptied.log.end
     emptied.log.epochs = [(500, emptied.log.end)]
     brokers.create("orders", [emptied])
-    assert ends(brokers, subscribe="orders") == {("orders", 0): 3}
+    assert find_ends(brokers, subscribe="orders") == {("orders", 0): 3}
     assert brokers.of_kind(EPOCH_ENDS) == 0
 
 
-def history(text: bytes, appends: int) -> BuiltLog:
+def build_log(text: bytes, appends: int) -> BuiltLog:
     builder = LogBuilder(segment_bytes=600)
     for number in range(appends):
         builder.append([SimpleRecord(b"%s %03d" % (text, number), timestamp=number)] * 2)
@@ -95,11 +95,11 @@ def test_topic_recreated_during_planning_returns_new_rows(
     # Requests to leaders contain only the topic name. If the planner used the bounds of the new
     # topic, rows of the old topic would be missing at the ends of segments.
     store: dict[str, bytes] = {}
-    old = history(b"old", 60)
+    old = build_log(b"old", 60)
     writer = LocalTierWriter(store, topic="t", partition=0)
     for files in old.segments[:-1]:
         writer.write_segment(files)
-    new = history(b"new", old.segments[1].base_offset // 2)
+    new = build_log(b"new", old.segments[1].base_offset // 2)
     brokers.create("t", [FakePartition(fake_log(old))], uuid_from_text(writer.topic_id))
 
     def create_again() -> None:
@@ -132,7 +132,7 @@ def test_log_start_moving_during_planning_is_not_data_loss(
 ) -> None:
     # The plan does not contain these offsets yet.
     monkeypatch.setattr(broker_source, "_FEW_OFFSETS", 1)
-    fake_partition = FakePartition(fake_log(history(b"value", 60)))
+    fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
     brokers.create("t", [fake_partition])
     options = parse_options(
         {
@@ -156,7 +156,7 @@ def test_log_start_moving_during_planning_is_not_data_loss(
 def test_describe_uses_log_start_above_end_of_tier(
     brokers: FakeCluster,
 ) -> None:
-    fake_partition = FakePartition(fake_log(history(b"value", 60)))
+    fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
     brokers.create("t", [fake_partition])
     options = parse_options({"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap})
     store = MemoryStore({})
@@ -168,50 +168,50 @@ def test_describe_uses_log_start_above_end_of_tier(
     assert mark.oldest_untiered_ms == 10
 
 
-def _without_partitions(answer: Any) -> None:  # noqa: ANN401
+def _remove_partitions(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.partitions = []
 
 
-def _with_one_partition(answer: Any) -> None:  # noqa: ANN401
+def _keep_one_partition(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.partitions = topic.partitions[:1]
 
 
-def _without_topics(answer: Any) -> None:  # noqa: ANN401
+def _remove_topics(answer: Any) -> None:  # noqa: ANN401
     answer.topics = []
 
 
-def _without_offsets(answer: Any) -> None:  # noqa: ANN401
+def _remove_offsets(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         for partition in topic.partitions:
             partition.offset = -1
 
 
-def _leaderless(answer: Any) -> None:  # noqa: ANN401
+def _remove_leaders(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.error_code, topic.partitions = 5, []
 
 
-INCOMPLETE = (_without_partitions, _without_topics, _leaderless)
+INCOMPLETE = (_remove_partitions, _remove_topics, _remove_leaders)
 
 
 @pytest.mark.parametrize(
     ("kind", "edit"),
     [
         *((METADATA, edit) for edit in INCOMPLETE),
-        (LIST_OFFSETS, _without_partitions),
-        (LIST_OFFSETS, _with_one_partition),
-        (LIST_OFFSETS, _without_topics),
-        (LIST_OFFSETS, _without_offsets),
+        (LIST_OFFSETS, _remove_partitions),
+        (LIST_OFFSETS, _keep_one_partition),
+        (LIST_OFFSETS, _remove_topics),
+        (LIST_OFFSETS, _remove_offsets),
     ],
 )
 def test_response_without_partitions_is_retried(
     brokers: FakeCluster, kind: str, edit: Callable[[Any], object]
 ) -> None:
-    brokers.create("t", [partition(), partition()])
+    brokers.create("t", [make_partition(), make_partition()])
     brokers.fail(kind, Fault(edit=edit))
-    assert ends(brokers, subscribe="t") == {("t", 0): 3, ("t", 1): 3}
+    assert find_ends(brokers, subscribe="t") == {("t", 0): 3, ("t", 1): 3}
     assert not brokers.faults[kind]
 
 
@@ -219,24 +219,24 @@ def test_response_without_partitions_is_retried(
 def test_metadata_without_partitions_raises_error_after_retries(
     brokers: FakeCluster, edit: Callable[[Any], object]
 ) -> None:
-    brokers.create("t", [partition()])
+    brokers.create("t", [make_partition()])
     brokers.fail(METADATA, Fault(edit=edit), times=100)
     with pytest.raises(BrokerUnavailableError, match="do not describe t: "):
-        ends(brokers, subscribe="t")
+        find_ends(brokers, subscribe="t")
 
 
 def test_incomplete_metadata_of_other_topics_is_ignored(brokers: FakeCluster) -> None:
-    brokers.create("orders", [partition()])
+    brokers.create("orders", [make_partition()])
     brokers.create("other", [])
-    assert ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
+    assert find_ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
     with pytest.raises(BrokerUnavailableError, match="do not describe other: 0 partitions"):
-        ends(brokers, subscribePattern="^o")
+        find_ends(brokers, subscribePattern="^o")
 
 
 @pytest.fixture
 def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
     """Returns the options of a scan of two partitions that each have a segment in the tier."""
-    topic_id = brokers.create("t", [partition(), partition()])
+    topic_id = brokers.create("t", [make_partition(), make_partition()])
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
     for number in range(2):
@@ -249,7 +249,7 @@ def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
 def test_metadata_with_fewer_partitions_than_tier_is_retried(
     brokers: FakeCluster, tiered: dict[str, str], strict: str
 ) -> None:
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.scan({**tiered, "failOnDataLoss": strict}).count() == 6
 
 
@@ -257,7 +257,7 @@ def test_metadata_with_fewer_partitions_than_tier_is_retried(
 def test_metadata_with_fewer_partitions_than_tier_raises_error_after_retries(
     brokers: FakeCluster, tiered: dict[str, str], strict: str
 ) -> None:
-    brokers.fail(METADATA, Fault(edit=_with_one_partition), times=100)
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition), times=100)
     with pytest.raises(BrokerUnavailableError, match=r"t: 1 partitions of topic id .* at least 2"):
         kts_source.scan({**tiered, "failOnDataLoss": strict}).count()
 
@@ -266,9 +266,9 @@ def test_metadata_with_fewer_partitions_than_tier_raises_error_after_retries(
 def test_partition_without_objects_of_tiered_topic_is_read_from_brokers(
     brokers: FakeCluster, tmp_path: Path, selection: dict[str, str]
 ) -> None:
-    second = partition()
+    second = make_partition()
     second.log.local_start = 2
-    topic_id = brokers.create("t", [partition(), second])
+    topic_id = brokers.create("t", [make_partition(), second])
     options = {"path": str(tmp_path), "kafka.bootstrap.servers": brokers.bootstrap, **selection}
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
@@ -287,7 +287,7 @@ def test_partition_without_objects_of_tiered_topic_is_read_from_brokers(
 def test_metadata_with_fewer_partitions_than_table_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    partitions = [partition(), partition()]
+    partitions = [make_partition(), make_partition()]
     brokers.create("t", partitions)
     source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
     target = str(tmp_path / "table")
@@ -296,14 +296,14 @@ def test_metadata_with_fewer_partitions_than_table_is_retried(
     builder.append([SimpleRecord(b"value")] * 5)
     for fake_partition in partitions:
         fake_partition.log = fake_log(builder.build())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
 
 
 def test_metadata_without_partitions_after_empty_partition_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    partitions = [partition(), FakePartition(FakeLog(())), partition()]
+    partitions = [make_partition(), FakePartition(FakeLog(())), make_partition()]
     brokers.create("t", partitions)
     source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
     target = str(tmp_path / "table")
@@ -311,7 +311,7 @@ def test_metadata_without_partitions_after_empty_partition_is_retried(
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 5)
     partitions[2].log = fake_log(builder.build())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 2
 
 
@@ -320,7 +320,7 @@ def test_stored_plan_retries_metadata_without_its_partitions(
 ) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(kts_source.scan(tiered).plan.to_json())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.scan({**tiered, "planFile": str(plan)}).count() == 6
 
 

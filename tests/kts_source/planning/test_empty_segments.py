@@ -31,12 +31,12 @@ PRIVATE_KEY = {"encryption.key.pairs.key1.private.key.file": str(KEYS / "key1.pr
 KINDS = ("aiven", "no object", "compressed", "encrypted", "local")
 
 
-def emptied(files: SegmentFiles) -> SegmentFiles:
+def remove_records(files: SegmentFiles) -> SegmentFiles:
     """Returns the segment as if compaction had removed all batches."""
     return dataclasses.replace(files, log=b"", index=b"", timeindex=b"", max_timestamp_ms=-1)
 
 
-def segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
+def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
     """Builds segments of ten offsets with one record each; segments in `empty` have no record."""
     builder = LogBuilder()
     for number in range(count):
@@ -46,10 +46,12 @@ def segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
         )
         builder.roll()
     closed = builder.build().segments[:count]
-    return [emptied(files) if number in empty else files for number, files in enumerate(closed)]
+    return [
+        remove_records(files) if number in empty else files for number, files in enumerate(closed)
+    ]
 
 
-def tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, str]:
+def write_tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, str]:
     """Writes a tier and returns the options to read it."""
     extra: dict[str, str] = {}
     writer: AivenTierWriter | LocalTierWriter
@@ -61,7 +63,7 @@ def tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, st
         extra = PRIVATE_KEY
     else:
         writer = AivenTierWriter(root, topic="t", compression=kind == "compressed")
-    for files in segments(empty, count):
+    for files in build_segments(empty, count):
         writer.write_segment(files)
     if kind in ("no object", "compressed", "encrypted"):
         for log in root.rglob("*.log"):
@@ -70,12 +72,12 @@ def tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, st
     return {"path": str(root), "subscribe": "t", **extra}
 
 
-def rows(options: dict[str, str], **extra: str) -> list[tuple[int, bytes]]:
+def read_rows(options: dict[str, str], **extra: str) -> list[tuple[int, bytes]]:
     table = kts_source.scan({**options, **extra}).to_table()
     return sorted(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def expected(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
+def list_expected_rows(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
     return [(10 * number, b"%d" % number) for number in range(count) if number not in empty]
 
 
@@ -84,24 +86,24 @@ def expected(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
 def test_empty_segments_are_read_as_empty_ranges(
     tmp_path: Path, kind: str, empty: set[int]
 ) -> None:
-    options = tier(tmp_path, kind, empty)
-    expected_rows = expected(empty)
+    options = write_tier(tmp_path, kind, empty)
+    expected_rows = list_expected_rows(empty)
     stop = 41 if kind == "local" and 4 in empty else 50
     for level in ("read_uncommitted", "read_committed"):
-        assert rows(options, isolationLevel=level) == expected_rows
+        assert read_rows(options, isolationLevel=level) == expected_rows
     for offset in (0, 5, 10, 20, 25, 29, 30, 39, 40, stop):
         bound = json.dumps({"t": {"0": offset}})
-        assert rows(options, startingOffsets=bound) == [
+        assert read_rows(options, startingOffsets=bound) == [
             row for row in expected_rows if row[0] >= offset
         ]
-        assert rows(options, endingOffsets=bound) == [
+        assert read_rows(options, endingOffsets=bound) == [
             row for row in expected_rows if row[0] < offset
         ]
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
     for number in range(6):
         late = [row for row in expected_rows if int(row[1]) >= number]
-        assert rows(options, startingTimestamp=str(T + number), **latest) == late
-        assert rows(options, timestampRange=f"{T + number},") == late
+        assert read_rows(options, startingTimestamp=str(T + number), **latest) == late
+        assert read_rows(options, timestampRange=f"{T + number},") == late
     (partition,) = kts_source.describe(options).partitions
     assert (partition.log_start, partition.tier_end) == (0, stop)
     assert partition.holes == ()
@@ -110,12 +112,12 @@ def test_empty_segments_are_read_as_empty_ranges(
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}])
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_segments_have_no_findings(tmp_path: Path, kind: str, empty: set[int]) -> None:
-    options = tier(tmp_path, kind, empty)
+    options = write_tier(tmp_path, kind, empty)
     for level in LEVELS:
         report = kts_source.audit(options, level=level)
         assert report.findings == (), level
     (partition,) = report.partitions
-    assert partition.records == len(expected(empty))
+    assert partition.records == len(list_expected_rows(empty))
     assert partition.digest is not None
     assert kts_source.report(options, audit=report).to_html()
 
@@ -123,7 +125,7 @@ def test_empty_segments_have_no_findings(tmp_path: Path, kind: str, empty: set[i
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, kind: str) -> None:
     empty = {1, 3}
-    options = tier(tmp_path / "tier", kind, empty)
+    options = write_tier(tmp_path / "tier", kind, empty)
     search = kts_source.find(options, keys=[b"k2"])
     assert search.to_table()["offset"].to_pylist() == [20]
     assert search.certificate.exhaustive
@@ -147,24 +149,24 @@ def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stored_plans_and_caches_support_empty_segments(tmp_path: Path, kind: str) -> None:
-    options = tier(tmp_path / "tier", kind, {1, 3})
+    options = write_tier(tmp_path / "tier", kind, {1, 3})
     plan = tmp_path / "plan.json"
     plan.write_text(kts_source.plan(options).to_json())
-    assert rows(options, planFile=str(plan)) == expected({1, 3})
+    assert read_rows(options, planFile=str(plan)) == list_expected_rows({1, 3})
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     for _ in range(2):
-        assert rows(options, cacheDir=str(cache)) == expected({1, 3})
+        assert read_rows(options, cacheDir=str(cache)) == list_expected_rows({1, 3})
 
 
 def test_commands_accept_empty_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = tier(tmp_path, "no object", {1, 3})
+    options = write_tier(tmp_path, "no object", {1, 3})
     for command in ("cat", "segments", "plan", "verify"):
         assert main([command, options["path"], "t"]) == 0, capsys.readouterr()
-    assert [line["value"] for line in map(json.loads, cat_lines(options, capsys))] == [*"024"]
+    assert [line["value"] for line in map(json.loads, read_cat_lines(options, capsys))] == [*"024"]
 
 
-def cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def read_cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     assert main(["cat", options["path"], "t"]) == 0
     return capsys.readouterr().out.splitlines()
@@ -172,11 +174,11 @@ def cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> li
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lost_log_of_segment_with_records_raises_data_loss_error(tmp_path: Path, kind: str) -> None:
-    options = tier(tmp_path, kind, {1})
+    options = write_tier(tmp_path, kind, {1})
     log = sorted(tmp_path.rglob("*.log"))[-2]
     log.unlink()
     with pytest.raises(DataLossError, match=r"holds offsets \[30, 40\)"):
-        rows(options)
+        read_rows(options)
     for level in LEVELS:
         report = kts_source.audit(options, level=level)
         assert "object-missing" in {finding.name for finding in report.errors}
@@ -188,12 +190,12 @@ def test_lost_log_of_segment_with_records_raises_data_loss_error(tmp_path: Path,
 def test_lost_file_after_empty_segment_raises_data_loss_error(
     tmp_path: Path, kind: str, suffix: str
 ) -> None:
-    options = tier(tmp_path, kind, {1, 2})
+    options = write_tier(tmp_path, kind, {1, 2})
     if kind != "local":
         suffix = "log"  # the Aiven layout has the other files in one object
     next(tmp_path.rglob(f"{30:020d}-*.{suffix}")).unlink()
     with pytest.raises(DataLossError, match="30"):
-        rows(options)
+        read_rows(options)
     report = kts_source.audit(options, level="metadata")
     assert "object-missing" in {finding.name for finding in report.errors}
 
@@ -206,7 +208,7 @@ def test_audit_state_does_not_store_end_of_empty_last_segment(tmp_path: Path, ki
     )
     layout = {"layout": "local-tiered-storage"} if kind == "local" else {}
     options = {"path": str(root), "subscribe": "t", **layout}
-    files = segments({3}, 6)
+    files = build_segments({3}, 6)
     for number, segment in enumerate(files):
         writer.write_segment(segment)
         if number > 2:
@@ -219,10 +221,10 @@ def test_audit_state_does_not_store_end_of_empty_last_segment(tmp_path: Path, ki
 def test_log_truncated_to_zero_bytes_raises_corrupt_segment_error(
     tmp_path: Path, kind: str
 ) -> None:
-    options = tier(tmp_path, kind, {1})
+    options = write_tier(tmp_path, kind, {1})
     sorted(tmp_path.rglob("*.log"))[-2].write_bytes(b"")
     with pytest.raises(CorruptSegmentError):
-        rows(options)
+        read_rows(options)
     assert "empty-object" in {
         finding.name for finding in kts_source.audit(options, level="listing").errors
     }

@@ -45,7 +45,7 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
     return task_slice, draw(st.booleans())
 
 
-def full_slice(*sizes: int) -> tuple[Any, bool]:
+def make_full_slice(*sizes: int) -> tuple[Any, bool]:
     """Returns the first slice of a task: a complete segment with chunks of these sizes."""
     index = variable_index(1, len(sizes), list(sizes))
     task_slice = SimpleNamespace(
@@ -55,10 +55,10 @@ def full_slice(*sizes: int) -> tuple[Any, bool]:
 
 
 @example(
-    [full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50
+    [make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50
 )  # exactly at all limits
 @example(
-    [full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50
+    [make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50
 )  # above the limits
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))

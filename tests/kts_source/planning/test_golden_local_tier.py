@@ -46,15 +46,15 @@ EXPECTED = LOCAL_TIER / "expected"
 LAYOUT = "local-tiered-storage"
 
 
-def options_of(path: Path | str, topic: str, **options: str) -> dict[str, str]:
+def make_options(path: Path | str, topic: str, **options: str) -> dict[str, str]:
     return {"path": str(path), "layout": LAYOUT, "subscribe": topic, **options}
 
 
-def local_options(topic: str, **options: str) -> dict[str, str]:
-    return options_of(LOCAL_TIER / "tier", topic, includeHeaders="true", **options)
+def make_local_options(topic: str, **options: str) -> dict[str, str]:
+    return make_options(LOCAL_TIER / "tier", topic, includeHeaders="true", **options)
 
 
-def summaries() -> Iterable[tuple[str, dict[str, Any]]]:
+def read_summaries() -> Iterable[tuple[str, dict[str, Any]]]:
     document = json.loads((EXPECTED / "summary.json").read_text())
     return [
         (topic["topic"], partition)
@@ -66,7 +66,7 @@ def summaries() -> Iterable[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_scan_returns_expected_rows(topic: str, isolation_level: IsolationLevel) -> None:
-    table = scan(local_options(topic, isolationLevel=isolation_level))
+    table = scan(make_local_options(topic, isolationLevel=isolation_level))
     assert table.schema == SPARK_SCHEMA
     assert_same_rows(table, expected_table(topic, isolation_level, folder=EXPECTED))
 
@@ -77,7 +77,7 @@ def test_scan_returns_expected_rows(topic: str, isolation_level: IsolationLevel)
 def test_scan_rows_do_not_depend_on_task_size(
     topic: str, isolation_level: IsolationLevel, size: str
 ) -> None:
-    options = local_options(topic, isolationLevel=isolation_level, targetPartitionBytes=size)
+    options = make_local_options(topic, isolationLevel=isolation_level, targetPartitionBytes=size)
     plan = plan_scan(parse_options(options))
     expected = expected_table(topic, isolation_level, folder=EXPECTED)
     assert_same_rows(run(plan, options), expected)
@@ -85,7 +85,9 @@ def test_scan_rows_do_not_depend_on_task_size(
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition"), summaries(), ids=[f"{t}-{p['partition']}" for t, p in summaries()]
+    ("topic", "partition"),
+    read_summaries(),
+    ids=[f"{t}-{p['partition']}" for t, p in read_summaries()],
 )
 def test_described_segments_match_broker_metadata(topic: str, partition: dict[str, Any]) -> None:
     store, layout = LocalStore(LOCAL_TIER / "tier"), find_layout(LAYOUT)
@@ -128,25 +130,27 @@ def test_described_segments_match_broker_metadata(topic: str, partition: dict[st
 )
 @pytest.mark.parametrize("topic", TOPICS)
 def test_plan_bounds_equal_offsets_of_broker(topic: str, level: str, end: str) -> None:
-    plan = plan_scan(parse_options(local_options(topic, isolationLevel=level)))
+    plan = plan_scan(parse_options(make_local_options(topic, isolationLevel=level)))
     bounds = {
         partition.partition: (partition.start, partition.stop) for partition in plan.partitions
     }
     assert bounds == {
         partition["partition"]: (partition["log_start_offset"], partition[end])
-        for name, partition in summaries()
+        for name, partition in read_summaries()
         if name == topic
     }
 
 
-def rows_of(path: Path | str, log: BuiltLog, level: str, **options: str) -> list[tuple[int, bytes]]:
+def write_and_read(
+    path: Path | str, log: BuiltLog, level: str, **options: str
+) -> list[tuple[int, bytes]]:
     writer = LocalTierWriter(path)
     for segment in log.segments:
         writer.write_segment(segment)
-    return table_rows(scan(options_of(path, "topic", isolationLevel=level, **options)))
+    return sort_rows(scan(make_options(path, "topic", isolationLevel=level, **options)))
 
 
-def table_rows(table: pa.Table) -> list[tuple[int, bytes]]:
+def sort_rows(table: pa.Table) -> list[tuple[int, bytes]]:
     return sorted(
         zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True),
         key=lambda row: row[0],
@@ -164,21 +168,21 @@ def test_scan_of_random_log_returns_expected_rows(log: BuiltLog, level: str, siz
     gaps = [
         f"[{low}, {high.base_offset})"
         for before, high in pairwise(log.segments)
-        if (low := last_offset_of(before) + 1) < high.base_offset
+        if (low := find_last_offset(before) + 1) < high.base_offset
     ]
     with tempfile.TemporaryDirectory() as folder:
         error_text = ""
         try:
-            rows = rows_of(folder, log, level, targetPartitionBytes=size)
+            rows = write_and_read(folder, log, level, targetPartitionBytes=size)
         except DataLossError as error:
             error_text = str(error)
-            options = options_of(folder, "topic", isolationLevel=level, failOnDataLoss="false")
-            rows = table_rows(scan(options))
+            options = make_options(folder, "topic", isolationLevel=level, failOnDataLoss="false")
+            rows = sort_rows(scan(options))
         except CorruptSegmentError as error:
             if "one bit of its offset" not in str(error):
                 raise
             # Here, compaction has the same effect as a flipped bit.
-            assert any(map(ends_after_a_one_bit_gap, log.segments))
+            assert any(map(has_one_bit_gap_at_end, log.segments))
             return
     if not error_text or level == "read_uncommitted":
         assert rows == expected
@@ -189,17 +193,17 @@ def test_scan_of_random_log_returns_expected_rows(log: BuiltLog, level: str, siz
     assert set(rows) <= set(expected)
 
 
-def ends_after_a_one_bit_gap(segment: SegmentFiles) -> bool:
+def has_one_bit_gap_at_end(segment: SegmentFiles) -> bool:
     batches = list(iter_batches(segment.log))
     before = batches[-2].last_offset + 1 if len(batches) > 1 else segment.base_offset
     return (batches[-1].base_offset ^ before).bit_count() == 1
 
 
-def last_offset_of(segment: SegmentFiles) -> int:
+def find_last_offset(segment: SegmentFiles) -> int:
     return max(batch.last_offset for batch in iter_batches(segment.log))
 
 
-def log_with_gap() -> BuiltLog:
+def build_log_with_gap() -> BuiltLog:
     """Builds a log in which compaction removed offsets 2 … 6 of the first segment.
 
     Two transactions cross the gap.
@@ -218,15 +222,15 @@ def log_with_gap() -> BuiltLog:
 def test_unverifiable_gap_raises_data_loss_error_and_leaves_transactions_undecided(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = log_with_gap()
+    log = build_log_with_gap()
     with pytest.raises(DataLossError, match=r"\[2, 7\).*compaction"):
-        rows_of(tmp_path, log, "read_committed")
-    options = options_of(tmp_path, "topic", failOnDataLoss="false")
+        write_and_read(tmp_path, log, "read_committed")
+    options = make_options(tmp_path, "topic", failOnDataLoss="false")
     # One transaction may have ended in the gap, and a different one may end after it.
-    assert table_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
+    assert sort_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
     assert "offsets [2, 7)" in caplog.text
     assert "1 since offset 0; failOnDataLoss=false leaves their records out" in caplog.text
-    assert [row for row, _ in table_rows(scan({**options, "isolationLevel": "read_uncommitted"}))]
+    assert [row for row, _ in sort_rows(scan({**options, "isolationLevel": "read_uncommitted"}))]
     (partition,) = plan_scan(parse_options(options)).partitions
     assert partition.surviving.holes == ()
     assert [(gap.start, gap.stop) for gap in partition.surviving.unverifiable] == [(2, 7)]
@@ -236,11 +240,11 @@ def test_markers_after_gap_are_replayed_with_damaged_transaction_index(
     tmp_path: Path,
 ) -> None:
     writer = LocalTierWriter(tmp_path)
-    for segment in log_with_gap().segments:
+    for segment in build_log_with_gap().segments:
         writer.write_segment(segment)
     (index,) = tmp_path.rglob("*.txnindex")
     index.write_bytes(b"\xff" * 34)
-    options = options_of(tmp_path, "topic", isolationLevel="read_committed")
+    options = make_options(tmp_path, "topic", isolationLevel="read_committed")
     table = scan({**options, "failOnDataLoss": "false"})
     assert table["offset"].to_pylist() == [7]
 
@@ -258,7 +262,7 @@ def test_lost_segment_raises_data_loss_error(tmp_path: Path, level: str, start: 
     first, _, last = builder.build().segments
     for segment in (first, last):
         writer.write_segment(segment)
-    options = options_of(
+    options = make_options(
         tmp_path, "topic", isolationLevel=level, startingOffsets=f'{{"topic": {{"0": {start}}}}}'
     )
     with pytest.raises(DataLossError, match=r"\[4, 7\)"):
@@ -280,7 +284,7 @@ def test_rows_before_gap_with_possible_marker_in_gap_raise_data_loss_error(
     writer = LocalTierWriter(tmp_path)
     for segment in (first, last):
         writer.write_segment(segment)
-    options = options_of(
+    options = make_options(
         tmp_path,
         "topic",
         isolationLevel="read_committed",
@@ -302,4 +306,4 @@ def test_missing_segment_at_log_start_raises_data_loss_error(tmp_path: Path) -> 
         if segment.base_offset != 2:
             writer.write_segment(segment)
     with pytest.raises(DataLossError, match=r"\[2, 4\)"):
-        scan(options_of(tmp_path, "topic"))
+        scan(make_options(tmp_path, "topic"))

@@ -27,22 +27,22 @@ TWO_PARTITIONS = tuple(
 OPTIONS = {"path": "/", "subscribe": TOPIC}
 
 
-def recreated(partitions: int, *steps: Step) -> World:
+def recreate_topic(partitions: int, *steps: Step) -> World:
     """Returns a topic with two partitions of three segments, recreated and followed by `steps`."""
     recreate = Step("recreate", a=partitions - 1)
     return World(History(Shape(partitions=2), (*TWO_PARTITIONS, recreate, *steps)))
 
 
-def plan_of(world: World, **options: str) -> ScanPlan:
+def make_plan(world: World, **options: str) -> ScanPlan:
     return kts_source.plan({**OPTIONS, **options}, MemoryStore(world.store))
 
 
 def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = recreated(1, *SEGMENT)
+    world = recreate_topic(1, *SEGMENT)
     older, newer = world.incarnations
-    plan = plan_of(world)
+    plan = make_plan(world)
     assert [(partition.topic_id, partition.partition) for partition in plan.partitions] == [
         (newer, 0)
     ]
@@ -53,7 +53,7 @@ def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
         f"topic {TOPIC}: no segments of partitions [1] under topic id {newer}",
     )
     assert all(note in plan.explain() and note in caplog.messages for note in plan.notes)
-    older_plan = plan_of(world, topicId=older)
+    older_plan = make_plan(world, topicId=older)
     assert [(partition.topic_id, partition.partition) for partition in older_plan.partitions] == [
         (older, 0),
         (older, 1),
@@ -63,9 +63,9 @@ def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
 
 def test_incarnation_with_fewer_copied_partitions_is_newest() -> None:
     # The newer incarnation has only the second partition in the tier, the older one has both.
-    world = recreated(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
+    world = recreate_topic(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
     older, newer = world.incarnations
-    plan = plan_of(world)
+    plan = make_plan(world)
     assert [(partition.topic_id, partition.partition) for partition in plan.partitions] == [
         (newer, 1)
     ]
@@ -74,30 +74,30 @@ def test_incarnation_with_fewer_copied_partitions_is_newest() -> None:
 
 
 def test_unknown_topic_id_error_lists_existing_ids() -> None:
-    world = recreated(1, *SEGMENT)
+    world = recreate_topic(1, *SEGMENT)
     with pytest.raises(InvalidOptionError, match="has no id") as error:
-        plan_of(world, topicId="A" * 22)
+        make_plan(world, topicId="A" * 22)
     assert all(topic_id in str(error.value) for topic_id in world.incarnations)
 
 
 def test_incarnations_with_same_timestamp_require_topic_id() -> None:
-    world = recreated(1, *SEGMENT)
+    world = recreate_topic(1, *SEGMENT)
     for key, data in world.store.items():
         if key.endswith(".rsm-manifest"):
             document = json.loads(data)
             document["remoteLogSegmentMetadata"]["eventTimestampMs"] = 5
             world.store[key] = json.dumps(document).encode()
     with pytest.raises(InvalidOptionError, match="option 'topicId'") as error:
-        plan_of(world)
+        make_plan(world)
     assert "same newest event timestamp" in str(error.value)
     for topic_id in world.incarnations:
         assert topic_id in str(error.value)
         assert {
-            partition.topic_id for partition in plan_of(world, topicId=topic_id).partitions
+            partition.topic_id for partition in make_plan(world, topicId=topic_id).partitions
         } == {topic_id}
 
 
 def test_topic_with_one_incarnation_has_no_notes() -> None:
-    plan = plan_of(World(History(Shape(partitions=2), TWO_PARTITIONS)))
+    plan = make_plan(World(History(Shape(partitions=2), TWO_PARTITIONS)))
     assert plan.notes == ()
     assert len(plan.partitions) == 2

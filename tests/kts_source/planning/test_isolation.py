@@ -24,7 +24,7 @@ from segment_format.index.producer_snapshot import ProducerStateEntry, parse_pro
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches
 from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,14 +50,14 @@ class GoldenLog:
     def tier(self, segments: int) -> PartitionLog:
         """Returns a tier of the first segments of the log."""
         described = [
-            segment(base, stop - 1)
+            make_segment(base, stop - 1)
             for base, stop in zip(self.bases[:segments], self.stops[:segments], strict=True)
         ]
-        return partition_log(described, lineage(e0=0))
+        return partition_log(described, make_lineage(e0=0))
 
 
 @cache
-def golden_logs() -> tuple[GoldenLog, ...]:
+def load_golden_logs() -> tuple[GoldenLog, ...]:
     logs = []
     document: dict[str, Any] = json.loads(VECTORS.read_text())
     for entry in document["logs"]:
@@ -103,7 +103,7 @@ class FromFiles:
         return replay_batches(self.log.batches(span.segment.start_offset), span, open_before)
 
 
-def side_files(files: FromFiles) -> SideFiles:
+def as_side_files(files: FromFiles) -> SideFiles:
     return cast("SideFiles", files)
 
 
@@ -113,7 +113,7 @@ def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
     """Returns the offsets of [start, stop) that a `read_committed` reader returns."""
-    decisions = decide(tier, start, stop, side_files(state))
+    decisions = decide(tier, start, stop, as_side_files(state))
     return [
         record.offset
         for span in tier.ranges
@@ -128,7 +128,7 @@ def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop:
     ]
 
 
-def undecided_from(log: GoldenLog, stop: int) -> int:
+def find_undecided_start(log: GoldenLog, stop: int) -> int:
     """Returns the first offset of the oldest transaction without a marker below `stop`."""
     open_transactions: dict[int, int] = {}
     for base in log.bases:
@@ -145,20 +145,20 @@ def undecided_from(log: GoldenLog, stop: int) -> int:
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
 def test_tier_of_log_prefix_returns_committed_offsets(number: int, lost: str) -> None:
-    log = golden_logs()[number]
+    log = load_golden_logs()[number]
     state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
     # With lost files the test is slow, and more prefixes add little.
     prefixes = range(1, len(log.bases) + 1) if lost == "nothing" else [2, len(log.bases)]
     for segments in prefixes:
         tier = log.tier(segments)
-        end = undecided_from(log, tier.stop)
+        end = find_undecided_start(log, tier.stop)
         expected = [offset for offset in log.read_committed if offset < end]
         assert read(log, tier, state, tier.log_start, tier.stop) == expected
 
 
 @pytest.mark.parametrize("number", range(12))
 def test_range_between_segments_returns_committed_offsets(number: int) -> None:
-    log = golden_logs()[number]
+    log = load_golden_logs()[number]
     tier = log.tier(len(log.bases))
     borders = [*log.bases, tier.stop]
     for first, start in enumerate(borders[:-1]):
@@ -169,7 +169,7 @@ def test_range_between_segments_returns_committed_offsets(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(12))
 def test_decisions_with_lost_side_files_equal_decisions_with_all_files(number: int) -> None:
-    log = golden_logs()[number]
+    log = load_golden_logs()[number]
     source = random.Random(number)
     tier = log.tier(len(log.bases))
     borders = [*log.bases, tier.stop]
@@ -180,13 +180,13 @@ def test_decisions_with_lost_side_files_equal_decisions_with_all_files(number: i
             frozenset(base for base in log.bases if source.random() < share),
             frozenset(base for base in log.bases if source.random() < share),
         )
-        decisions = decide(tier, start, stop, side_files(state))
-        expected = decide(tier, start, stop, side_files(FromFiles(log)))
+        decisions = decide(tier, start, stop, as_side_files(state))
+        expected = decide(tier, start, stop, as_side_files(FromFiles(log)))
         assert decisions == expected
         assert not state.replayed or max(state.replayed.values()) == 1
 
 
-def open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
+def build_log_open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
     """Returns a log with a segment for each offset and a transaction that stays open from 0."""
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"open")])
@@ -202,9 +202,9 @@ def open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
 
 
 def test_segments_without_snapshots_are_replayed_once() -> None:
-    tier, state = open_since_0(3000)
+    tier, state = build_log_open_since_0(3000)
     state.lose_snapshots = True
-    decisions = decide(tier, 2000, 2001, side_files(state))
+    decisions = decide(tier, 2000, 2001, as_side_files(state))
     assert decisions.stop == 2000
     assert [txn.first_offset for txn in decisions.undecided] == [0]
     assert max(state.replayed.values()) == 1
@@ -212,31 +212,35 @@ def test_segments_without_snapshots_are_replayed_once() -> None:
 
 @pytest.mark.parametrize("first", [1, 4, 8])
 def test_unknown_open_transactions_below_ranges_raise_unknown_start_error(first: int) -> None:
-    tier, state = open_since_0(10)
+    tier, state = build_log_open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
     with pytest.raises(UnknownStartError):
-        decide(window, 8, 9, side_files(state))
+        decide(window, 8, 9, as_side_files(state))
     # A valid snapshot replaces all segments below.
     state.lose_snapshots = frozenset(range(first + 1, 10))
-    decisions = decide(window, 8, 9, side_files(state))
+    decisions = decide(window, 8, 9, as_side_files(state))
     assert decisions.stop == 8
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_lost_snapshots_after_gap_leave_open_transactions_unknown(is_exact: bool) -> None:
-    tier, state = open_since_0(10)
+    tier, state = build_log_open_since_0(10)
     tier = partition_log(
-        [segment(base, base, end_is_exact=is_exact) for base in range(10) if base not in (3, 4)],
-        lineage(e0=0),
+        [
+            make_segment(base, base, end_is_exact=is_exact)
+            for base in range(10)
+            if base not in (3, 4)
+        ],
+        make_lineage(e0=0),
     )
     assert len(tier.missing) == 1
     state.lose_snapshots = frozenset(range(5, 10))
-    decisions = decide(tier, 7, 9, side_files(state))
+    decisions = decide(tier, 7, 9, as_side_files(state))
     assert decisions.unknown_after is not None
     assert (decisions.unknown_after.start, decisions.unknown_after.stop) == (3, 5)
     state.lose_snapshots = frozenset(range(6, 10))
-    decisions = decide(tier, 7, 9, side_files(state))
+    decisions = decide(tier, 7, 9, as_side_files(state))
     assert (decisions.unknown_after, decisions.stop) == (None, 7)
 
 
@@ -244,16 +248,16 @@ def test_lost_marker_in_hole_is_not_treated_as_commit() -> None:
     # Some transactions cross the missing segment. Their records before the hole must not be
     # returned, even if they were committed.
     crossing_count = 0
-    for log in golden_logs():
+    for log in load_golden_logs():
         for missing in range(1, len(log.bases) - 1):
             described = [
-                segment(base, stop - 1)
+                make_segment(base, stop - 1)
                 for n, (base, stop) in enumerate(zip(log.bases, log.stops, strict=True))
                 if n != missing
             ]
-            tier = partition_log(described, lineage(e0=0))
+            tier = partition_log(described, make_lineage(e0=0))
             offsets = read(log, tier, FromFiles(log), 0, tier.stop)
             assert set(offsets) <= set(log.read_committed)
-            decisions = decide(tier, 0, tier.stop, side_files(FromFiles(log)))
+            decisions = decide(tier, 0, tier.stop, as_side_files(FromFiles(log)))
             crossing_count += bool(decisions.lost)
     assert crossing_count > 0

@@ -19,12 +19,12 @@ from kts_source.planning.lineage import (
     usable_range,
 )
 from segment_format.index.checkpoints import EpochEntry
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
 
-SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
+SEVEN = make_lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
 def test_usable_range_stops_at_divergence(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
-    span = usable_range(segment(start, end, epochs), SEVEN)
+    span = usable_range(make_segment(start, end, epochs), SEVEN)
     assert (None if span is None else (span.start, span.stop)) == usable
 
 
@@ -70,7 +70,7 @@ def test_usable_range_stops_at_divergence(
 def test_usable_range_ignores_epochs_outside_segment(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
-    span = usable_range(segment(start, end, epochs), SEVEN)
+    span = usable_range(make_segment(start, end, epochs), SEVEN)
     assert (None if span is None else (span.start, span.stop)) == usable
 
 
@@ -96,12 +96,12 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
             if is_clipped
             else manifest_epochs[segment_epochs[0]]
         )
-        segments.append(segment(low, stop - 1, manifest_epochs))
+        segments.append(make_segment(low, stop - 1, manifest_epochs))
     is_lost = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     is_lost[-1] = False  # its checkpoint contains the lineage
     kept = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if not was_lost]
     lost = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if was_lost]
-    entries = lineage(**{f"e{number}": begin for number, begin in epochs.items()})
+    entries = make_lineage(**{f"e{number}": begin for number, begin in epochs.items()})
     log = partition_log(kept, entries)
     assert [(span.start, span.stop) for span in log.ranges] == [
         (entry.start_offset, entry.stop_offset) for entry in kept
@@ -116,45 +116,47 @@ def test_partition_log_accepts_any_epoch_start_in_manifest(
 
 
 def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
-    complete = [segment(0, 9, {0: 0}), segment(10, 19, {0: 10})]
+    complete = [make_segment(0, 9, {0: 0}), make_segment(10, 19, {0: 10})]
     # A new epoch with start 5 does not truncate offsets below its segment.
-    log = partition_log(complete, lineage(e0=0), [segment(20, 29, {3: 5})])
+    log = partition_log(complete, make_lineage(e0=0), [make_segment(20, 29, {3: 5})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(20, 30)]
-    log = partition_log(complete, lineage(e0=0), [segment(15, 29, {0: 0, 3: 15})])
+    log = partition_log(complete, make_lineage(e0=0), [make_segment(15, 29, {0: 0, 3: 15})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 15)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(15, 30)]
 
 
 def test_offsets_below_first_epoch_are_below_log_start_or_missing() -> None:
-    first = segment(10, 19, {0: 13})
+    first = make_segment(10, 19, {0: 13})
     for start in (0, 13):
-        log = partition_log([first, segment(20, 29)], lineage(e0=start))
+        log = partition_log([first, make_segment(20, 29)], make_lineage(e0=start))
         assert (log.log_start, log.holes) == (13, ())
         assert ["[10, 13)" in skipped.reason for skipped in log.skipped] == [True]
-    log = partition_log([segment(0, 9), first, segment(20, 29)], lineage(e0=0))
+    log = partition_log([make_segment(0, 9), first, make_segment(20, 29)], make_lineage(e0=0))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(10, 13)]
 
 
 def test_usable_range_starts_at_log_start_of_lineage() -> None:
-    span = usable_range(segment(14, 150, {5: 14, 7: 15, 9: 100}), lineage(e7=51, e9=100))
+    span = usable_range(make_segment(14, 150, {5: 14, 7: 15, 9: 100}), make_lineage(e7=51, e9=100))
     assert span is not None
     assert (span.start, span.stop) == (51, 151)
 
 
 def test_newest_segment_prefers_epoch_to_offset() -> None:
-    old, new = segment(0, 300, {0: 0}), segment(100, 200, {1: 100})
+    old, new = make_segment(0, 300, {0: 0}), make_segment(100, 200, {1: 100})
     assert newest_segment([old, new]) is new
 
 
 def test_partition_log_joins_adjacent_segments() -> None:
-    log = partition_log([segment(10, 19), segment(0, 9)], lineage(e0=0))
+    log = partition_log([make_segment(10, 19), make_segment(0, 9)], make_lineage(e0=0))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
 
 
 def test_checkpoint_determines_log_start() -> None:
-    log = partition_log([segment(0, 9), segment(10, 19), segment(20, 29)], lineage(e0=13))
+    log = partition_log(
+        [make_segment(0, 9), make_segment(10, 19), make_segment(20, 29)], make_lineage(e0=13)
+    )
     assert log.log_start == 13
     assert [(span.start, span.stop) for span in log.ranges] == [(13, 20), (20, 30)]
     (clipped, below) = log.skipped
@@ -165,13 +167,14 @@ def test_checkpoint_determines_log_start() -> None:
 
 
 def test_checkpoint_below_first_tiered_offset_is_not_a_hole() -> None:
-    log = partition_log([segment(50, 99)], lineage(e0=0))
+    log = partition_log([make_segment(50, 99)], make_lineage(e0=0))
     assert (log.log_start, log.holes) == (50, ())
 
 
 def test_repeated_upload_is_read_once() -> None:
     log = partition_log(
-        [segment(0, 9, name="a"), segment(0, 9, name="b"), segment(5, 14, name="c")], lineage(e0=0)
+        [make_segment(0, 9, name="a"), make_segment(0, 9, name="b"), make_segment(5, 14, name="c")],
+        make_lineage(e0=0),
     )
     assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
         (0, 5, "a"),
@@ -182,8 +185,12 @@ def test_repeated_upload_is_read_once() -> None:
 
 def test_overlapping_segment_with_latest_start_is_read() -> None:
     log = partition_log(
-        [segment(0, 99, name="long"), segment(20, 29, name="in it"), segment(25, 39, name="on")],
-        lineage(e0=0),
+        [
+            make_segment(0, 99, name="long"),
+            make_segment(20, 29, name="in it"),
+            make_segment(25, 39, name="on"),
+        ],
+        make_lineage(e0=0),
     )
     assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
         (0, 20, "long"),
@@ -201,12 +208,12 @@ def test_segment_of_offset_does_not_depend_on_later_segments(
     shapes: list[tuple[int, int]], offset: int
 ) -> None:
     segments = [
-        segment(start, start + length, name=f"{number}")
+        make_segment(start, start + length, name=f"{number}")
         for number, (start, length) in enumerate(shapes)
     ]
 
     def segment_ids_at(subset: list[RemoteSegment]) -> list[str]:
-        ranges = partition_log(subset, lineage(e0=0)).ranges if subset else ()
+        ranges = partition_log(subset, make_lineage(e0=0)).ranges if subset else ()
         return [s.segment.segment_id for s in ranges if s.start <= offset < s.stop]
 
     assert segment_ids_at(
@@ -215,16 +222,16 @@ def test_segment_of_offset_does_not_depend_on_later_segments(
 
 
 def test_dead_branch_is_not_read() -> None:
-    dead = segment(0, 99, {0: 0, 1: 40})
-    log = partition_log([dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+    dead = make_segment(0, 99, {0: 0, 1: 40})
+    log = partition_log([dead, make_segment(0, 199, {0: 0, 2: 60})], make_lineage(e0=0, e2=60))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 200)]
-    only_dead = segment(40, 80, {1: 40})
-    log = partition_log([only_dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+    only_dead = make_segment(40, 80, {1: 40})
+    log = partition_log([only_dead, make_segment(0, 199, {0: 0, 2: 60})], make_lineage(e0=0, e2=60))
     assert [skipped.reason for skipped in log.skipped] == [DEAD_BRANCH]
 
 
 def test_hole_has_adjacent_segments() -> None:
-    log = partition_log([segment(0, 9), segment(30, 39)], lineage(e0=0))
+    log = partition_log([make_segment(0, 9), make_segment(30, 39)], make_lineage(e0=0))
     (hole,) = log.holes
     assert (hole.start, hole.stop) == (10, 30)
     assert hole.before is not None
@@ -233,23 +240,23 @@ def test_hole_has_adjacent_segments() -> None:
 
 
 def test_hole_refers_to_upload_that_is_read() -> None:
-    retried = [segment(30, 39, name="b"), segment(30, 39, name="a")]
-    log = partition_log([segment(0, 9), *retried], lineage(e0=0))
+    retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
+    log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
     assert hole.after is log.ranges[-1].segment
     assert hole.after.segment_id == "a"
 
 
 def test_gap_after_inexact_end_is_unverifiable() -> None:
-    first, last = segment(0, 9, end_is_exact=False), segment(50, 59, end_is_exact=False)
-    log = partition_log([first, segment(30, 39), last], lineage(e0=0))
+    first, last = make_segment(0, 9, end_is_exact=False), make_segment(50, 59, end_is_exact=False)
+    log = partition_log([first, make_segment(30, 39), last], make_lineage(e0=0))
     assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
 
 
 def test_gap_after_dead_branch_is_a_hole() -> None:
-    branched = segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
-    log = partition_log([branched, segment(60, 99, {2: 60})], lineage(e0=0, e2=50))
+    branched = make_segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
+    log = partition_log([branched, make_segment(60, 99, {2: 60})], make_lineage(e0=0, e2=50))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]
     assert log.unverifiable == ()
 
@@ -263,10 +270,10 @@ def test_partition_log_has_covered_offsets_once_and_all_holes(
     shapes: list[tuple[int, int]], log_start: int
 ) -> None:
     segments = [
-        segment(start, start + length, name=f"{number}")
+        make_segment(start, start + length, name=f"{number}")
         for number, (start, length) in enumerate(shapes)
     ]
-    log = partition_log(segments, lineage(e0=log_start))
+    log = partition_log(segments, make_lineage(e0=log_start))
     covered = {offset for start, length in shapes for offset in range(start, start + length + 1)}
     read = [offset for span in log.ranges for offset in range(span.start, span.stop)]
     missing = [offset for hole in log.holes for offset in range(hole.start, hole.stop)]

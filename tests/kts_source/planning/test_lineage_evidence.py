@@ -37,7 +37,7 @@ SHAPES = (
 )
 
 
-def built(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) -> BuiltLog:
+def build_log(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) -> BuiltLog:
     newest = shape[0][0][0]
     builder = LogBuilder(start_offset=start, leader_epoch=newest)
     for segment in shape:
@@ -82,7 +82,7 @@ class World:
         rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)
         return [int(offset) for offset in rows["offset"].to_pylist()]
 
-    def audited(self, level: str = "bytes") -> AuditReport:
+    def audit(self, level: str = "bytes") -> AuditReport:
         store = MemoryStore(self.objects)
         return kts_source.audit(self.options, level=level, store=store, now_ms=NOW_MS)
 
@@ -109,9 +109,9 @@ def test_checkpoint_with_changed_digit_is_harmless_or_raises(
     local: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World(built(shape), local=local)
+    world = World(build_log(shape), local=local)
     assert world.read() == world.rows
-    assert world.audited().findings == ()
+    assert world.audit().findings == ()
     newest = len(world.checkpoints) - 1
     changes = [
         (number, position, digit)
@@ -130,14 +130,14 @@ def test_checkpoint_with_changed_digit_is_harmless_or_raises(
                 rows = world.read()
             except (TieredKafkaError, SegmentFormatError):
                 error_count += 1
-                assert world.audited().errors, (number, world.checkpoints[number])
+                assert world.audit().errors, (number, world.checkpoints[number])
                 rows = world.rows
         if rows != world.rows:
             # DeleteRecords also leaves a higher log start. The scan logs it.
             assert (number, is_log_start(old, position)) == (newest, True)
             assert rows == [row for row in world.rows if row >= rows[0]]
             assert any("the log starts at" in record.message for record in caplog.records)
-            finding_names = {finding.name for finding in world.audited().findings}
+            finding_names = {finding.name for finding in world.audit().findings}
             assert finding_names & {"log-start-unconfirmed", "below-log-start"}
         world.write(number, old)
     assert error_count > 5
@@ -145,7 +145,7 @@ def test_checkpoint_with_changed_digit_is_harmless_or_raises(
 
 @pytest.mark.parametrize("local", [False, True])
 def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(local: bool) -> None:
-    world = World(built(SHAPES[0], start=0), local=local)
+    world = World(build_log(SHAPES[0], start=0), local=local)
     world.write(2, world.checkpoints[2][1].replace(b"\n3 0\n", b"\n1 0\n"))
     with pytest.raises(DataLossError, match="follows epoch 1 in the former and epoch 3") as error:
         world.read()
@@ -153,7 +153,7 @@ def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(loca
     with pytest.raises(DataLossError, match="contradicts"):
         world.read(startingOffsets='{"t":{"0":5}}')
     for level in ("metadata", "indexes", "bytes"):
-        report = world.audited(level)
+        report = world.audit(level)
         (finding,) = report.errors
         assert (finding.name, finding.start, finding.stop) == ("lineage-disagrees", 0, 20)
         assert {entry.name for entry in report.findings} == {"lineage-disagrees"}
@@ -164,38 +164,38 @@ def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(loca
 
 
 def test_checkpoint_contradicting_its_manifest_raises_corrupt_segment_error() -> None:
-    world = World(built(SHAPES[0], start=0), local=False)
+    world = World(build_log(SHAPES[0], start=0), local=False)
     world.write(2, world.checkpoints[2][1].replace(b"\n5 15\n", b"\n7 15\n"))
     with pytest.raises(CorruptSegmentError, match=r"epoch 7 from 20 .* epoch 5 from 20") as error:
         world.read()
     assert str(error.value).count(".log") == 1
-    assert [finding.name for finding in world.audited("metadata").errors] == ["epochs-disagree"]
+    assert [finding.name for finding in world.audit("metadata").errors] == ["epochs-disagree"]
 
 
 def test_deleted_records_are_skipped_in_both_layouts(caplog: pytest.LogCaptureFixture) -> None:
     for local in (False, True):
-        world = World(built(SHAPES[0], start=100), local=local)
+        world = World(build_log(SHAPES[0], start=100), local=local)
         for number in (1, 2):
             world.write(number, world.checkpoints[number][1].replace(b"\n3 100\n", b"\n3 104\n"))
         with caplog.at_level(logging.WARNING):
             assert world.read() == list(range(104, 130))
         assert "the log starts at" not in caplog.text  # two checkpoints confirm it
-        assert not world.audited().errors
+        assert not world.audit().errors
 
 
-def entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
+def make_entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
     return [EpochEntry(*pair) for pair in pairs]
 
 
 def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None:
-    lineage = entries((1, 0), (3, 50), (6, 90))
+    lineage = make_entries((1, 0), (3, 50), (6, 90))
     for other in (
-        entries((1, 0), (3, 50)),  # before the last election
-        entries((3, 70), (6, 90)),  # a later log start, or only the epochs of a segment
-        entries((1, 0), (2, 40)),  # a dead branch
-        entries((1, 0), (3, 50), (4, 80), (5, 85)),
-        entries((6, 95)),
-        entries(),
+        make_entries((1, 0), (3, 50)),  # before the last election
+        make_entries((3, 70), (6, 90)),  # a later log start, or only the epochs of a segment
+        make_entries((1, 0), (2, 40)),  # a dead branch
+        make_entries((1, 0), (3, 50), (4, 80), (5, 85)),
+        make_entries((6, 95)),
+        make_entries(),
     ):
         assert difference(lineage, other) is difference(other, lineage) is None
 
@@ -212,6 +212,6 @@ def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None
 def test_different_history_before_shared_epoch_is_a_contradiction(
     other: tuple[tuple[int, int], ...], text: str
 ) -> None:
-    reason = difference(entries((1, 0), (3, 50), (6, 90)), entries(*other))
+    reason = difference(make_entries((1, 0), (3, 50), (6, 90)), make_entries(*other))
     assert reason is not None
     assert text in reason

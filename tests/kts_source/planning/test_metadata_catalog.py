@@ -32,8 +32,8 @@ from tests.kts_source.planning.metadata_events import (
     METADATA,
     UnlistableStore,
     copied,
-    copy_started,
-    update,
+    make_copy_started,
+    make_update,
 )
 from tests.kts_source.planning.metadata_world import World, five_segments
 from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
@@ -198,7 +198,7 @@ def test_records_of_other_incarnations_and_topics_are_ignored(world: World) -> N
 def test_objects_contradicting_metadata_topic_are_read_from_brokers(
     world: World, changed: dict[str, int]
 ) -> None:
-    started = copy_started(world.place, world.closed[1], world.segment_ids[1], **changed)
+    started = make_copy_started(world.place, world.closed[1], world.segment_ids[1], **changed)
     world.records[1][0] = write_metadata_record(started)
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 2, 3]
@@ -211,7 +211,7 @@ def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -
         (0, CustomMetadata(object_prefix="before/")),
         (1, CustomMetadata(remote_size=7, object_key="elsewhere/1")),
     ):
-        event = update(
+        event = make_update(
             world.place, world.segment_ids[number], FINISHED, write_custom_metadata(custom)
         )
         world.records[number][1] = write_metadata_record(event)
@@ -231,7 +231,7 @@ def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -
 
 
 def test_custom_metadata_of_other_plugin_is_ignored(world: World) -> None:
-    event = update(world.place, world.segment_ids[2], FINISHED, b"\xff\xff")
+    event = make_update(world.place, world.segment_ids[2], FINISHED, b"\xff\xff")
     world.records[2][1] = write_metadata_record(event)
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 1, 2, 3]

@@ -24,8 +24,8 @@ from tests.kts_source.layout.kafka_logs.disk import (
     TOPIC,
     TOPIC_ID,
     Disk,
-    expected,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from segment_format.testing.log_builder import BuiltLog
 
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions(segments=5)
+LOG = build_transactions(segments=5)
 END = LOG.end_offset()
 
 
@@ -97,7 +97,7 @@ def test_tail_is_read_from_disk(scene: TierAndDisk, level: str, *, clean: bool) 
     scene.copy(LOG, 0, 1, 2)
     scene.disk.write(LOG, clean=clean)
     scene.drop(LOG, 2)
-    assert scene.offsets(level) == expected(LOG, level)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level)
     tier_end = LOG.segments[3].base_offset
     assert all(is_disk == (start >= tier_end) for is_disk, start, _ in scene.slices())
 
@@ -107,7 +107,7 @@ def test_hole_of_tier_is_read_from_disk(scene: TierAndDisk, level: str) -> None:
     scene.copy(LOG, 0, 2, 4)
     scene.disk.write(LOG)
     scene.drop(LOG, 1)
-    assert scene.offsets(level) == expected(LOG, level)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level)
     assert [is_disk for is_disk, _, _ in scene.slices(isolationLevel="read_uncommitted")] == [
         False,
         True,
@@ -124,20 +124,20 @@ def test_hole_of_tier_and_disk_raises_data_loss_error(scene: TierAndDisk) -> Non
     low, high = LOG.segments[1].base_offset, LOG.segments[2].base_offset
     with pytest.raises(DataLossError, match=rf"the disks holds offsets \[{low}, {high}\)"):
         scene.offsets("read_uncommitted")
-    rows = [o for o in expected(LOG, "read_uncommitted") if not low <= o < high]
+    rows = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not low <= o < high]
     assert scene.offsets("read_uncommitted", failOnDataLoss="false") == rows
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_disk_older_than_tier_is_completed_from_tier(scene: TierAndDisk, level: str) -> None:
     """The disk was copied before the last segments existed."""
-    older = transactions(segments=5)
+    older = build_transactions(segments=5)
     scene.disk.write(older, high_watermark=LOG.segments[2].base_offset)
     for segment in LOG.segments[3:]:
         for path in scene.disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
     scene.copy(LOG, 0, 1, 2, 3, 4)
-    assert scene.offsets(level) == expected(LOG, level)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level)
     assert not any(is_disk for is_disk, _, _ in scene.slices())
 
 
@@ -149,7 +149,7 @@ def test_disk_fills_hole_below_tiered_segment_above_high_watermark(
     scene.copy(LOG, 0, 1, 3)
     scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
     stop = LOG.segments[4].base_offset
-    assert scene.offsets(level) == expected(LOG, level, stop=stop)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level, stop=stop)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -159,7 +159,7 @@ def test_records_below_log_start_of_disk_are_not_read(scene: TierAndDisk, level:
     scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
     scene.disk.checkpoint(LOG_STARTS, start)
-    assert scene.offsets(level) == [o for o in expected(LOG, level) if o >= start]
+    assert scene.offsets(level) == [o for o in list_expected_offsets(LOG, level) if o >= start]
 
 
 def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk) -> None:
@@ -168,7 +168,7 @@ def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk)
     scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
     scene.disk.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, start)]))
-    assert scene.offsets() == [o for o in expected(LOG) if o >= start]
+    assert scene.offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
 
 
 def test_tiered_records_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None:
@@ -230,7 +230,7 @@ def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None
         scene.offsets()
     with pytest.raises(InvalidOptionError, match=f"{other}.*{TOPIC_ID}"):
         scene.offsets(topicId=other)
-    assert scene.offsets(topicId=TOPIC_ID) == expected(LOG)
+    assert scene.offsets(topicId=TOPIC_ID) == list_expected_offsets(LOG)
 
 
 def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) -> None:
@@ -246,7 +246,7 @@ def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) ->
 
 def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:
     scene.disk.write(LOG)
-    assert scene.offsets() == expected(LOG)
+    assert scene.offsets() == list_expected_offsets(LOG)
     (note,) = plan(scene.options()).notes
     assert "all of it is on disks" in note
 
@@ -277,7 +277,7 @@ def test_several_tail_paths_are_read_as_brokers(scene: TierAndDisk, tmp_path: Pa
         path.unlink()
     scene.disk.write(LOG)
     for paths in (f"{lagging.root}, {scene.disk.root}", f"{scene.disk.root},{lagging.root}"):
-        assert scene.offsets(tailPath=paths) == expected(LOG)
+        assert scene.offsets(tailPath=paths) == list_expected_offsets(LOG)
 
 
 def test_explain_and_describe_report_end_of_tier(scene: TierAndDisk) -> None:
@@ -341,5 +341,5 @@ def test_end_of_log_reads_disk_above_high_watermark(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG, high_watermark=LOG.segments[3].base_offset)
     scene.disk.checkpoint(HIGH_WATERMARKS, LOG.segments[3].base_offset)
-    assert scene.offsets(endOfLog="true") == expected(LOG)
-    assert scene.offsets() == expected(LOG, stop=LOG.segments[3].base_offset)
+    assert scene.offsets(endOfLog="true") == list_expected_offsets(LOG)
+    assert scene.offsets() == list_expected_offsets(LOG, stop=LOG.segments[3].base_offset)

@@ -15,10 +15,10 @@ from tests.kts_source.layout.kafka_logs.disk import (
     LOG_STARTS,
     TOPIC,
     Disk,
-    expected,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
 )
-from tests.kts_source.layout.kafka_logs.test_lost_files import checkpoint, set_aside
+from tests.kts_source.layout.kafka_logs.test_lost_files import set_aside, write_checkpoint
 from tests.kts_source.layout.kafka_logs.test_uneven_replicas import drop_first, drop_last
 from tests.kts_source.planning.test_tail import TierAndDisk
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions(segments=5)
+LOG = build_transactions(segments=5)
 END = LOG.end_offset()
 
 
@@ -46,7 +46,7 @@ def test_first_offsets_and_holes_are_read_from_other_disk(
     drop_last(full, LOG, 1)
     full.checkpoint(LOG_STARTS, 0)
     drop_first(Disk(scene.disk.root / "b").write(LOG, clean=clean), LOG, 3)
-    assert scene.offsets(level) == expected(LOG, level)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level)
 
 
 def test_hole_present_only_on_dead_branch_raises_data_loss_error(scene: TierAndDisk) -> None:
@@ -76,7 +76,7 @@ def test_lost_log_above_tier_is_read_from_other_disk(
     for name in ("a", "b"):
         disk = Disk(scene.disk.root / name).write(LOG)
     disk.files("log")[number].unlink()
-    assert scene.offsets(level) == expected(LOG, level)
+    assert scene.offsets(level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("end_of_log", ["false", "true"])
@@ -89,7 +89,7 @@ def test_lost_last_log_raises_data_loss_error(scene: TierAndDisk, end_of_log: st
     base = LOG.segments[-1].base_offset
     with pytest.raises(DataLossError, match=rf"\[{base}, {END}\)"):
         scene.offsets("read_uncommitted", endOfLog=end_of_log)
-    remaining = expected(LOG, "read_uncommitted", stop=base)
+    remaining = list_expected_offsets(LOG, "read_uncommitted", stop=base)
     lossy = scene.offsets("read_uncommitted", endOfLog=end_of_log, failOnDataLoss="false")
     assert lossy == remaining
 
@@ -99,7 +99,7 @@ def test_lost_log_present_in_tier_is_not_data_loss(scene: TierAndDisk) -> None:
     scene.disk.write(LOG)
     for number in (0, -1):
         scene.disk.files("log")[number].unlink()
-    assert scene.offsets() == expected(LOG)
+    assert scene.offsets() == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
@@ -112,10 +112,14 @@ def test_partition_only_in_checkpoint_raises_data_loss_error(
     if is_tiered:
         shutil.rmtree(scene.disk.folder)
     marks = {f"{TOPIC}_{number}": END for number in numbers}
-    checkpoint(scene.disk.root, HIGH_WATERMARKS, **marks)
+    write_checkpoint(scene.disk.root, HIGH_WATERMARKS, **marks)
     with pytest.raises(DataLossError, match=rf"{HIGH_WATERMARKS}: it names offsets \[0, {END}\)"):
         scene.offsets()
-    rows = expected(LOG, stop=LOG.segments[2].base_offset) if is_tiered else expected(LOG)
+    rows = (
+        list_expected_offsets(LOG, stop=LOG.segments[2].base_offset)
+        if is_tiered
+        else list_expected_offsets(LOG)
+    )
     assert scene.offsets(failOnDataLoss="false") == rows
 
 
@@ -126,8 +130,8 @@ def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
     Disk(scene.disk.root / "a").write(LOG)
     missing = Disk(scene.disk.root / "b").write(LOG)
     shutil.rmtree(missing.folder)
-    assert scene.offsets() == expected(LOG)
-    checkpoint(missing.root, HIGH_WATERMARKS, orders_0=END + 3)
+    assert scene.offsets() == list_expected_offsets(LOG)
+    write_checkpoint(missing.root, HIGH_WATERMARKS, orders_0=END + 3)
     with pytest.raises(DataLossError, match=rf"\[{END}, {END + 3}\)"):
         scene.offsets("read_uncommitted")
 
@@ -138,7 +142,7 @@ def test_set_aside_folders_are_reported(scene: TierAndDisk, state: str) -> None:
     disk = scene.disk.write(LOG)
     set_aside(disk, state, number=1)
     set_aside(disk, state, number=2, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    assert scene.offsets() == expected(LOG)
+    assert scene.offsets() == list_expected_offsets(LOG)
     notes = "\n".join(plan(scene.options()).notes)
     for number in (1, 2):
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in notes
@@ -147,7 +151,7 @@ def test_set_aside_folders_are_reported(scene: TierAndDisk, state: str) -> None:
 def test_topic_only_in_checkpoint_raises_topic_not_found_error(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG)
-    checkpoint(scene.disk.root, HIGH_WATERMARKS, orders_0=END, gone_0=4)
+    write_checkpoint(scene.disk.root, HIGH_WATERMARKS, orders_0=END, gone_0=4)
     with pytest.raises(TopicNotFoundError, match=r"'gone'.*set aside there name gone"):
         scene.offsets(subscribe="gone")
 
@@ -158,5 +162,5 @@ def test_log_directories_at_different_depths_are_all_read(scene: TierAndDisk) ->
         disk = Disk(scene.disk.root / folder).write(LOG)
         if number:
             shutil.move(disk.folder, disk.root / f"{TOPIC}-{number}")
-            checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
-    assert scene.offsets() == expected(LOG) * 2
+            write_checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
+    assert scene.offsets() == list_expected_offsets(LOG) * 2

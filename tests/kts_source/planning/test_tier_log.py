@@ -12,7 +12,7 @@ from kts_source.planning import tier_source
 from kts_source.planning.bounds import Place
 from kts_source.planning.tier_source import TierLog
 from kts_source.store.object_store import ObjectInfo
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,7 +60,9 @@ class Listed:
 
 def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> TierLog:
     def leader_epochs(remote_segment: RemoteSegment) -> object:
-        return SimpleNamespace(entries=checkpoints.get(remote_segment.segment_id, lineage(e0=0)))
+        return SimpleNamespace(
+            entries=checkpoints.get(remote_segment.segment_id, make_lineage(e0=0))
+        )
 
     side_files = cast("Any", SimpleNamespace(leader_epochs=leader_epochs))
     return TierLog(Place("t", 0), cast("Any", listed), side_files, in_part=True)
@@ -73,7 +75,7 @@ def _newest_upload_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plain(count: int) -> list[RemoteSegment]:
     return [
-        segment(100 * number, 100 * number + 99, name=f"{number}", event_timestamp_ms=number)
+        make_segment(100 * number, 100 * number + 99, name=f"{number}", event_timestamp_ms=number)
         for number in range(count)
     ]
 
@@ -99,7 +101,7 @@ def test_plain_log_reads_segments_around_window_only() -> None:
 def test_long_earlier_segment_serves_window() -> None:
     segments = plain(50)
     del segments[15:20]
-    listed = Listed([*segments, segment(1250, 2100, name="long", event_timestamp_ms=3)])
+    listed = Listed([*segments, make_segment(1250, 2100, name="long", event_timestamp_ms=3)])
     seen = view(listed, {})
     assert served(seen.covering(1950, 2010)) == [("long", 1950, 2000), ("20", 2000, 2100)]
     assert "2" not in listed.described_ids
@@ -107,9 +109,9 @@ def test_long_earlier_segment_serves_window() -> None:
 
 
 def test_higher_epoch_in_window_reads_all_segments() -> None:
-    old = [*plain(10), segment(1000, 1099, name="last", event_timestamp_ms=99)]
-    winner = segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
-    seen = view(Listed([*old, winner]), {"winner": lineage(e0=0, e1=510)})
+    old = [*plain(10), make_segment(1000, 1099, name="last", event_timestamp_ms=99)]
+    winner = make_segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
+    seen = view(Listed([*old, winner]), {"winner": make_lineage(e0=0, e1=510)})
     assert seen.log.stop == 1100
     seen.covering(450, 520)
     assert seen.is_complete
@@ -120,17 +122,17 @@ def test_higher_epoch_in_window_reads_all_segments() -> None:
 def test_overtaken_upload_is_described() -> None:
     # After an unclean election, a leader with only lower epochs copied all its segments again.
     copied = [
-        segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
+        make_segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
         for n in range(3, 12)
     ]
-    winner = segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
-    seen = view(Listed([*plain(3), winner, *copied]), {"winner": lineage(e0=0, e1=350)})
+    winner = make_segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
+    seen = view(Listed([*plain(3), winner, *copied]), {"winner": make_lineage(e0=0, e1=350)})
     assert seen.log.stop == 400
     assert seen.is_complete  # with dead branches, a partial view is not sufficient
 
 
 def test_higher_end_in_window_reads_all_segments() -> None:
-    listed = Listed([*plain(10), segment(405, 2000, name="long", event_timestamp_ms=5)])
+    listed = Listed([*plain(10), make_segment(405, 2000, name="long", event_timestamp_ms=5)])
     seen = view(listed, {})
     assert seen.log.stop == 1000
     assert seen.covering(410, 420).stop == 2001
@@ -161,13 +163,15 @@ def test_missing_upload_times_read_all_segments() -> None:
         *("t", first.topic_id, 0, 0, first.segment_id, "", (("log", ObjectInfo("0", 1, "1")),))
     )
     assert view(listed, {}).is_complete
-    same = [segment(100 * n, 100 * n + 99, name=f"{n}", event_timestamp_ms=7) for n in range(50)]
+    same = [
+        make_segment(100 * n, 100 * n + 99, name=f"{n}", event_timestamp_ms=7) for n in range(50)
+    ]
     assert view(Listed(same), {}).is_complete
 
 
 def test_checkpoint_moves_log_start() -> None:
     listed = Listed(plain(50))
-    seen = view(listed, {"49": lineage(e0=150)})
+    seen = view(listed, {"49": make_lineage(e0=150)})
     assert (seen.log.log_start, seen.log.stop) == (150, 5000)
     assert served(seen.covering(150, 210)) == [("1", 150, 200), ("2", 200, 300)]
     assert not seen.is_complete

@@ -91,7 +91,7 @@ _TYPES: dict[str, pa.DataType] = {
 }
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+def make_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     """Converts the rows to a record batch with the column types of the table."""
 
     def cell(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of any column

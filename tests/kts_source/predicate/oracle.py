@@ -57,7 +57,7 @@ _TEXT: Final[Mapping[Part, Callable[[bytes, bytes], bool]]] = {
 }
 
 
-def value_of(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of any column
+def find_value(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of any column
     if isinstance(operand, Header):
         values = [value for name, value in row["headers"] if name == operand.name]
         return values[-1] if values else None
@@ -65,11 +65,11 @@ def value_of(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of an
         value = row[operand.source]
         for name in operand.path:
             value = None if value is None else value[name]
-        return None if value is None else comparable(operand.kind, value)
+        return None if value is None else to_comparable(operand.kind, value)
     return row[operand.name]
 
 
-def comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
+def to_comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
     """Returns a value that Python compares in the same way as SQL compares values of `kind`."""
     if isinstance(value, str):
         return value.encode()
@@ -101,14 +101,14 @@ def truth(predicate: Predicate, row: Row) -> bool | None:
         return None if None in results else not deciding
     if isinstance(predicate, Compare):
         return _compare(predicate, row)
-    value = value_of(predicate.operand, row)
+    value = find_value(predicate.operand, row)
     if isinstance(predicate, IsNull):
         return value is None
     if value is None:
         return None
     if isinstance(predicate, In):
         kind = predicate.operand.kind
-        has_match = any(value == comparable(kind, literal) for literal in predicate.values)
+        has_match = any(value == to_comparable(kind, literal) for literal in predicate.values)
         return None if predicate.has_null and not has_match else has_match
     if isinstance(predicate, HasText):
         return _TEXT[predicate.part](value, predicate.text)
@@ -116,11 +116,11 @@ def truth(predicate: Predicate, row: Row) -> bool | None:
 
 
 def _compare(predicate: Compare, row: Row) -> bool | None:
-    left, right = value_of(predicate.left, row), predicate.right
+    left, right = find_value(predicate.left, row), predicate.right
     if isinstance(right, Operand):
-        right = value_of(right, row)
+        right = find_value(right, row)
     else:
-        right = comparable(predicate.left.kind, right)
+        right = to_comparable(predicate.left.kind, right)
     if predicate.op is Op.SAME:
         return bool(left == right)
     if left is None or right is None:

@@ -68,7 +68,7 @@ VALUES: Final = pa.array(
 )
 
 
-def _literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
+def _draw_literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
     """Returns a field in the syntax of option `where` and of DuckDB, and three literals in both."""
 
     def pick(choices: tuple[object, ...], ours: str, theirs: str) -> list[tuple[str, str]]:
@@ -92,8 +92,8 @@ def _literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
     return field, field, pick(numbers, "{}", "({})")
 
 
-def _leaf(dice: random.Random) -> tuple[str, str]:
-    field, duck_field, literals = _literals(dice)
+def _draw_leaf(dice: random.Random) -> tuple[str, str]:
+    field, duck_field, literals = _draw_literals(dice)
     (first, duck_first), (second, duck_second), _ = literals
     match dice.randrange(6):
         case 0:
@@ -112,14 +112,14 @@ def _leaf(dice: random.Random) -> tuple[str, str]:
     return f"{field} {op} {first}", f"{duck_field} {op} {duck_first}"
 
 
-def _condition(dice: random.Random, depth: int = 2) -> tuple[str, str]:
+def _draw_condition(dice: random.Random, depth: int = 2) -> tuple[str, str]:
     if depth == 0 or dice.random() < 0.3:
-        return _leaf(dice)
-    ours, theirs = _condition(dice, depth - 1)
+        return _draw_leaf(dice)
+    ours, theirs = _draw_condition(dice, depth - 1)
     if dice.random() < 0.6:
         return f"NOT ({ours})", f"NOT ({theirs})"
     word = dice.choice(("AND", "OR"))
-    other, duck_other = _condition(dice, depth - 1)
+    other, duck_other = _draw_condition(dice, depth - 1)
     return f"({ours}) {word} ({other})", f"({theirs}) {word} ({duck_other})"
 
 
@@ -146,11 +146,11 @@ def _check_random_conditions(
 
 
 def test_comparison_out_of_range_equals_duckdb() -> None:
-    _check_random_conditions(_leaf, 1, 300)
+    _check_random_conditions(_draw_leaf, 1, 300)
 
 
 def test_nested_condition_out_of_range_equals_duckdb() -> None:
-    _check_random_conditions(_condition, 2, 300)
+    _check_random_conditions(_draw_condition, 2, 300)
 
 
 @pytest.mark.parametrize(

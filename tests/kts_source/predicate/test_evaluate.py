@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kts_source.predicate.evaluate import evaluate, java_string, wanted_rows
 from kts_source.predicate.parse import parse_predicate
-from tests.kts_source.predicate.generated import PREDICATES, ROWS, batch_of
+from tests.kts_source.predicate.generated import PREDICATES, ROWS, make_batch
 from tests.kts_source.predicate.oracle import truth
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def test_evaluate_returns_three_valued_results(
     predicate: Predicate, rows: list[Row], skipped: int
 ) -> None:
     # In a slice, columns do not start at the beginning of their buffers.
-    batch, rows = batch_of(rows).slice(skipped), rows[skipped:]
+    batch, rows = make_batch(rows).slice(skipped), rows[skipped:]
     expected = [truth(predicate, row) for row in rows]
     assert evaluate(predicate, batch).to_pylist() == expected
     mask = wanted_rows(predicate, batch)
@@ -66,7 +66,7 @@ def test_java_string_decodes_malformed_bytes_like_java(data: bytes, text: str) -
     ],
 )
 def test_like_matches_malformed_utf8(pattern: str, data: bytes, matches: bool) -> None:
-    batch = batch_of([{**_ROW, "value": data}])
+    batch = make_batch([{**_ROW, "value": data}])
     assert evaluate(parse_predicate(f"value LIKE '{pattern}'"), batch).to_pylist() == [matches]
 
 

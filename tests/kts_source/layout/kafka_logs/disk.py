@@ -20,7 +20,7 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 
 
-def transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
+def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
     """Builds segments with transactions that cross their borders.
 
     Args:
@@ -121,14 +121,16 @@ class Disk:
         return sorted(self.folder.glob(f"*.{kind}"))
 
 
-def offsets(root: Path, level: str = "read_committed", **extra: str) -> list[int]:
+def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> list[int]:
     """Returns the offsets that a scan reads, in the order of the scan."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     rows: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
     return rows
 
 
-def expected(log: BuiltLog, level: str = "read_committed", *, stop: int | None = None) -> list[int]:
+def list_expected_offsets(
+    log: BuiltLog, level: str = "read_committed", *, stop: int | None = None
+) -> list[int]:
     """Returns the offsets that a broker serves below `stop`, according to the log's writer."""
     end = log.end_offset() if stop is None else stop
     stable = end

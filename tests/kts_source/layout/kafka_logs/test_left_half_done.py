@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kts_source.errors import CorruptSegmentError
-from tests.kts_source.layout.kafka_logs.disk import Disk, expected, offsets, transactions
+from tests.kts_source.layout.kafka_logs.disk import (
+    Disk,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOG = transactions(segments=4)
+LOG = build_transactions(segments=4)
 KINDS = ("log", "index", "timeindex", "txnindex")
 
 
@@ -23,7 +28,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Disk:
     return Disk(tmp_path).write(LOG, clean=request.param)
 
 
-def copies(disk: Disk, number: int, state: str) -> list[Path]:
+def copy_files(disk: Disk, number: int, state: str) -> list[Path]:
     """Copies a segment's files with a suffix that Kafka uses for unfinished changes."""
     paths = []
     for kind in KINDS:
@@ -35,15 +40,15 @@ def copies(disk: Disk, number: int, state: str) -> list[Path]:
 
 @pytest.mark.parametrize("state", ["deleted", "cleaned"])
 def test_deleted_and_cleaned_files_are_ignored(disk: Disk, state: str) -> None:
-    for path in copies(disk, 1, state):
+    for path in copy_files(disk, 1, state):
         path.write_bytes(b"anything")
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
 def test_swap_files_replace_their_source_segments(disk: Disk) -> None:
     """The cleaner merged two segments into one; the broker stopped before it removed them."""
     first, second = LOG.segments[1:3]
-    swaps = copies(disk, 1, "swap")
+    swaps = copy_files(disk, 1, "swap")
     (swap,) = [path for path in swaps if ".log" in path.name]
     swap.write_bytes(first.log + second.log)
     for path in swaps:
@@ -52,35 +57,35 @@ def test_swap_files_replace_their_source_segments(disk: Disk) -> None:
     for segment in (first, second):  # a broker drops these files: they must not be read
         (disk.folder / f"{segment.base_offset:020d}.log").write_bytes(b"old")
         (disk.folder / f"{segment.next_offset:020d}.snapshot").unlink(missing_ok=True)
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
 def test_swap_files_without_old_segments_are_read(disk: Disk) -> None:
-    copies(disk, 1, "swap")
+    copy_files(disk, 1, "swap")
     base = LOG.segments[1].base_offset
     for kind in KINDS:
         (disk.folder / f"{base:020d}.{kind}").unlink(missing_ok=True)
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
 def test_swap_files_of_unfinished_split_are_ignored(disk: Disk) -> None:
-    copies(disk, 0, "cleaned")
-    for path in copies(disk, 2, "swap"):
+    copy_files(disk, 0, "cleaned")
+    for path in copy_files(disk, 2, "swap"):
         path.write_bytes(b"anything")
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
 def test_damaged_swap_file_raises_error_with_its_name(disk: Disk) -> None:
-    for path in copies(disk, 2, "swap"):
+    for path in copy_files(disk, 2, "swap"):
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(CorruptSegmentError, match=r"log\.swap"):
-        offsets(disk.root)
+        read_offsets(disk.root)
 
 
 def test_indexes_of_deleted_log_are_ignored(disk: Disk) -> None:
     disk.put(f"{5:020d}.index", b"x" * 8)
     disk.put(f"{5:020d}.log.deleted", b"")
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
 
 
 def test_empty_segment_between_others_has_no_rows(disk: Disk) -> None:
@@ -89,5 +94,5 @@ def test_empty_segment_between_others_has_no_rows(disk: Disk) -> None:
     for kind in ("log", "index", "timeindex"):
         disk.put(f"{base:020d}.{kind}", b"")
     (disk.folder / f"{base:020d}.txnindex").unlink(missing_ok=True)
-    want = [o for o in expected(LOG, "read_uncommitted") if not base <= o < following]
-    assert offsets(disk.root, "read_uncommitted") == want
+    want = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not base <= o < following]
+    assert read_offsets(disk.root, "read_uncommitted") == want

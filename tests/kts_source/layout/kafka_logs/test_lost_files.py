@@ -17,9 +17,9 @@ from tests.kts_source.layout.kafka_logs.disk import (
     TOPIC,
     TOPIC_ID,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 from tests.kts_source.streaming.running import Checkpointed
@@ -27,12 +27,12 @@ from tests.kts_source.streaming.running import Checkpointed
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOG = transactions(segments=3)
+LOG = build_transactions(segments=3)
 END = LOG.end_offset()
 OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
-def small(segments: int = 3) -> LogBuilder:
+def build_small_log(segments: int = 3) -> LogBuilder:
     """Builds segments of three records, which are too small for offset index entries."""
     builder = LogBuilder()
     for number in range(segments):
@@ -42,7 +42,7 @@ def small(segments: int = 3) -> LogBuilder:
     return builder
 
 
-def checkpoint(root: Path, name: str, **marks: int) -> None:
+def write_checkpoint(root: Path, name: str, **marks: int) -> None:
     """Writes a checkpoint file; key `orders_1` is partition orders-1."""
     lines = [f"{key.replace('_', ' ')} {offset}" for key, offset in marks.items()]
     (root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
@@ -59,7 +59,7 @@ def set_aside(disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID) 
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("log", [LOG, small().build()], ids=["indexed", "small"])
+@pytest.mark.parametrize("log", [LOG, build_small_log().build()], ids=["indexed", "small"])
 def test_lost_last_log_with_end_of_log_raises_data_loss_error(
     tmp_path: Path, log: object, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -67,12 +67,12 @@ def test_lost_last_log_with_end_of_log_raises_data_loss_error(
     last = log.segments[-1]
     disk = Disk(tmp_path).write(log, clean=clean, high_watermark=last.base_offset)
     disk.files("log")[-1].unlink()
-    want = expected(log, stop=last.base_offset)
-    assert offsets(tmp_path) == want  # its records may be unreplicated
+    want = list_expected_offsets(log, stop=last.base_offset)
+    assert read_offsets(tmp_path) == want  # its records may be unreplicated
     assert f"{last.base_offset:020d}." in caplog.text
     with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
-        offsets(tmp_path, endOfLog="true")
-    assert offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+        read_offsets(tmp_path, endOfLog="true")
+    assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -92,13 +92,13 @@ def test_last_segment_with_one_file_left_raises_error_or_warns(
         (disk.folder / snapshot).unlink(missing_ok=True)
     if kind == "empty log":
         disk.put(f"{last.base_offset:020d}.log", b"")
-    want = expected(LOG, stop=last.base_offset)
+    want = list_expected_offsets(LOG, stop=last.base_offset)
     if clean or kind in ("index", "timeindex"):
         with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
-            offsets(tmp_path, endOfLog="true")
-        assert offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+            read_offsets(tmp_path, endOfLog="true")
+        assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
     caplog.clear()
-    assert offsets(tmp_path) == want
+    assert read_offsets(tmp_path) == want
     if kind != "empty log" or clean:  # after a crash, an empty log belongs to a new segment
         assert f"{last.base_offset}" in caplog.text or f"{END}" in caplog.text
 
@@ -110,7 +110,7 @@ def test_lost_last_log_below_high_watermark_raises_data_loss_error(
     disk = Disk(tmp_path).write(LOG, clean=clean)
     disk.files("log")[-1].unlink()
     with pytest.raises(DataLossError, match=rf"\[{LOG.segments[-1].base_offset}, {END}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_lost_first_log_raises_data_loss_error(tmp_path: Path) -> None:
@@ -118,11 +118,13 @@ def test_lost_first_log_raises_data_loss_error(tmp_path: Path) -> None:
     disk.files("log")[0].unlink()
     first = LOG.segments[1].base_offset
     with pytest.raises(DataLossError, match=rf"\[0, {first}\)"):
-        offsets(tmp_path, "read_uncommitted")
-    remaining = [offset for offset in expected(LOG, "read_uncommitted") if offset >= first]
-    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
+        read_offsets(tmp_path, "read_uncommitted")
+    remaining = [
+        offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset >= first
+    ]
+    assert read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
     disk.checkpoint(LOG_STARTS, first)  # the records of the lost log were deleted
-    assert offsets(tmp_path, "read_uncommitted") == remaining
+    assert read_offsets(tmp_path, "read_uncommitted") == remaining
 
 
 def test_loss_of_all_logs_raises_data_loss_error(tmp_path: Path) -> None:
@@ -131,8 +133,8 @@ def test_loss_of_all_logs_raises_data_loss_error(tmp_path: Path) -> None:
         path.unlink()
     for extra in ({}, {"endOfLog": "true"}):
         with pytest.raises(DataLossError, match=rf"\[0, {END}\)"):
-            offsets(tmp_path, **extra)
-        assert offsets(tmp_path, failOnDataLoss="false", **extra) == []
+            read_offsets(tmp_path, **extra)
+        assert read_offsets(tmp_path, failOnDataLoss="false", **extra) == []
 
 
 def test_partition_folder_without_files_raises_data_loss_error(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_partition_folder_without_files_raises_data_loss_error(tmp_path: Path) -
     for path in disk.folder.glob("0*"):
         path.unlink()
     with pytest.raises(DataLossError, match=rf"\[0, {END}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_index_without_log_of_empty_last_segment_is_not_data_loss(
@@ -150,7 +152,7 @@ def test_index_without_log_of_empty_last_segment_is_not_data_loss(
     disk = Disk(tmp_path).write(LOG)
     disk.put(f"{END:020d}.index", bytes(4096))
     disk.put(f"{END:020d}.timeindex", bytes(4096))
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
     assert f"{END:020d}.index" in caplog.text
 
 
@@ -160,12 +162,12 @@ def test_index_without_log_of_empty_last_segment_is_not_data_loss(
 @pytest.mark.parametrize("name", [HIGH_WATERMARKS, RECOVERY_POINTS])
 def test_partition_only_in_checkpoint_raises_data_loss_error(tmp_path: Path, name: str) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END)
-    checkpoint(tmp_path, RECOVERY_POINTS, orders_0=END)
-    checkpoint(tmp_path, name, orders_0=END, orders_1=7)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END)
+    write_checkpoint(tmp_path, RECOVERY_POINTS, orders_0=END)
+    write_checkpoint(tmp_path, name, orders_0=END, orders_1=7)
     with pytest.raises(DataLossError, match=rf"orders-1: .*\[0, 7\).*{name}"):
-        offsets(tmp_path)
-    assert offsets(tmp_path, failOnDataLoss="false") == expected(LOG)
+        read_offsets(tmp_path)
+    assert read_offsets(tmp_path, failOnDataLoss="false") == list_expected_offsets(LOG)
     options = {"path": str(tmp_path), "layout": "kafka-logs"}
     (partition,) = plan({**options, "assign": f'{{"{TOPIC}":[0]}}'}).partitions
     assert partition.partition == 0
@@ -175,8 +177,8 @@ def test_checkpoint_without_offsets_of_missing_partition_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
-    assert offsets(tmp_path) == expected(LOG)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
 
 
@@ -186,22 +188,22 @@ def test_lost_replica_with_copy_in_other_log_directory_warns(
     Disk(tmp_path / "a").write(LOG)
     lost = Disk(tmp_path / "b").write(LOG)
     shutil.rmtree(lost.folder)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert f"b/{HIGH_WATERMARKS} (it names offsets [0, {END}) of orders-0" in caplog.text
-    checkpoint(lost.root, HIGH_WATERMARKS, orders_0=END + 4)
+    write_checkpoint(lost.root, HIGH_WATERMARKS, orders_0=END + 4)
     with pytest.raises(DataLossError, match=rf"\[{END}, {END + 4}\).*b/{HIGH_WATERMARKS}"):
-        offsets(tmp_path, "read_uncommitted")
-    rows = offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
-    assert rows == expected(LOG, "read_uncommitted")
+        read_offsets(tmp_path, "read_uncommitted")
+    rows = read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
+    assert rows == list_expected_offsets(LOG, "read_uncommitted")
 
 
 def test_topic_only_in_checkpoint_raises_data_loss_error_if_subscribed_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, gone_0=5)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, gone_0=5)
     with pytest.raises(DataLossError, match=r"gone-0: .*\[0, 5\)"):
-        offsets(tmp_path, subscribe="gone")
+        read_offsets(tmp_path, subscribe="gone")
     options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
     assert {partition.topic for partition in plan(options).partitions} == {TOPIC}
     assert "checkpoints or folders set aside, of topics gone" in caplog.text
@@ -217,22 +219,22 @@ def test_partition_with_only_set_aside_folder_is_reported(
     disk = Disk(tmp_path).write(LOG)
     set_aside(disk, state, number=1)
     set_aside(disk, state, number=2, topic_id=OTHER_ID)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     for number in (1, 2):
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in caplog.text
     shutil.rmtree(disk.folder)
-    checkpoint(tmp_path, HIGH_WATERMARKS)
-    checkpoint(tmp_path, RECOVERY_POINTS)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS)
+    write_checkpoint(tmp_path, RECOVERY_POINTS)
     with pytest.raises(TopicNotFoundError, match=rf"orders-1.*-{state}"):
-        offsets(tmp_path, topicId=TOPIC_ID)
+        read_offsets(tmp_path, topicId=TOPIC_ID)
 
 
 def test_checkpoint_entry_of_deleted_folder_is_not_data_loss(tmp_path: Path) -> None:
     """The broker renamed the folder but has not rewritten its checkpoints yet."""
     disk = Disk(tmp_path).write(LOG)
     set_aside(disk, "delete", number=1)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
-    assert offsets(tmp_path) == expected(LOG)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 # -- log directories at different depths
@@ -249,14 +251,14 @@ def test_log_directories_at_different_depths_are_all_read(
         disk.root.mkdir(parents=True, exist_ok=True)
         shutil.move(source.folder, disk.root / f"{TOPIC}-{number}")
         if has_checkpoint:
-            checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
+            write_checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
             (disk.root / ".kafka_cleanshutdown").touch()
     (tmp_path / "lost+found").mkdir()
     options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribe": TOPIC}
     if not has_checkpoint:
         options["endOfLog"] = "true"
     table = scan(options)
-    assert table["offset"].to_pylist() == expected(LOG) * 2
+    assert table["offset"].to_pylist() == list_expected_offsets(LOG) * 2
 
 
 def test_log_directory_without_metadata_files_is_detected_by_segments(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_log_directory_without_metadata_files_is_detected_by_segments(tmp_path: 
     (disk.folder / "partition.metadata").unlink()
     (disk.root / "meta.properties").unlink()
     (disk.root / ".kafka_cleanshutdown").unlink()
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
 
 
 def test_folders_below_search_depth_are_reported(
@@ -274,7 +276,7 @@ def test_folders_below_search_depth_are_reported(
 ) -> None:
     Disk(tmp_path / "b1").write(LOG)
     Disk(tmp_path / "x" / "y" / "z").write(LOG)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert "not searched for log directories" in caplog.text
     assert "x/y/z/" in caplog.text
 
@@ -282,7 +284,7 @@ def test_folders_below_search_depth_are_reported(
 # -- streams
 
 
-def stream_offsets(stream: Checkpointed) -> list[int]:
+def collect_offsets(stream: Checkpointed) -> list[int]:
     """Returns the offsets of all batches that the stream has read."""
     batches = (stream.batches[number] for number in sorted(stream.batches))
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
@@ -290,7 +292,7 @@ def stream_offsets(stream: Checkpointed) -> list[int]:
 
 def test_stream_reads_new_copy_of_disk(tmp_path: Path) -> None:
     root = tmp_path / "logs"
-    builder = small(2)
+    builder = build_small_log(2)
     Disk(root).write(builder.build())
     options = {
         "path": str(root),
@@ -300,19 +302,19 @@ def test_stream_reads_new_copy_of_disk(tmp_path: Path) -> None:
     }
     stream = Checkpointed(options)
     stream.all()
-    assert stream_offsets(stream) == list(range(6))
+    assert collect_offsets(stream) == list(range(6))
     for _ in range(3):
         builder.append([SimpleRecord(b"more")])
     shutil.rmtree(root)
     disk = Disk(root).write(builder.build(), high_watermark=7)
     stream.clock.seconds += 3600
     stream.all()
-    assert stream_offsets(stream) == list(range(7))
+    assert collect_offsets(stream) == list(range(7))
     disk.checkpoint(HIGH_WATERMARKS, 9)  # no log changes
     stream.clock.seconds += 3600
     stream.all()
-    assert stream_offsets(stream) == list(range(9))
+    assert collect_offsets(stream) == list(range(9))
     stream.start()
     stream.all()
-    assert stream_offsets(stream) == list(range(9))
+    assert collect_offsets(stream) == list(range(9))
     stream.close()

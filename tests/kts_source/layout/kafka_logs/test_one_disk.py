@@ -17,20 +17,20 @@ from tests.kts_source.layout.kafka_logs.disk import (
     LOG_STARTS,
     TOPIC,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions()
+LOG = build_transactions()
 END = LOG.end_offset()
 
 
-def batch_positions(data: bytes) -> list[tuple[int, int]]:
+def list_batches(data: bytes) -> list[tuple[int, int]]:
     """Returns the base offset and position of every batch."""
     return [(entry.offset, entry.position) for entry in iter_entries(data)]
 
@@ -39,30 +39,30 @@ def batch_positions(data: bytes) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("clean", [True, False])
 def test_scan_reads_all_records(tmp_path: Path, level: str, *, clean: bool) -> None:
     Disk(tmp_path).write(LOG, clean=clean)
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 def test_scan_stops_at_high_watermark(tmp_path: Path, level: str, *, clean: bool) -> None:
     for segment in LOG.segments:
-        for base, _ in batch_positions(segment.log)[::5]:
+        for base, _ in list_batches(segment.log)[::5]:
             root = tmp_path / str(base)
             Disk(root).write(LOG, clean=clean, high_watermark=base)
-            assert offsets(root, level) == expected(LOG, level, stop=base), base
+            assert read_offsets(root, level) == list_expected_offsets(LOG, level, stop=base), base
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
     Disk(tmp_path).write(LOG, clean=False, high_watermark=3)
-    assert offsets(tmp_path, level, endOfLog="true") == expected(LOG, level)
+    assert read_offsets(tmp_path, level, endOfLog="true") == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["cut", "zeros", "flipped"])
 def test_log_ends_before_torn_batch(tmp_path: Path, level: str, kind: str) -> None:
     last = LOG.segments[-1]
-    for number, (base, position) in enumerate(batch_positions(last.log)):
+    for number, (base, position) in enumerate(list_batches(last.log)):
         data = bytearray(last.log)
         damage = position + (30 if number % 2 else 70)
         if kind == "cut":
@@ -74,13 +74,15 @@ def test_log_ends_before_torn_batch(tmp_path: Path, level: str, kind: str) -> No
         root = tmp_path / str(base)
         disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
         disk.put(f"{last.base_offset:020d}.log", bytes(data))
-        assert offsets(root, level, endOfLog="true") == expected(LOG, level, stop=base), base
+        assert read_offsets(root, level, endOfLog="true") == list_expected_offsets(
+            LOG, level, stop=base
+        ), base
 
 
 def test_log_ends_before_batch_with_flipped_header_bit(tmp_path: Path) -> None:
     last = LOG.segments[-1]
-    base, position = batch_positions(last.log)[2]
-    rows = expected(LOG, "read_uncommitted", stop=base)
+    base, position = list_batches(last.log)[2]
+    rows = list_expected_offsets(LOG, "read_uncommitted", stop=base)
     # The checksum does not cover offset and epoch. Other magic bytes are other formats.
     for bit in (*range(8 * 8, 12 * 8), *range(16 * 8, HEADER_SIZE * 8)):
         data = bytearray(last.log)
@@ -88,35 +90,35 @@ def test_log_ends_before_batch_with_flipped_header_bit(tmp_path: Path) -> None:
         root = tmp_path / str(bit)
         disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
         disk.put(f"{last.base_offset:020d}.log", bytes(data))
-        assert offsets(root, "read_uncommitted", endOfLog="true") == rows, bit
+        assert read_offsets(root, "read_uncommitted", endOfLog="true") == rows, bit
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_message_of_old_format_raises_corrupt_segment_error(tmp_path: Path, magic: int) -> None:
     last = LOG.segments[-1]
-    base, position = batch_positions(last.log)[2]
+    base, position = list_batches(last.log)[2]
     body = bytes([magic, 0]) + bytes(8 * magic) + b"\xff\xff\xff\xff" * 2
     message = zlib.crc32(body).to_bytes(4, "big") + body
     data = last.log[:position] + base.to_bytes(8, "big") + len(message).to_bytes(4, "big") + message
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
     disk.put(f"{last.base_offset:020d}.log", data)
     with pytest.raises(CorruptSegmentError, match=f"message of format {magic}"):
-        offsets(tmp_path, "read_uncommitted", endOfLog="true")
+        read_offsets(tmp_path, "read_uncommitted", endOfLog="true")
 
 
 def test_segments_after_incomplete_segment_are_not_read(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0)
     first = LOG.segments[0]
-    base, position = batch_positions(first.log)[4]
+    base, position = list_batches(first.log)[4]
     disk.put(f"{0:020d}.log", first.log[: position + 20])
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG, stop=base)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG, stop=base)
 
 
 def test_preallocated_zeros_are_ignored(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes() + bytes(1 << 20))
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -125,15 +127,15 @@ def test_torn_batch_below_high_watermark_raises_data_loss_error_with_position(
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=clean)
     log = disk.files("log")[-1]
-    base, position = batch_positions(log.read_bytes())[-2]
+    base, position = list_batches(log.read_bytes())[-2]
     log.write_bytes(log.read_bytes()[: position + 20])
     with pytest.raises(DataLossError) as error:
-        offsets(tmp_path, "read_uncommitted")
+        read_offsets(tmp_path, "read_uncommitted")
     assert log.name in str(error.value)
     assert f"position {position}" in str(error.value)
     assert f"[{base}, {END})" in str(error.value)
-    rows = offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
-    assert rows == expected(LOG, "read_uncommitted", stop=base)
+    rows = read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
+    assert rows == list_expected_offsets(LOG, "read_uncommitted", stop=base)
 
 
 def test_torn_batch_below_recovery_point_with_end_of_log_raises_data_loss_error(
@@ -143,7 +145,7 @@ def test_torn_batch_below_recovery_point_with_end_of_log_raises_data_loss_error(
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes()[:-5])
     with pytest.raises(DataLossError, match=log.name):
-        offsets(tmp_path, endOfLog="true")
+        read_offsets(tmp_path, endOfLog="true")
 
 
 def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_path: Path) -> None:
@@ -153,7 +155,7 @@ def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_pat
     data[100] ^= 1
     log.write_bytes(bytes(data))
     with pytest.raises(CorruptSegmentError, match=log.name):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
@@ -169,11 +171,11 @@ def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing
         data[100] ^= 1
         log.write_bytes(bytes(data))
         with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
-            offsets(root, "read_uncommitted")
+            read_offsets(root, "read_uncommitted")
     with pytest.raises(
         DataLossError, match=log.name
     ):  # parsing the log detects it, whichever transactions are aborted
-        offsets(root)
+        read_offsets(root)
 
 
 def test_lost_log_with_index_raises_data_loss_error(tmp_path: Path) -> None:
@@ -181,13 +183,13 @@ def test_lost_log_with_index_raises_data_loss_error(tmp_path: Path) -> None:
     lost = LOG.segments[1]
     disk.files("log")[1].unlink()
     with pytest.raises(DataLossError, match=rf"\[{lost.base_offset}, {lost.next_offset}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
     remaining = [
         offset
-        for offset in expected(LOG, "read_uncommitted")
+        for offset in list_expected_offsets(LOG, "read_uncommitted")
         if not lost.base_offset <= offset < lost.next_offset
     ]
-    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
+    assert read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -196,7 +198,7 @@ def test_missing_side_files_are_rebuilt_from_log(tmp_path: Path, level: str, kin
     disk = Disk(tmp_path).write(LOG, clean=False)
     for path in disk.files(kind):
         path.unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -210,14 +212,16 @@ def test_damaged_side_files_above_recovery_point_are_rebuilt(
         path.write_bytes([b"", bytes(size), path.read_bytes()[: size // 2 + 1]][number % 3])
     start = END // 3
     bounds = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}'}
-    rows = [offset for offset in expected(LOG, level) if offset >= start]
-    assert offsets(tmp_path, level, **bounds) == rows
+    rows = [offset for offset in list_expected_offsets(LOG, level) if offset >= start]
+    assert read_offsets(tmp_path, level, **bounds) == rows
 
 
 def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     disk.checkpoint(LOG_STARTS, 17)
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= 17]
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= 17
+    ]
 
 
 @pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
@@ -238,23 +242,23 @@ def test_log_start_ignores_leader_epochs_if_checkpoint_was_not_flushed(
     disk.put("leader-epoch-checkpoint", b"0\n%s\n%s\n%s" % (count, first, later))
     if first == b"1 17":  # contradicts the batches
         with pytest.raises(CorruptSegmentError):
-            offsets(tmp_path)
+            read_offsets(tmp_path)
     else:
-        assert offsets(tmp_path) == expected(log)
+        assert read_offsets(tmp_path) == list_expected_offsets(log)
 
 
 def test_missing_high_watermark_requires_end_of_log(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     (tmp_path / HIGH_WATERMARKS).unlink()
     with pytest.raises(DataLossError, match="endOfLog"):
-        offsets(tmp_path)
-    assert offsets(disk.root, endOfLog="true") == expected(LOG)
+        read_offsets(tmp_path)
+    assert read_offsets(disk.root, endOfLog="true") == list_expected_offsets(LOG)
 
 
 def test_partition_missing_in_checkpoint_has_no_replicated_records(tmp_path: Path) -> None:
     Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
-    assert offsets(tmp_path) == []
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path) == []
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
 
 
 def test_plan_file_contains_rebuilt_side_files(tmp_path: Path) -> None:
@@ -275,12 +279,12 @@ def test_plan_file_contains_rebuilt_side_files(tmp_path: Path) -> None:
     assert any(not task_slice.is_whole for task in scan_plan.tasks for task_slice in task.slices)
     plan_file = tmp_path / "plan.json"
     plan_file.write_text(scan_plan.to_json())
-    assert sorted(offsets(disk.root, planFile=str(plan_file))) == expected(log)
+    assert sorted(read_offsets(disk.root, planFile=str(plan_file))) == list_expected_offsets(log)
 
 
 def test_end_of_log_with_other_layout_raises_invalid_option_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="endOfLog"):
-        offsets(tmp_path, layout="aiven", endOfLog="true")
+        read_offsets(tmp_path, layout="aiven", endOfLog="true")
 
 
 def test_starting_timestamp_is_found_with_original_and_rebuilt_time_index(tmp_path: Path) -> None:
@@ -296,4 +300,4 @@ def test_starting_timestamp_is_found_with_original_and_rebuilt_time_index(tmp_pa
     for timestamp in range(1_000_000, 1_060_000, 1500):
         first = min(row.offset for row in log.all_rows if row.timestamp >= timestamp)
         for name in ("clean", "crashed"):
-            assert offsets(tmp_path / name, startingTimestamp=str(timestamp))[0] == first
+            assert read_offsets(tmp_path / name, startingTimestamp=str(timestamp))[0] == first

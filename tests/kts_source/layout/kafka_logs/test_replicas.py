@@ -14,9 +14,9 @@ from tests.kts_source.layout.kafka_logs.disk import (
     HIGH_WATERMARKS,
     TOPIC,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from segment_format.testing.log_builder import BuiltLog
 
-LOG = transactions()
+LOG = build_transactions()
 END = LOG.end_offset()
 
 
-def branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
+def build_branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
     """Builds a log from pairs of leader epoch and record count, with one record in each batch."""
     builder = LogBuilder()
     for epoch, count in epochs:
@@ -39,7 +39,7 @@ def branch(*epochs: tuple[int, int], name: str) -> BuiltLog:
     return builder.build()
 
 
-def values(root: Path, **extra: str) -> list[bytes]:
+def read_values(root: Path, **extra: str) -> list[bytes]:
     """Returns the values that a scan reads."""
     from tests.kts_source.planning.scanning import scan
 
@@ -48,7 +48,7 @@ def values(root: Path, **extra: str) -> list[bytes]:
     return rows
 
 
-def directories_read(root: Path, **extra: str) -> set[str]:
+def list_directories_read(root: Path, **extra: str) -> set[str]:
     """Returns the log directories that a plan reads."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return {
@@ -61,55 +61,57 @@ def directories_read(root: Path, **extra: str) -> set[str]:
 @pytest.mark.parametrize("subfolder", ["", "data0/"])
 def test_log_directories_below_root_are_found(tmp_path: Path, subfolder: str) -> None:
     Disk(tmp_path / f"broker-1/{subfolder}").write(LOG)
-    assert offsets(tmp_path) == expected(LOG)
-    assert offsets(tmp_path / "broker-1") == expected(LOG)
-    assert offsets(tmp_path, keyPrefix="broker-1") == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
+    assert read_offsets(tmp_path / "broker-1") == list_expected_offsets(LOG)
+    assert read_offsets(tmp_path, keyPrefix="broker-1") == list_expected_offsets(LOG)
 
 
 def test_folder_with_a_partition_name_is_not_a_partition(tmp_path: Path) -> None:
     Disk(tmp_path / f"{TOPIC}-1").write(LOG)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 def test_longest_replica_of_highest_epoch_is_read(tmp_path: Path) -> None:
-    short = transactions(segments=2)
+    short = build_transactions(segments=2)
     Disk(tmp_path / "a").write(short, high_watermark=10)
     Disk(tmp_path / "b").write(LOG)
     Disk(tmp_path / "c").write(LOG, high_watermark=20)
-    assert offsets(tmp_path) == expected(LOG)
-    assert len(directories_read(tmp_path)) == 1
-    assert "a" not in directories_read(tmp_path)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
+    assert len(list_directories_read(tmp_path)) == 1
+    assert "a" not in list_directories_read(tmp_path)
 
 
 def test_high_watermark_of_lagging_replica_is_used(tmp_path: Path) -> None:
     """The longest replica may have written its high watermark earlier than a lagging replica."""
     Disk(tmp_path / "a").write(LOG, high_watermark=10)
     Disk(tmp_path / "b").write(LOG, high_watermark=29)
-    assert offsets(tmp_path, "read_uncommitted") == expected(LOG, "read_uncommitted", stop=29)
+    assert read_offsets(tmp_path, "read_uncommitted") == list_expected_offsets(
+        LOG, "read_uncommitted", stop=29
+    )
 
 
 def test_higher_epoch_is_preferred_to_more_records(tmp_path: Path) -> None:
-    dead = branch((0, 5), (1, 20), name="dead")
-    live = branch((0, 5), (3, 4), name="live")
+    dead = build_branch((0, 5), (1, 20), name="dead")
+    live = build_branch((0, 5), (3, 4), name="live")
     Disk(tmp_path / "a").write(dead)
     Disk(tmp_path / "b").write(live)
-    assert values(tmp_path)[5:] == [b"live %d" % number for number in range(4)]
-    assert directories_read(tmp_path) == {"b"}
+    assert read_values(tmp_path)[5:] == [b"live %d" % number for number in range(4)]
+    assert list_directories_read(tmp_path) == {"b"}
 
 
 def test_high_watermark_of_dead_branch_is_ignored(tmp_path: Path) -> None:
-    dead = branch((0, 5), (1, 20), name="dead")
-    live = branch((0, 5), (3, 9), name="live")
+    dead = build_branch((0, 5), (1, 20), name="dead")
+    live = build_branch((0, 5), (3, 9), name="live")
     Disk(tmp_path / "a").write(dead, high_watermark=12)
     Disk(tmp_path / "b").write(live, high_watermark=7)
-    assert len(values(tmp_path)) == 7
-    assert len(values(tmp_path, endOfLog="true")) == 14
+    assert len(read_values(tmp_path)) == 7
+    assert len(read_values(tmp_path, endOfLog="true")) == 14
 
 
 def test_dead_branch_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Disk(tmp_path / "a").write(branch((0, 5), (1, 20), name="dead"))
-    Disk(tmp_path / "b").write(branch((0, 5), (3, 9), name="live"))
-    values(tmp_path)
+    Disk(tmp_path / "a").write(build_branch((0, 5), (1, 20), name="dead"))
+    Disk(tmp_path / "b").write(build_branch((0, 5), (3, 9), name="live"))
+    read_values(tmp_path)
     assert "from offset 5 on of a branch that died" in caplog.text
 
 
@@ -118,8 +120,8 @@ def test_torn_batch_is_read_from_other_disk(tmp_path: Path) -> None:
     log = torn.files("log")[-1]
     log.write_bytes(log.read_bytes()[:-100])
     Disk(tmp_path / "b").write(LOG, clean=False, high_watermark=0)
-    assert offsets(tmp_path) == expected(LOG)
-    assert directories_read(tmp_path) == {"b"}
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
+    assert list_directories_read(tmp_path) == {"b"}
 
 
 def test_records_below_high_watermark_missing_on_all_replicas_raise_data_loss_error(
@@ -128,21 +130,21 @@ def test_records_below_high_watermark_missing_on_all_replicas_raise_data_loss_er
     Disk(tmp_path / "a").write(LOG, high_watermark=END + 5)
     Disk(tmp_path / "b").write(LOG)
     with pytest.raises(DataLossError, match=rf"\[{END}, {END + 5}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_set_aside_folders_are_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)
-    other = transactions(segments=1)
+    other = build_transactions(segments=1)
     for state in ("future", "delete", "stray"):
         extra = Disk(tmp_path / "x").write(other)
         extra.folder.rename(tmp_path / f"{TOPIC}-0.{'0a' * 16}-{state}")
         for path in (tmp_path / "x").iterdir():
             path.unlink()
         (tmp_path / "x").rmdir()
-    assert offsets(disk.root) == expected(LOG)
+    assert read_offsets(disk.root) == list_expected_offsets(LOG)
     for state in ("future", "delete", "stray"):
         assert f"{'0a' * 16}-{state}/ (a -{state} folder, left alone)" in caplog.text
 
@@ -150,11 +152,11 @@ def test_set_aside_folders_are_reported_and_not_read(
 def test_recreated_topic_is_selected_by_topic_id(tmp_path: Path) -> None:
 
     Disk(tmp_path / "a").write(LOG)
-    recreated = Disk(tmp_path / "b").write(branch((0, 3), name="again"))
+    recreated = Disk(tmp_path / "b").write(build_branch((0, 3), name="again"))
     recreated.put("partition.metadata", b"version: 0\ntopic_id: AAAAAAAAAAAAAAAAAAAAAQ")
     with pytest.raises(InvalidOptionError, match="topicId"):
-        offsets(tmp_path)
-    assert len(values(tmp_path, topicId="AAAAAAAAAAAAAAAAAAAAAQ")) == 3
+        read_offsets(tmp_path)
+    assert len(read_values(tmp_path, topicId="AAAAAAAAAAAAAAAAAAAAAQ")) == 3
 
 
 def test_unreadable_checkpoint_raises_corrupt_segment_error(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_unreadable_checkpoint_raises_corrupt_segment_error(tmp_path: Path) -> N
     Disk(tmp_path).write(LOG)
     (tmp_path / HIGH_WATERMARKS).write_text("0\n2\norders 0 5\n")
     with pytest.raises(CorruptSegmentError, match=HIGH_WATERMARKS):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__cluster_metadata"])
@@ -204,7 +206,7 @@ def test_several_paths_are_read_together(
         (0, END),
         (1, END),
     ]
-    rows = expected(LOG)
+    rows = list_expected_offsets(LOG)
     # `kts_source.scan` reads like a worker with only the options and the tasks.
     assert kts_source.scan(options).to_table()["offset"].to_pylist() == rows * 2
     plan_file = tmp_path / "plan.json"

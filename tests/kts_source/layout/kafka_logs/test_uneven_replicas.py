@@ -21,9 +21,9 @@ from tests.kts_source.layout.kafka_logs.disk import (
     RECOVERY_POINTS,
     TOPIC,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden44" / "uneven-disks"
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions(segments=5)
+LOG = build_transactions(segments=5)
 
 
 def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None = 0) -> None:
@@ -65,7 +65,7 @@ def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -
     return builder.build()
 
 
-def slices_of_plan(root: Path, **extra: str) -> list[tuple[str, int, int]]:
+def list_slices(root: Path, **extra: str) -> list[tuple[str, int, int]]:
     """Returns the log directory and offsets of every slice, in plan order."""
     options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return [
@@ -116,16 +116,16 @@ def test_older_rows_are_read_from_longer_replica(
     full.checkpoint(LOG_STARTS, 0)
     late = Disk(tmp_path / "b").write(LOG, clean=clean)
     drop_first(late, LOG, 2)
-    assert offsets(tmp_path, level) == expected(LOG, level)
-    assert offsets(tmp_path / "b", level)[0] >= LOG.segments[2].base_offset
-    rows = expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
+    assert read_offsets(tmp_path / "b", level)[0] >= LOG.segments[2].base_offset
+    rows = list_expected_offsets(LOG, level)
     end = max(rows)
     for start in range(0, end, 7):
         bounds = {
             "startingOffsets": f'{{"{TOPIC}":{{"0":{start}}}}}',
             "endingOffsets": f'{{"{TOPIC}":{{"0":{min(start + 20, end)}}}}}',
         }
-        window_rows = offsets(tmp_path, level, **bounds)
+        window_rows = read_offsets(tmp_path, level, **bounds)
         assert window_rows == [
             offset for offset in rows if start <= offset < min(start + 20, end)
         ], start
@@ -142,7 +142,7 @@ def test_older_rows_are_read_if_late_replica_is_empty(tmp_path: Path) -> None:
     late.put(f"{end:020d}.log", b"")
     late.put(f"{end:020d}.snapshot", LOG.segments[-1].snapshot)
     late.checkpoint(LOG_STARTS, 0)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 def test_three_replicas_are_chained(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_three_replicas_are_chained(tmp_path: Path) -> None:
         disk.checkpoint(LOG_STARTS, 0)
         if first:
             drop_first(disk, LOG, first)
-    assert offsets(tmp_path) == expected(LOG)
-    assert {piece[0] for piece in slices_of_plan(tmp_path)} == {"a", "b", "c"}
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
+    assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
 def test_replica_with_different_batch_at_border_is_reported_and_not_read(
@@ -163,7 +163,7 @@ def test_replica_with_different_batch_at_border_is_reported_and_not_read(
     Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
     log = build_log("right", segments=5)
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
-    assert offsets(tmp_path) == list(range(6, 15))
+    assert read_offsets(tmp_path) == list(range(6, 15))
     assert "a/orders-0/ (offsets [0, 6) are not read: it has another batch at offset 6" in (
         caplog.text
     )
@@ -185,7 +185,7 @@ def test_adjoining_replica_is_read_only_if_leader_epoch_proves_it(
         late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(1, 6)]))
     if history == "same epoch":
         late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, 6)]))
-    rows = offsets(tmp_path)
+    rows = read_offsets(tmp_path)
     if history == "cut":
         assert rows == list(range(6, 12))
         assert "offsets [0, 6) are not read: no leader epoch proves" in caplog.text
@@ -200,7 +200,7 @@ def test_dead_branch_is_not_read_before_live_replica(
     Disk(tmp_path / "a").write(dead, high_watermark=0).checkpoint(LOG_STARTS, 0)
     log = build_log("live", epochs=(0, 2, 0, 0))
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
-    assert offsets(tmp_path) == list(range(6, 12))
+    assert read_offsets(tmp_path) == list(range(6, 12))
     assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
 
 
@@ -212,7 +212,9 @@ def test_replica_with_gap_at_border_is_reported_with_offsets(
     stale.checkpoint(LOG_STARTS, 0)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 3)
     first = LOG.segments[3].base_offset
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= first
+    ]
     stale_end = LOG.segments[1].base_offset
     assert f"offsets [0, {stale_end}) are not read" in caplog.text
     assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
@@ -226,7 +228,9 @@ def test_rows_below_log_start_of_untiered_topic_are_reported(
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
     first = LOG.segments[2].base_offset
     drop_last(Disk(tmp_path / "a"), LOG, 1)
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= first
+    ]
     assert f"a/orders-0/ (offsets [0, {first}) are not read" in caplog.text
 
 
@@ -236,8 +240,8 @@ def test_rows_below_recorded_log_start_are_not_read(tmp_path: Path) -> None:
     full.checkpoint(LOG_STARTS, 0)
     start = LOG.segments[1].base_offset + 4
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=start)
-    rows = [offset for offset in expected(LOG, "read_uncommitted") if offset >= start]
-    assert offsets(tmp_path, "read_uncommitted") == rows
+    rows = [offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset >= start]
+    assert read_offsets(tmp_path, "read_uncommitted") == rows
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -250,8 +254,8 @@ def test_complete_replica_is_preferred_to_replica_with_lost_log(
         disk = Disk(tmp_path / name).write(LOG, clean=clean)
         if name == lost:
             disk.files("log")[2].unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
-    assert lost not in {piece[0] for piece in slices_of_plan(tmp_path)}
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
+    assert lost not in {piece[0] for piece in list_slices(tmp_path)}
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
@@ -267,7 +271,7 @@ def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, damage: 
         elif name == lost:
             for file in disk.folder.glob(f"{path.stem}.*"):
                 file.unlink()
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -279,7 +283,7 @@ def test_lost_log_of_longest_replica_is_read_from_other_replica(
     drop_last(Disk(tmp_path / "a").write(LOG, clean=clean), LOG, 1)
     lost = Disk(tmp_path / "b").write(LOG, clean=clean).files("log")[number]
     lost.unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
     assert f"{lost.stem}.index" in caplog.text
     assert "are read from a/orders-0/" in caplog.text
 
@@ -288,7 +292,7 @@ def test_lost_logs_of_two_replicas_are_read_from_each_other(tmp_path: Path) -> N
     Disk(tmp_path / "a").write(LOG).files("log")[1].unlink()
     Disk(tmp_path / "b").write(LOG).files("log")[3].unlink()
     for level in LEVELS:
-        assert offsets(tmp_path, level) == expected(LOG, level)
+        assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
 def test_lost_log_is_not_read_from_replica_with_different_batches_below(tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def test_lost_log_is_not_read_from_replica_with_different_batches_below(tmp_path
     drop_last(disk, logs[1], 1)
     (tmp_path / "b" / f"{TOPIC}-0" / f"{3:020d}.log").unlink()
     with pytest.raises(DataLossError, match=r"\[3, 6\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_lost_log_without_later_snapshot_raises_data_loss_error(
@@ -316,7 +320,7 @@ def test_lost_log_without_later_snapshot_raises_data_loss_error(
     disk.files("log")[1].unlink()
     (disk.folder / f"{LOG.segments[2].base_offset:020d}.snapshot").unlink()
     with pytest.raises(DataLossError, match=rf"\[{LOG.segments[1].base_offset}, "):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -> None:
@@ -345,7 +349,7 @@ def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -
             kept_segments.append(kept)
         level = source.choice(LEVELS)
         try:
-            rows = offsets(root, level)
+            rows = read_offsets(root, level)
         except DataLossError:
             assert not set().union(*kept_segments) >= set(range(low, 5)), (seed, kept_segments)
             outcomes["lost"] += 1
@@ -354,7 +358,9 @@ def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -
             {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC}
         ).partitions
         start = partition.surviving.log_start
-        assert rows == [offset for offset in expected(LOG, level) if offset >= start], (
+        assert rows == [
+            offset for offset in list_expected_offsets(LOG, level) if offset >= start
+        ], (
             seed,
             kept_segments,
         )
@@ -362,7 +368,7 @@ def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -
     assert min(outcomes.values()) > 5, outcomes
 
 
-def short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
+def write_short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
     """Writes two replicas of `LOG`; the first lacks the last segment."""
     short, long = Disk(tmp_path / "b1").write(LOG), Disk(tmp_path / "b2").write(LOG)
     drop_last(short, LOG, 1)
@@ -392,13 +398,13 @@ def damage_segment(disk: Disk, kind: str, number: int) -> None:
 def test_records_lost_between_logs_are_read_from_other_replica(
     tmp_path: Path, *, kind: str, level: str, is_clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, long = short_and_long(tmp_path)
+    _, long = write_short_and_long(tmp_path)
     damage_segment(long, kind, 2)
     if not is_clean:
         (long.root / ".kafka_cleanshutdown").unlink()
         long.checkpoint(RECOVERY_POINTS, 0)
 
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
     assert "are read from b1/" in caplog.text
 
@@ -412,26 +418,28 @@ def test_lost_records_that_differ_in_other_replica_raise_data_loss_error(
         path.unlink()
 
     with pytest.raises(DataLossError, match=r"\[6, 9\).*its records end at offset 6"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 def test_segment_lost_below_lost_log_is_read_from_other_replica(tmp_path: Path) -> None:
-    _, long = short_and_long(tmp_path)
+    _, long = write_short_and_long(tmp_path)
     damage_segment(long, "all files", 2)
     (long.folder / f"{LOG.segments[3].base_offset:020d}.log").unlink()
 
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 def test_gap_below_cleaner_offset_is_not_data_loss(tmp_path: Path) -> None:
-    _, long = short_and_long(tmp_path)
+    _, long = write_short_and_long(tmp_path)
     damage_segment(long, "all files", 2)
     removed = range(LOG.segments[2].base_offset, LOG.segments[2].next_offset)
     long.checkpoint("cleaner-offset-checkpoint", removed.stop)
 
-    rows = offsets(tmp_path, "read_uncommitted")
+    rows = read_offsets(tmp_path, "read_uncommitted")
 
-    assert rows == [offset for offset in expected(LOG, "read_uncommitted") if offset not in removed]
+    assert rows == [
+        offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset not in removed
+    ]
 
 
 def test_empty_log_with_index_entries_raises_data_loss_error(tmp_path: Path) -> None:
@@ -439,4 +447,4 @@ def test_empty_log_with_index_entries_raises_data_loss_error(tmp_path: Path) -> 
     damage_segment(disk, "empty log", 2)
 
     with pytest.raises(DataLossError, match="although its indexes name offsets"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
