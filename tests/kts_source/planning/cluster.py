@@ -254,10 +254,10 @@ class PartitionLife:
         copy.spoiled.add(name)
         self._write(copy.files, copy.segment_id, copy.event_timestamp_ms)
 
-    def delete_records(self, parts: int) -> None:
-        """Moves the log start forward by `parts` 24ths of the log."""
+    def delete_records(self, share: int) -> None:
+        """Moves the log start forward by `share` 24ths of the log."""
         span = self.leader.end - self.leader.log_start
-        self._move_log_start(self.leader.log_start + span * parts // 24)
+        self._move_log_start(self.leader.log_start + span * share // 24)
 
     def retain(self, count: int, remaining: int) -> None:
         """Removes the oldest segments: moves the log start, then deletes some of their objects."""

@@ -134,9 +134,9 @@ def random_history(source: random.Random) -> History:
     # The frequency of each kind varies between histories.
     weights = [weight * source.choice((0.4, 1, 1, 2.5)) for weight in WEIGHTS.values()]
     motifs = source.random()
-    wanted = source.randint(15, 100)
+    step_count = source.randint(15, 100)
     steps: list[Step] = []
-    while len(steps) < wanted:
+    while len(steps) < step_count:
         motif = source.choice(MOTIFS) if source.random() < motifs else ()
         partition = source.randrange(2)
         for kinds in motif or ((*source.choices(KINDS, weights),),):

@@ -62,11 +62,11 @@ class UnlistableStore(MemoryStore):
 
 
 def make_copy_started(
-    place: Place, files: SegmentFiles, segment_id: str, **changed: int
+    topic_partition: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
     """Returns the event that begins a copy."""
     fields: dict[str, Any] = {
-        "segment_id": _make_segment_id(place, segment_id),
+        "segment_id": _make_segment_id(topic_partition, segment_id),
         "start_offset": files.base_offset,
         "end_offset": files.end_offset,
         "max_timestamp_ms": files.max_timestamp_ms,
@@ -79,18 +79,23 @@ def make_copy_started(
 
 
 def make_update(
-    place: Place, segment_id: str, state: RemoteLogSegmentState, custom: bytes | None = None
+    topic_partition: Place,
+    segment_id: str,
+    state: RemoteLogSegmentState,
+    custom: bytes | None = None,
 ) -> RemoteLogSegmentMetadataUpdate:
     """Returns the event of a state change."""
-    return RemoteLogSegmentMetadataUpdate(_make_segment_id(place, segment_id), 1, 2, custom, state)
+    return RemoteLogSegmentMetadataUpdate(
+        _make_segment_id(topic_partition, segment_id), 1, 2, custom, state
+    )
 
 
 def copied(
-    place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
+    topic_partition: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
     """Returns the records of a copy that began and then had the given states."""
-    started = write_metadata_record(make_copy_started(place, files, segment_id))
-    updates = (make_update(place, segment_id, state) for state in states)
+    started = write_metadata_record(make_copy_started(topic_partition, files, segment_id))
+    updates = (make_update(topic_partition, segment_id, state) for state in states)
     return [started, *map(write_metadata_record, updates)]
 
 
@@ -121,7 +126,7 @@ def build_metadata_log(values: Iterable[bytes | None]) -> FakeLog:
     return fake_log(builder.build())
 
 
-def _make_segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
-    topic, topic_id, partition = place
+def _make_segment_id(topic_partition: Place, segment_id: str) -> RemoteLogSegmentId:
+    topic, topic_id, partition = topic_partition
     partition_id = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
     return RemoteLogSegmentId(partition_id, uuid_from_text(segment_id))

@@ -71,10 +71,10 @@ class World:
         """Returns the keys of one segment."""
         return [key for key in self.store if self.segment_ids[number] in key]
 
-    def write_metadata(self, *more: bytes | None) -> list[FakePartition]:
+    def write_metadata(self, *extra: bytes | None) -> list[FakePartition]:
         """Creates the metadata topic with `records`, followed by more records."""
         values = [value for records in self.records for value in records]
-        return create_metadata_topic(self.cluster, {self.place: [*values, *more]})
+        return create_metadata_topic(self.cluster, {self.place: [*values, *extra]})
 
     def plan(self, store: UnlistableStore | None = None, **extra: str) -> ScanPlan:
         """Plans a scan of a tier that cannot be listed, and checks the rows that it reads."""

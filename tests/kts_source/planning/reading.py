@@ -132,15 +132,15 @@ class Reading:
             time_options["endingTimestamp"] = str(last)
         else:
             last = 1 << 60
-        wanted = {
+        ranges = {
             number: (
-                truth.first_offset_since(first, include_missing=False),
-                truth.first_offset_since(last, include_missing=False),
+                truth.find_offset_since(first, include_missing=False),
+                truth.find_offset_since(last, include_missing=False),
             )
             for number, truth in self._truth.items()
         }
         may_hide = any(
-            low < wanted[number][0]
+            low < ranges[number][0]
             for number, truth in self._truth.items()
             for low, _ in truth.missing
         )
@@ -150,14 +150,14 @@ class Reading:
             time_options["maxTimestampAheadMs"] = str(ahead)
             since = first - ahead
         must_hide = any(
-            truth.hides(first, wanted[number][0], since) for number, truth in self._truth.items()
+            truth.hides(first, ranges[number][0], since) for number, truth in self._truth.items()
         )
-        self._read(isolation, wanted, time_options, hidden=(may_hide, must_hide))
+        self._read(isolation, ranges, time_options, hidden=(may_hide, must_hide))
 
     def _read(
         self,
         isolation: str,
-        wanted: Mapping[int, Range],
+        ranges: Mapping[int, Range],
         bounds: Mapping[str, str],
         *,
         has_offsets: bool = False,
@@ -173,12 +173,12 @@ class Reading:
             **bounds,
         }
         committed = isolation == "read_committed"
-        may_fail, must_fail = self._find_losses(wanted, committed=committed)
+        may_fail, must_fail = self._find_losses(ranges, committed=committed)
         if committed and has_offsets:
-            undecided_ranges = [self._is_undecided(*bound) for bound in wanted.items()]
+            undecided_ranges = [self._is_undecided(*bound) for bound in ranges.items()]
             may_fail = may_fail or any(may_be_undecided for may_be_undecided, _ in undecided_ranges)
             must_fail = must_fail or any(is_undecided for _, is_undecided in undecided_ranges)
-        may_fail = may_fail or (has_offsets and self._starts_after_proven_end(wanted))
+        may_fail = may_fail or (has_offsets and self._starts_after_proven_end(ranges))
         may_fail, must_fail = may_fail or hidden[0], must_fail or hidden[1]
         spoiled = {name for truth in self._truth.values() for name in truth.spoiled}
         try:
@@ -199,13 +199,13 @@ class Reading:
             if not may_fail:
                 raise AssertionError(f"{options}: nothing is missing") from error
             if not isinstance(error, OffsetOutOfRangeError) and not hidden[0]:
-                self._check_names(error, wanted)
+                self._check_names(error, ranges)
             self._outcomes[type(error).__name__] += 1
-            self._read_with_loss_allowed({**options, "failOnDataLoss": "false"}, wanted, isolation)
+            self._read_with_loss_allowed({**options, "failOnDataLoss": "false"}, ranges, isolation)
             return
         assert not must_fail, f"{options}: offsets are missing, but no error"
         expected = []
-        for number, (start, stop) in sorted(wanted.items()):
+        for number, (start, stop) in sorted(ranges.items()):
             truth = self._truth[number]
             rows_due = truth.rows(
                 isolation, start, min(stop, truth.decided_stop if committed else stop)
@@ -226,14 +226,14 @@ class Reading:
             self._outcomes[f"{isolation}, spoiled"] += 1
         self._outcomes["rows"] += len(rows)
 
-    def _starts_after_proven_end(self, wanted: Mapping[int, Range]) -> bool:
+    def _starts_after_proven_end(self, ranges: Mapping[int, Range]) -> bool:
         """Returns whether a range starts after the last offset that the tier proves.
 
         LocalTieredStorage records the end of a segment only in its .log. If the last .log is lost,
         the tier proves only the first offset of that segment.
         """
         return "layout" in self._layout and any(
-            start > self._truth[number].present_stop + 1 for number, (start, _) in wanted.items()
+            start > self._truth[number].present_stop + 1 for number, (start, _) in ranges.items()
         )
 
     def _is_undecided(self, number: int, bound: Range) -> tuple[bool, bool]:
@@ -245,9 +245,9 @@ class Reading:
         undecided = [bound[0] < bound[1] > max(bound[0], end) for end in ends]
         return any(undecided), all(undecided)
 
-    def _find_losses(self, wanted: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
+    def _find_losses(self, ranges: Mapping[int, Range], *, committed: bool) -> tuple[bool, bool]:
         may = must = False
-        for number, (start, stop) in wanted.items():
+        for number, (start, stop) in ranges.items():
             truth = self._truth[number]
             if any(max(low, start) < min(high, stop) for low, high in truth.missing):
                 return True, True
@@ -259,16 +259,16 @@ class Reading:
                 may, must = may or may_here, must or must_here
         return may, must
 
-    def _check_names(self, error: DataLossError, wanted: Mapping[int, Range]) -> None:
+    def _check_names(self, error: DataLossError, ranges: Mapping[int, Range]) -> None:
         """Checks that the error lists every missing range."""
         truth = self._truth[error.partition or 0]
-        start, stop = wanted[truth.number]
+        start, stop = ranges[truth.number]
         for low, high in truth.missing:
             if max(low, start) < min(high, stop):
                 assert f"[{max(low, start)}, {min(high, stop)})" in str(error), str(error)
 
     def _read_with_loss_allowed(
-        self, options: Mapping[str, str], wanted: Mapping[int, Range], isolation: str
+        self, options: Mapping[str, str], ranges: Mapping[int, Range], isolation: str
     ) -> None:
         """Checks that a read with loss allowed skips only holes and transactions ending there."""
         damaged = {name for truth in self._truth.values() for name in truth.spoiled} & _REQUIRED
@@ -281,7 +281,7 @@ class Reading:
         row_set = set(rows)
         assert len(row_set) == len(rows), f"{options}: rows twice"
         # The plan skips segments that it cannot describe. Without the newest one, the log differs.
-        for number, (start, stop) in () if damaged else wanted.items():
+        for number, (start, stop) in () if damaged else ranges.items():
             truth = self._truth[number]
             rows_due = truth.rows(isolation, start, stop)
             present_rows = {row for row in rows_due if not truth.is_missing(row[1])}

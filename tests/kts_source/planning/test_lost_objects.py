@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 OLD, NEW = (uuid_to_text(uuid.UUID(int=number << 80)) for number in (5, 6))
 
 
-def segments(count: int = 3, epoch: int = 0, start: int = 0, size: int = 5) -> list[SegmentFiles]:
+def build_segments(
+    count: int = 3, epoch: int = 0, start: int = 0, size: int = 5
+) -> list[SegmentFiles]:
     builder = LogBuilder(start_offset=start, leader_epoch=epoch)
     for _ in range(count):
         builder.append([SimpleRecord(b"%d" % epoch) for _ in range(size)])
@@ -42,7 +44,7 @@ def write(
     writer = (AivenTierWriter if layout == "aiven" else LocalTierWriter)(
         str(root), **partition_arguments
     )  # type: ignore[arg-type]
-    for segment in segments() if files is None else files:
+    for segment in build_segments() if files is None else files:
         writer.write_segment(segment)
 
 
@@ -68,12 +70,12 @@ def lose(root: Path, *suffixes: str, base: int | None = None, under: str = "") -
     return [path.name for path in paths]
 
 
-def options(root: Path, **extra: str) -> dict[str, str]:
+def make_options(root: Path, **extra: str) -> dict[str, str]:
     return {"path": str(root), "subscribe": "t", **extra}
 
 
-def offsets(root: Path, **extra: str) -> list[int]:
-    rows: list[int] = scan(options(root, **extra))["offset"].to_pylist()
+def read_offsets(root: Path, **extra: str) -> list[int]:
+    rows: list[int] = scan(make_options(root, **extra))["offset"].to_pylist()
     return rows
 
 
@@ -84,18 +86,18 @@ def test_missing_objects_of_newest_manifest_raise_data_loss_error(
     write(tmp_path)
     lost = lose(tmp_path, *suffixes, base=10)
     with pytest.raises(DataLossError, match=r"t-0: .*\[10, 15\)") as error:
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     assert f"{lost[0].partition('.')[0]}.rsm-manifest" in str(error.value)
     assert all(f"no .{suffix}" in str(error.value) for suffix in suffixes)
-    assert offsets(tmp_path, endingOffsets='{"t":{"0":10}}') == [*range(10)]
+    assert read_offsets(tmp_path, endingOffsets='{"t":{"0":10}}') == [*range(10)]
     with pytest.raises(DataLossError, match=r"\[10, 12\)"):
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":12}}'))
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":12}}'))
     caplog.clear()
-    assert offsets(tmp_path, failOnDataLoss="false") == [*range(10)]
+    assert read_offsets(tmp_path, failOnDataLoss="false") == [*range(10)]
     assert "[10, 15)" in caplog.text
-    (partition,) = kts_source.describe(options(tmp_path)).partitions
+    (partition,) = kts_source.describe(make_options(tmp_path)).partitions
     assert (partition.tier_end, partition.holes) == (15, ((10, 15),))
-    plan = kts_source.plan(options(tmp_path, failOnDataLoss="false"))
+    plan = kts_source.plan(make_options(tmp_path, failOnDataLoss="false"))
     assert "hole: offsets [10, 15)" in plan.explain()
 
 
@@ -103,7 +105,7 @@ def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "rsm-manifest", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\).*only parts") as error:
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
 
@@ -112,10 +114,10 @@ def test_damaged_first_segment_is_treated_as_deleted(
 ) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "log", base=0)
-    assert offsets(tmp_path) == [*range(5, 15)]
+    assert read_offsets(tmp_path) == [*range(5, 15)]
     assert lost.partition(".")[0] in caplog.text
     with pytest.raises(OffsetOutOfRangeError, match=lost.partition(".")[0]):
-        kts_source.plan(options(tmp_path, startingOffsets='{"t":{"0":0}}'))
+        kts_source.plan(make_options(tmp_path, startingOffsets='{"t":{"0":0}}'))
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
@@ -123,17 +125,17 @@ def test_partition_with_only_damaged_segment_raises_data_loss_error(
     tmp_path: Path, suffix: str
 ) -> None:
     write(tmp_path)
-    write(tmp_path, segments(1), partition=1)
+    write(tmp_path, build_segments(1), partition=1)
     lose(tmp_path, suffix, base=0, under="/1/")
     with pytest.raises(DataLossError) as error:
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     assert error.value.partition == 1
     assert "/1/00000000000000000000-" in str(error.value)
     for isolation in ("read_committed", "read_uncommitted"):
         extra = {"failOnDataLoss": "false", "isolationLevel": isolation}
-        assert offsets(tmp_path, **extra) == [*range(15)]
+        assert read_offsets(tmp_path, **extra) == [*range(15)]
     starting_offsets = '{"t":{"0":0,"1":2}}'
-    assert offsets(tmp_path, failOnDataLoss="false", startingOffsets=starting_offsets) == [
+    assert read_offsets(tmp_path, failOnDataLoss="false", startingOffsets=starting_offsets) == [
         *range(15)
     ]
 
@@ -145,7 +147,9 @@ def test_partition_without_manifests_raises_data_loss_error(
     write(tmp_path)
     write(tmp_path, partition=1)
     lose(tmp_path, "rsm-manifest", under="/1/")
-    scan_options = {name: text for name, text in options(tmp_path, **selection).items() if text}
+    scan_options = {
+        name: text for name, text in make_options(tmp_path, **selection).items() if text
+    }
     with pytest.raises(DataLossError, match=r"not one whole: .*/1/0{20}-.*\.log") as error:
         kts_source.plan(scan_options)
     assert error.value.partition == 1
@@ -160,14 +164,14 @@ def test_partition_without_manifests_raises_data_loss_error(
 def test_first_copy_in_progress_is_not_data_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, segments(1), partition=1)
+    write(tmp_path, build_segments(1), partition=1)
     lose(tmp_path, "rsm-manifest")
     with pytest.raises(TopicNotFoundError, match=r"no segment of topic 't'.*an upload that did"):
-        kts_source.plan(options(tmp_path))
-    assert not kts_source.plan(options(tmp_path, failOnDataLoss="false")).partitions
+        kts_source.plan(make_options(tmp_path))
+    assert not kts_source.plan(make_options(tmp_path, failOnDataLoss="false")).partitions
     write(tmp_path, partition=0)
     caplog.clear()
-    plan = kts_source.plan(options(tmp_path))
+    plan = kts_source.plan(make_options(tmp_path))
     assert [partition.partition for partition in plan.partitions] == [0]
     assert "no segments of partitions [1]" in caplog.text
     assert "/1/00000000000000000000-" in plan.explain()
@@ -178,10 +182,10 @@ def test_copy_in_progress_at_end_is_not_read(
 ) -> None:
     write(tmp_path)
     lose(tmp_path, "rsm-manifest", base=10)
-    assert offsets(tmp_path) == [*range(10)]
+    assert read_offsets(tmp_path) == [*range(10)]
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     with pytest.raises(OffsetOutOfRangeError, match="not tiered yet") as error:
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":12}}'))
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":12}}'))
     assert "[0, 10)" in str(error.value)
 
 
@@ -190,17 +194,17 @@ def test_folders_without_objects_are_reported(
 ) -> None:
     (tmp_path / f"t-{OLD}").mkdir()
     with pytest.raises(TopicNotFoundError, match="no objects"):
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     write(tmp_path)
     (tmp_path / f"t-{OLD}" / "1").mkdir()
-    assert len(offsets(tmp_path)) == 15
+    assert len(read_offsets(tmp_path)) == 15
     assert "no segments of partitions [1]" in caplog.text
 
 
 # -- incarnations
 
 
-def aged(root: Path, topic_id: str, seconds: int) -> None:
+def set_modified(root: Path, topic_id: str, seconds: int) -> None:
     for path in root.rglob(f"t-{topic_id}/*/*"):
         os.utime(path, (seconds, seconds))
 
@@ -209,37 +213,37 @@ def test_older_incarnation_does_not_replace_incarnation_without_manifests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, topic_id=OLD)
-    write(tmp_path, segments(1), topic_id=NEW)
-    aged(tmp_path, OLD, 1_000_000)
-    aged(tmp_path, NEW, 2_000_000)
+    write(tmp_path, build_segments(1), topic_id=NEW)
+    set_modified(tmp_path, OLD, 1_000_000)
+    set_modified(tmp_path, NEW, 2_000_000)
     lose(tmp_path, "rsm-manifest", under=NEW)
     with pytest.raises(DataLossError, match="option 'topicId'") as error:
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     assert OLD in str(error.value)
     assert NEW in str(error.value)
-    assert len(offsets(tmp_path, topicId=OLD)) == 15
-    assert len(offsets(tmp_path, failOnDataLoss="false")) == 15
+    assert len(read_offsets(tmp_path, topicId=OLD)) == 15
+    assert len(read_offsets(tmp_path, failOnDataLoss="false")) == 15
     assert "are older than objects of another one" in caplog.text
     # Older remains of a deleted incarnation do not require option topicId.
-    aged(tmp_path, NEW, 500_000)
-    assert len(offsets(tmp_path)) == 15
+    set_modified(tmp_path, NEW, 500_000)
+    assert len(read_offsets(tmp_path)) == 15
 
 
 def test_damaged_segments_determine_newest_incarnation(tmp_path: Path) -> None:
     partition_arguments = {"topic": "t", "partition": 0}
     for topic_id, timestamp_ms in ((OLD, 1_000), (NEW, 2_000)):
         writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **partition_arguments)  # type: ignore[arg-type]
-        writer.write_segment(segments(1)[0], event_timestamp_ms=timestamp_ms)
+        writer.write_segment(build_segments(1)[0], event_timestamp_ms=timestamp_ms)
     lose(tmp_path, "log", under=NEW)
     with pytest.raises(DataLossError, match=rf"\[0, 5\).*{NEW}"):
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
 
 
 # -- lineages
 
 
 def test_damaged_segment_of_newer_epoch_determines_branch(tmp_path: Path) -> None:
-    write(tmp_path, segments(3, epoch=0))  # [0, 15); the dead branch is [5, 15)
+    write(tmp_path, build_segments(3, epoch=0))  # [0, 15); the dead branch is [5, 15)
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
     builder.set_leader_epoch(1)
@@ -251,23 +255,23 @@ def test_damaged_segment_of_newer_epoch_determines_branch(tmp_path: Path) -> Non
         for path in tmp_path.rglob(f"{5:020d}*.rsm-manifest")
         if b'"endOffset":7' in path.read_bytes()
     )
-    assert offsets(tmp_path) == [*range(8)]
+    assert read_offsets(tmp_path) == [*range(8)]
     next(tmp_path.rglob(newer)).unlink()
     # Without its log, its checkpoint still shows that the other branch is dead.
     with pytest.raises(DataLossError, match=r"\[5, 8\)"):
-        kts_source.plan(options(tmp_path))
-    assert offsets(tmp_path, failOnDataLoss="false") == [*range(5)]
+        kts_source.plan(make_options(tmp_path))
+    assert read_offsets(tmp_path, failOnDataLoss="false") == [*range(5)]
     # Without its checkpoint, the branch is unknown.
     next(tmp_path.rglob(newer.replace(".log", ".indexes"))).unlink()
     with pytest.raises(DataLossError, match="it is unknown which segments belong to the log"):
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":3}}'))
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":3}}'))
 
 
 # -- LocalTieredStorage
 
 
-def local(root: Path, **extra: str) -> dict[str, str]:
-    return {**options(root, **extra), "layout": "local-tiered-storage"}
+def make_local_options(root: Path, **extra: str) -> dict[str, str]:
+    return {**make_options(root, **extra), "layout": "local-tiered-storage"}
 
 
 @pytest.mark.parametrize("suffix", ["log", "index", "timeindex", "leader_epoch_checkpoint"])
@@ -275,12 +279,12 @@ def local(root: Path, **extra: str) -> dict[str, str]:
 def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
     tmp_path: Path, suffix: str, count: int
 ) -> None:
-    write(tmp_path, segments(count), layout="local")
+    write(tmp_path, build_segments(count), layout="local")
     last = 5 * (count - 1)
     lose(tmp_path, suffix, base=last)
     with pytest.raises(DataLossError, match=rf"t-0: .*\[{last}, \d+\).*no \.{suffix}"):
-        kts_source.plan(local(tmp_path))
-    rows = scan(local(tmp_path, failOnDataLoss="false"))
+        kts_source.plan(make_local_options(tmp_path))
+    rows = scan(make_local_options(tmp_path, failOnDataLoss="false"))
     assert rows["offset"].to_pylist() == [*range(last)]
 
 
@@ -288,13 +292,13 @@ def test_damaged_copy_proves_gap(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "log", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\)"):
-        kts_source.plan(local(tmp_path))
+        kts_source.plan(make_local_options(tmp_path))
 
 
 def test_copy_without_snapshot_is_not_data_loss(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "snapshot", base=10)
-    assert scan(local(tmp_path))["offset"].to_pylist() == [*range(10)]
+    assert scan(make_local_options(tmp_path))["offset"].to_pylist() == [*range(10)]
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
@@ -306,12 +310,12 @@ def test_transaction_with_marker_in_lost_end_is_undecided(tmp_path: Path, layout
     builder.abort(7)
     write(tmp_path, builder.build().segments, layout=layout)
     lose(tmp_path, "log", base=4)
-    make_options = local if layout == "local" else options
+    options_for = make_local_options if layout == "local" else make_options
     with pytest.raises(DataLossError, match=r"\[4, 5\)"):
-        kts_source.plan(make_options(tmp_path))
+        kts_source.plan(options_for(tmp_path))
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 2"):
-        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":4}}'))
-    assert scan(make_options(tmp_path, failOnDataLoss="false"))["offset"].to_pylist() == [0, 1]
+        kts_source.plan(options_for(tmp_path, endingOffsets='{"t":{"0":4}}'))
+    assert scan(options_for(tmp_path, failOnDataLoss="false"))["offset"].to_pylist() == [0, 1]
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
@@ -319,7 +323,9 @@ def test_stored_plan_of_tier_with_damaged_end_is_replayed(tmp_path: Path, layout
     root, plan_file = tmp_path / "tier", tmp_path / "plan.json"
     write(root, layout=layout)
     lose(root, "log", base=10)
-    scan_options = (local if layout == "local" else options)(root, failOnDataLoss="false")
+    scan_options = (make_local_options if layout == "local" else make_options)(
+        root, failOnDataLoss="false"
+    )
     plan = kts_source.plan(scan_options)
     plan_file.write_text(plan.to_json())
     replayed = kts_source.plan({**scan_options, "planFile": str(plan_file)})
@@ -330,7 +336,8 @@ def test_stored_plan_of_tier_with_damaged_end_is_replayed(tmp_path: Path, layout
 def test_epoch_of_damaged_local_copy_is_read_from_checkpoint(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, segments(3, epoch=0), layout="local")  # [0, 15); the dead branch is [7, 15)
+    # [0, 15); the dead branch is [7, 15)
+    write(tmp_path, build_segments(3, epoch=0), layout="local")
     before = set(tmp_path.rglob("*.log"))
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
@@ -344,19 +351,19 @@ def test_epoch_of_damaged_local_copy_is_read_from_checkpoint(
         newer.with_suffix(f".{suffix}").unlink()
     # The remaining files contain the start of epoch 1, which is 7, but not its end.
     with pytest.raises(DataLossError, match=r"\[7, 8\)"):
-        kts_source.plan(local(tmp_path))
-    rows = scan(local(tmp_path, failOnDataLoss="false"))
+        kts_source.plan(make_local_options(tmp_path))
+    rows = scan(make_local_options(tmp_path, failOnDataLoss="false"))
     assert rows["offset"].to_pylist() == [*range(7)]
     newer.with_suffix(".leader_epoch_checkpoint").unlink()
     for ending in ('{"t":{"0":3}}', "latest"):
         with pytest.raises(DataLossError, match="it is unknown which segments belong to the log"):
-            kts_source.plan(local(tmp_path, endingOffsets=ending))
+            kts_source.plan(make_local_options(tmp_path, endingOffsets=ending))
 
 
 def test_damaged_segment_below_dead_branch_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, [files for files in segments(12, epoch=0) if files.base_offset])
+    write(tmp_path, [files for files in build_segments(12, epoch=0) if files.base_offset])
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(2)])
     builder.set_leader_epoch(1)
@@ -370,4 +377,4 @@ def test_damaged_segment_below_dead_branch_raises_data_loss_error(
     for start, ending in ((0, "latest"), (20, '{"t":{"0":30}}')):
         bounds = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": ending}
         with pytest.raises(DataLossError, match=r"\[0, 4\)"):
-            kts_source.plan(options(tmp_path, **bounds))
+            kts_source.plan(make_options(tmp_path, **bounds))

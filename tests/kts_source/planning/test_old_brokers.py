@@ -28,7 +28,7 @@ BOUND = 6
 """End of the first segment; two transactions are open there."""
 
 
-def _log() -> BuiltLog:
+def _build_log() -> BuiltLog:
     builder = LogBuilder()
     for producer in (ABORTED, COMMITTED):
         builder.send(producer, [SimpleRecord(b"%d" % producer)] * 2)
@@ -49,7 +49,7 @@ def brokers() -> Iterator[FakeCluster]:
         yield cluster
 
 
-def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
+def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
     """Returns the offsets that a read of the first segment returns.
 
     Args:
@@ -57,7 +57,7 @@ def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
         tiered: Count of the segments in the tier.
         moved: Count of the segments that the broker has deleted from its disk.
     """
-    log = _log()
+    log = _build_log()
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     for files in log.segments[:tiered]:
@@ -84,12 +84,12 @@ def test_open_transaction_at_bound_of_old_brokers_is_decided(
     brokers: FakeCluster, segments: int
 ) -> None:
     """The broker lists aborted transactions of its disk; the next tiered segment has the others."""
-    assert _offsets(brokers, segments, segments) == [2, 3, 4, 5]
+    assert _read_offsets(brokers, segments, segments) == [2, 3, 4, 5]
 
 
 def test_disk_of_old_broker_starting_after_tier_raises_broker_error(brokers: FakeCluster) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
-        _offsets(brokers, 1, 2)
+        _read_offsets(brokers, 1, 2)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -97,7 +97,7 @@ def test_segments_tiered_during_listing_are_listed_again(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """The broker copies a segment after the listing and deletes its local segment."""
-    log = _log()
+    log = _build_log()
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     writer.write_segment(log.segments[0])

@@ -14,7 +14,7 @@ from kts_source.planning.scan_plan import ScanPlan
 from tests.golden_data import TOPICS, tier_options
 
 
-def document(topic: str, **options: str) -> dict[str, Any]:
+def make_plan_document(topic: str, **options: str) -> dict[str, Any]:
     """Returns the JSON of a plan with many tasks."""
     plan = kts_source.plan(tier_options(topic, targetPartitionBytes="20k", **options))
     content: dict[str, Any] = json.loads(plan.to_json())
@@ -23,7 +23,9 @@ def document(topic: str, **options: str) -> dict[str, Any]:
 
 
 def test_plan_with_missing_task_raises_invalid_option_error() -> None:
-    plan = document("txn", isolationLevel="read_uncommitted")  # complete segments, split by bytes
+    plan = make_plan_document(
+        "txn", isolationLevel="read_uncommitted"
+    )  # complete segments, split by bytes
     for removed in range(len(plan["tasks"])):
         tasks = [task for number, task in enumerate(plan["tasks"]) if number != removed]
         with pytest.raises(InvalidOptionError, match="not a plan"):
@@ -32,11 +34,11 @@ def test_plan_with_missing_task_raises_invalid_option_error() -> None:
 
 def test_plan_without_tasks_raises_invalid_option_error() -> None:
     with pytest.raises(InvalidOptionError, match="not all that is to be read of txn-0"):
-        ScanPlan.from_json(json.dumps({**document("txn"), "tasks": []}))
+        ScanPlan.from_json(json.dumps({**make_plan_document("txn"), "tasks": []}))
 
 
 def test_plan_with_where_can_skip_offsets_but_not_bytes() -> None:
-    plan = document("txn", where="offset >= 700")
+    plan = make_plan_document("txn", where="offset >= 700")
     ScanPlan.from_json(json.dumps(plan))
     slices = [task_slice for task in plan["tasks"] for task_slice in task]
     continuations = (
@@ -64,7 +66,7 @@ def test_planned_json_is_accepted_and_unchanged(topic: str, options: dict[str, s
 
 
 def test_partitions_with_equal_segment_ids_are_accepted() -> None:
-    plan = document("txn")
+    plan = make_plan_document("txn")
     for number, segment in enumerate(plan["segments"]):
         before = plan["segments"][:number]
         segment["id"] = str([other["partition"] for other in before].count(segment["partition"]))

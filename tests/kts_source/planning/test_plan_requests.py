@@ -42,12 +42,12 @@ HOUR_MS = 3_600_000
 class TimedListing:
     """Lists objects with the event timestamp of their manifest as modification time."""
 
-    def timed(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
+    def set_times(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
         from dataclasses import replace
 
         listed = list(infos)
         times = {
-            info.key.rsplit(".", 1)[0]: manifest(read(info.key))["eventTimestampMs"]
+            info.key.rsplit(".", 1)[0]: parse_manifest(read(info.key))["eventTimestampMs"]
             for info in listed
             if info.key.endswith(".rsm-manifest")
         }
@@ -57,31 +57,31 @@ class TimedListing:
 
 class TimedLocalStore(LocalStore, TimedListing):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        return self.timed(
+        return self.set_times(
             super().list_objects(prefix, after=after), lambda key: (TIER / key).read_bytes()
         )
 
 
 class TimedMemoryStore(MemoryStore, TimedListing):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        return self.timed(super().list_objects(prefix, after=after), self._objects.__getitem__)
+        return self.set_times(super().list_objects(prefix, after=after), self._objects.__getitem__)
 
 
-def manifest(data: bytes) -> dict[str, Any]:
+def parse_manifest(data: bytes) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(data)["remoteLogSegmentMetadata"]
     return document
 
 
-def outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
+def find_outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
     """Returns the content of a plan, or the type of its error."""
     try:
         plan = plan_scan(parse_options(option_texts), Tier(store))
     except TieredKafkaError as error:
         return type(error)
-    return content_of(plan)
+    return extract_content(plan)
 
 
-def content_of(plan: ScanPlan) -> object:
+def extract_content(plan: ScanPlan) -> object:
     tasks = [
         [
             (
@@ -128,7 +128,7 @@ def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
     def plan(option_texts: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
             patched.setattr(tier_source, "can_plan_in_part", lambda *_, **__: False)
-            return outcome(option_texts, store)
+            return find_outcome(option_texts, store)
 
     return plan
 
@@ -182,7 +182,10 @@ def test_golden_window_plan_equals_plan_from_all_segments(
             failOnDataLoss=source.choice(["true", "false"]),
             isolationLevel=source.choice(["read_committed", "read_uncommitted"]),
         )
-        assert outcome(option_texts, store) == from_all(option_texts, store), (number, option_texts)
+        assert find_outcome(option_texts, store) == from_all(option_texts, store), (
+            number,
+            option_texts,
+        )
     if topic in ("codecs", "timeline"):
         assert views[False] > 5, views
 
@@ -218,7 +221,7 @@ def test_history_window_plan_equals_plan_from_all_segments(
                 counted["newest epoch not among the newest uploads"] += 1
                 continue
             expected = from_all(option_texts, store)
-            assert outcome(option_texts, store) == expected, (seed, option_texts)
+            assert find_outcome(option_texts, store) == expected, (seed, option_texts)
             counted["plan" if isinstance(expected, tuple) else "error"] += 1
     assert counted["plan"] > 100, counted
     assert views[False] > 50, (views, counted)
@@ -229,7 +232,7 @@ def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
     groups: dict[str, list[tuple[int, int, int]]] = {}
     for key, data in objects.items():
         if key.endswith(".rsm-manifest"):
-            metadata = manifest(data)
+            metadata = parse_manifest(data)
             epoch = max(map(int, metadata["segmentLeaderEpochs"]))
             uploads_of_partition = groups.setdefault(key.rsplit("/", 1)[0], [])
             uploads_of_partition.append(
@@ -248,7 +251,9 @@ def test_time_window_plan_with_max_timestamp_ahead_equals_plan_from_all_segments
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
     store = TimedLocalStore(TIER)
-    manifests = [manifest(path.read_bytes()) for path in TIER.glob(f"*/{topic}-*/*/*.rsm-manifest")]
+    manifests = [
+        parse_manifest(path.read_bytes()) for path in TIER.glob(f"*/{topic}-*/*/*.rsm-manifest")
+    ]
     ahead = max(metadata["maxTimestampMs"] - metadata["eventTimestampMs"] for metadata in manifests)
     times = sorted(metadata["maxTimestampMs"] for metadata in manifests)
     source = random.Random(topic)
@@ -263,13 +268,13 @@ def test_time_window_plan_with_max_timestamp_ahead_equals_plan_from_all_segments
             isolationLevel="read_uncommitted",
         )
         expected = from_all(option_texts, store)
-        assert outcome({**option_texts, "maxTimestampAheadMs": f"{ahead}"}, store) == expected
+        assert find_outcome({**option_texts, "maxTimestampAheadMs": f"{ahead}"}, store) == expected
 
 
 # -- costs
 
 
-def window_of(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
+def make_window(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
     starts, stops = (
         {f"{number}": tier.base_offset(segment) + 40 for number in range(tier.partitions)}
         for segment in (first, last)
@@ -285,7 +290,7 @@ def make_plan(store: ObjectStore, caches: CacheSettings = NO_CACHE, /, **options
     return plan_scan(parse_options(option_texts), Tier(store, Caches(caches)))
 
 
-def requests(segments: int, **options: str) -> float:
+def count_requests(segments: int, **options: str) -> float:
     """Returns the requests for each partition of a topic with `segments` segments in each."""
     tier = SimulatedTier(3, segments, latency_seconds=0, aborted_share=10**9)
     make_plan(tier, **options)
@@ -294,11 +299,12 @@ def requests(segments: int, **options: str) -> float:
 
 def test_offset_window_requests_do_not_depend_on_log_length() -> None:
     costs = [
-        requests(count, **window_of(SimulatedTier(3, count), 20, 22)) for count in (40, 80, 160)
+        count_requests(count, **make_window(SimulatedTier(3, count), 20, 22))
+        for count in (40, 80, 160)
     ]
     assert len(set(costs)) == 1
     assert costs[0] <= 15
-    wider = requests(160, **window_of(SimulatedTier(3, 160), 20, 52))
+    wider = count_requests(160, **make_window(SimulatedTier(3, 160), 20, 52))
     assert costs[0] + 25 <= wider <= costs[0] + 35
 
 
@@ -308,8 +314,8 @@ def test_time_window_requests_with_max_timestamp_ahead_do_not_depend_on_log_leng
         tier = SimulatedTier(3, count)
         start = FIRST_MS + 20 * tier.segment_ms + 1000
         hour = {"startingTimestamp": f"{start}", "endingTimestamp": f"{start + HOUR_MS}"}
-        costs.append(requests(count, **hour, maxTimestampAheadMs="60000"))
-        assert requests(count, **hour) > count
+        costs.append(count_requests(count, **hour, maxTimestampAheadMs="60000"))
+        assert count_requests(count, **hour) > count
     assert max(costs) <= 20
     assert max(costs) - min(costs) <= 3
 
@@ -319,7 +325,9 @@ def test_partial_plan_equals_full_plan() -> None:
     start = FIRST_MS + 7 * tier.segment_ms + 1000
     hours = {"startingTimestamp": f"{start}", "endingTimestamp": f"{start + 30 * HOUR_MS}"}
     plan = make_plan(tier, **hours)
-    assert content_of(make_plan(tier, **hours, maxTimestampAheadMs="60000")) == content_of(plan)
+    assert extract_content(
+        make_plan(tier, **hours, maxTimestampAheadMs="60000")
+    ) == extract_content(plan)
     option_texts = {"path": "simulated", "subscribe": TOPIC, "columns": "timestamp,partition"}
     table = run(plan, option_texts, Tier(tier))
     stamps = table["timestamp"].cast("int64").to_pylist()
@@ -331,7 +339,7 @@ def test_partial_plan_equals_full_plan() -> None:
 def test_plan_does_not_depend_on_planning_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads the manifests of a window depends on the partition count."""
     tier = SimulatedTier(8, 40, latency_seconds=0)
-    window = window_of(tier, 20, 22)
+    window = make_window(tier, 20, 22)
     names: list[str] = []
     described = AivenLayout.describe
 
@@ -340,11 +348,11 @@ def test_plan_does_not_depend_on_planning_thread(monkeypatch: pytest.MonkeyPatch
         return described(self, store, entry)
 
     monkeypatch.setattr(AivenLayout, "describe", note)
-    expected = content_of(make_plan(tier, **window))
+    expected = extract_content(make_plan(tier, **window))
     assert any("describe" in name for name in names)
     names.clear()
     monkeypatch.setattr(segment_catalog, "PLANNING_THREADS", 8)
-    assert content_of(make_plan(tier, **window)) == expected
+    assert extract_content(make_plan(tier, **window)) == expected
     assert names
     assert not any("describe" in name for name in names)
 
@@ -355,7 +363,7 @@ def test_second_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
     caches = CacheSettings(index=index, folder=str(tmp_path))
     expected = make_plan(first, caches)
     assert first.counters.requests > 3 * 40
-    assert content_of(make_plan(second, caches)) == content_of(expected)
+    assert extract_content(make_plan(second, caches)) == extract_content(expected)
     assert second.counters.requests == 0
     assert second.counters.list_requests == first.counters.list_requests
     assert len(list(tmp_path.glob("v1/index/*.entry"))) < 60
@@ -364,10 +372,10 @@ def test_second_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
 def test_second_window_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     caches = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
-    window = window_of(first, 20, 22)
+    window = make_window(first, 20, 22)
     expected = make_plan(first, caches, **window)
     assert first.counters.requests > 3 * 5
-    assert content_of(make_plan(second, caches, **window)) == content_of(expected)
+    assert extract_content(make_plan(second, caches, **window)) == extract_content(expected)
     assert second.counters.requests == 0
     # One file for each partition, and the file of the sweep.
     assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3

@@ -335,7 +335,7 @@ LINEAGE = (
 )
 
 
-def or_null(number: int) -> int | None:
+def negative_to_none(number: int) -> int | None:
     """Converts -1, which Kafka writes for missing numbers, to `None`."""
     return None if number < 0 else number
 
@@ -352,7 +352,7 @@ def test_lineage_columns_equal_batch_headers(topic: str) -> None:
     expected = [
         (
             *(record.offset, partition.partition, record.leader_epoch),
-            *map(or_null, (batch.producer_id, batch.producer_epoch, record.sequence)),
+            *map(negative_to_none, (batch.producer_id, batch.producer_epoch, record.sequence)),
             *(batch.is_transactional, batch.base_offset),
             *(batch.compression_type.name.lower(), span.segment.segment_id),
         )

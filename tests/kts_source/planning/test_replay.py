@@ -57,7 +57,7 @@ def write_plan(folder: Path, options: dict[str, str]) -> str:
     return str(plan_file)
 
 
-def by_partition(value: int) -> str:
+def format_offsets(value: int) -> str:
     return json.dumps({"t": {"0": value}})
 
 
@@ -76,14 +76,14 @@ CONTRADICTIONS: list[tuple[dict[str, str], dict[str, str]]] = [
     ({}, {"topicId": json.dumps({"t": IDS["u"]})}),
     ({}, {"keyPrefix": "q-"}),
     ({}, {"layout": "local-tiered-storage"}),
-    ({}, {"startingOffsets": by_partition(4)}),
-    ({}, {"endingOffsets": by_partition(12)}),
-    ({"startingOffsets": by_partition(4)}, {"startingOffsets": "earliest"}),
-    ({"endingOffsets": by_partition(12)}, {"endingOffsets": "latest"}),
+    ({}, {"startingOffsets": format_offsets(4)}),
+    ({}, {"endingOffsets": format_offsets(12)}),
+    ({"startingOffsets": format_offsets(4)}, {"startingOffsets": "earliest"}),
+    ({"endingOffsets": format_offsets(12)}, {"endingOffsets": "latest"}),
     ({}, {"startingTimestamp": f"{T0 + 12}"}),
     ({}, {"endingTimestamp": f"{T0 + 12}"}),
-    ({}, {"startingOffsetsByTimestamp": by_partition(T0 + 12)}),
-    ({}, {"endingOffsetsByTimestamp": by_partition(T0 + 12)}),
+    ({}, {"startingOffsetsByTimestamp": format_offsets(T0 + 12)}),
+    ({}, {"endingOffsetsByTimestamp": format_offsets(T0 + 12)}),
     ({"startingTimestamp": f"{T0 + 12}"}, {"startingTimestamp": f"{T0 + 4}"}),
     ({}, {"maxRecordsPerPartition": "5"}),
     ({}, {"minPartitions": "3"}),
@@ -264,7 +264,7 @@ def paths_to_values(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any
     return paths
 
 
-def replaced(document: dict[str, Any], path: tuple[Any, ...], value: object) -> dict[str, Any]:
+def replace_value(document: dict[str, Any], path: tuple[Any, ...], value: object) -> dict[str, Any]:
     changed = copy.deepcopy(document)
     parent: Any = changed
     for step in path[:-1]:
@@ -273,7 +273,7 @@ def replaced(document: dict[str, Any], path: tuple[Any, ...], value: object) -> 
     return changed
 
 
-def upper(value: object) -> object:
+def to_upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
@@ -296,7 +296,7 @@ HOSTILE: list[Callable[[Any], Any]] = [
     lambda _: "../secret",
     lambda _: "/etc/passwd",
     lambda _: "s3://other/key",
-    upper,
+    to_upper,
 ]
 
 
@@ -304,7 +304,7 @@ def test_plan_with_replaced_value_raises_error_or_is_harmless(
     source: dict[str, str], tmp_path: Path
 ) -> None:
     """Replaces each value of a plan. A scan must not read anything that is not in the plan."""
-    options = {**source, "endingOffsets": by_partition(15), "targetPartitionBytes": "300"}
+    options = {**source, "endingOffsets": format_offsets(15), "targetPartitionBytes": "300"}
     plan = write_plan(tmp_path, options)
     document = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "secret").write_bytes(b"x" * 1000)
@@ -316,13 +316,13 @@ def test_plan_with_replaced_value_raises_error_or_is_harmless(
         for step in path:
             current = current[step]
         for change in HOSTILE:
-            text = json.dumps(replaced(document, path, change(current)))
+            text = json.dumps(replace_value(document, path, change(current)))
             try:
                 ScanPlan.from_json(text)
             except InvalidOptionError:
                 error_count += 1
                 continue
-            if change is not upper:
+            if change is not to_upper:
                 # If the plan is valid, it is compared with the tier.
                 (tmp_path / "plan.json").write_text(text)
                 try:
@@ -377,6 +377,6 @@ def test_plan_with_repeated_slices_raises_invalid_option_error(
 
 
 def test_describe_ignores_plan_file(source: dict[str, str], tmp_path: Path) -> None:
-    plan = write_plan(tmp_path, {**source, "endingOffsets": by_partition(12)})
+    plan = write_plan(tmp_path, {**source, "endingOffsets": format_offsets(12)})
     (mark,) = kts_source.describe({**source, "planFile": plan}).partitions
     assert mark.tier_end == 40

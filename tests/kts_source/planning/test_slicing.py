@@ -42,7 +42,7 @@ CHUNK = 1000
 CLOSED = Encryption(WrappedDataKey("key", b"x" * 16), b"")
 
 
-def segment(
+def make_segment(
     size: int,
     *,
     number: int = 0,
@@ -84,7 +84,7 @@ def pack_slices(slices: Sequence[SegmentSlice], **options: str) -> list[ScanTask
     return list(pack((piece for entry in slices for piece in cut(entry, target)), target, parsed))
 
 
-def work(task: ScanTask) -> int:
+def sum_work(task: ScanTask) -> int:
     return sum(task_slice.work for task_slice in task.slices)
 
 
@@ -97,7 +97,9 @@ def work(task: ScanTask) -> int:
 def test_tasks_contain_all_bytes_in_order_within_limits(
     sizes: list[tuple[int, int]], target: int, max_segments: int
 ) -> None:
-    segments = [segment(size, number=n, borders=borders) for n, (size, borders) in enumerate(sizes)]
+    segments = [
+        make_segment(size, number=n, borders=borders) for n, (size, borders) in enumerate(sizes)
+    ]
     tasks = pack_slices(
         segments, targetPartitionBytes=f"{target}", maxSegmentsPerTask=f"{max_segments}"
     )
@@ -115,16 +117,16 @@ def test_tasks_contain_all_bytes_in_order_within_limits(
         assert counted[entry.segment_id] <= entry.offset_index.size // 8 + 1
     for task in tasks:
         assert len(task.slices) <= max_segments
-        assert len(task.slices) == 1 or work(task) <= target
+        assert len(task.slices) == 1 or sum_work(task) <= target
     for task, next_task in itertools.pairwise(tasks):  # no task could include the next slice
         full = len(task.slices) == max_segments
-        assert full or work(task) + next_task.slices[0].work > target
+        assert full or sum_work(task) + next_task.slices[0].work > target
 
 
 @pytest.mark.parametrize("min_partitions", [2, 7, 16, 100])
 def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) -> None:
     # Both have the same size, but one has a thousand times as many offsets.
-    few, many = segment(400_000, offsets=10), segment(400_000, number=1, offsets=10_000)
+    few, many = make_segment(400_000, offsets=10), make_segment(400_000, number=1, offsets=10_000)
     tasks = pack_slices([few, many], minPartitions=f"{min_partitions}")
     assert min_partitions <= len(tasks) <= min_partitions + 2
     sizes = [task.nominal_bytes for task in tasks]
@@ -144,9 +146,9 @@ def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) 
 
 
 def test_compressed_and_encrypted_segments_make_more_tasks() -> None:
-    plain = [segment(100, number=n) for n in range(600)]
-    compressed = [segment(100, number=n, compressed=True) for n in range(600)]
-    both = [segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]
+    plain = [make_segment(100, number=n) for n in range(600)]
+    compressed = [make_segment(100, number=n, compressed=True) for n in range(600)]
+    both = [make_segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]
     limits = {"targetPartitionBytes": "10000", "maxSegmentsPerTask": "1000"}
     tasks = [len(pack_slices(slices, **limits)) for slices in (plain, compressed, both)]
     assert tasks[0] == 6
@@ -154,7 +156,7 @@ def test_compressed_and_encrypted_segments_make_more_tasks() -> None:
 
 
 def test_small_segments_share_task_up_to_64_slices() -> None:
-    slices = [segment(10, number=n % 50, partition=n // 50) for n in range(150)]
+    slices = [make_segment(10, number=n % 50, partition=n // 50) for n in range(150)]
     tasks = pack_slices(slices)
     assert [len(task.slices) for task in tasks] == [64, 64, 22]
     assert {task_slice.partition for task_slice in tasks[0].slices} == {0, 1}
@@ -190,7 +192,7 @@ def test_large_topic_is_split_evenly() -> None:
     options = {"path": "simulated", "subscribe": TOPIC, "isolationLevel": "read_uncommitted"}
     plan = kts_source.plan({**options, "targetPartitionBytes": "10m"}, tier)
     assert is_in_order(plan)
-    assert max(work(task) for task in plan.tasks) <= (10 << 20) + (1 << 20)
+    assert max(sum_work(task) for task in plan.tasks) <= (10 << 20) + (1 << 20)
     task_bytes = [task.nominal_bytes for task in plan.tasks]
     assert max(task_bytes) <= 2 * min(task_bytes)
     larger_plan = kts_source.plan({**options, "minPartitions": "500"}, tier)
@@ -199,7 +201,7 @@ def test_large_topic_is_split_evenly() -> None:
 
 
 def test_cut_of_partial_slice_keeps_offsets() -> None:
-    partial = replace(segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
+    partial = replace(make_segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
     slices = list(cut(partial, 2000))
     assert [(piece.cut_start, piece.cut_stop) for piece in slices] == [
         (2500, 4000),
@@ -217,7 +219,7 @@ def write_log(folder: Path, log: LogBuilder) -> dict[str, str]:
     return {"path": str(folder), "subscribe": "t", "cache": "false"}
 
 
-def rows_of(options: dict[str, str]) -> list[int]:
+def count_rows(options: dict[str, str]) -> list[int]:
     """Returns the row count of each task; checks that offsets ascend."""
     plan = kts_source.plan(options)
     tables = [run(replace(plan, tasks=(task,)), options) for task in plan.tasks]
@@ -241,7 +243,7 @@ def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Pat
             log.roll()
     size = sum(len(segment.log) for segment in log.build().segments)
     options = write_log(tmp_path, log)
-    counts = rows_of({**options, "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**options, "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 20
     assert len(counts) <= min(size // limit + 2, 20)
 
@@ -254,7 +256,7 @@ def test_max_records_limits_tasks_of_dense_records_with_any_codec(
     log = LogBuilder()
     for _ in range(2):
         log.append([SimpleRecord(None, None)] * 150, codec=codec)
-    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 300
     assert max(counts) == limit
     assert len(counts) == -(-300 // limit)
@@ -271,7 +273,7 @@ def test_max_records_splits_segment_with_dense_and_sparse_offsets(
             log.append([SimpleRecord(b"v" * 2000)] * 5)
         log.skip_offsets(500_000_000)
     log.append([SimpleRecord(b"v")])
-    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 101
     assert len(counts) <= -(-101 // limit) + 8
     assert max(counts) <= max(limit, 10)  # two batches without an index entry between them
@@ -284,7 +286,7 @@ def test_extreme_task_sizes_return_all_rows(name: str, value: str, tmp_path: Pat
     for _ in range(40):
         log.append([SimpleRecord(b"v" * 500)] * 10)
     options = write_log(tmp_path, log)
-    counts = rows_of({**options, name: value})
+    counts = count_rows({**options, name: value})
     assert sum(counts) == 400
     few = (name, value) in (("minPartitions", "1"), ("targetPartitionBytes", "2147483647"))
     assert (len(counts) == 1) == few

@@ -61,7 +61,7 @@ class TierAndDisk:
         self.disk.put(f"{base:020d}.snapshot", log.segments[count - 1].snapshot)
         self.disk.checkpoint(LOG_STARTS, 0)
 
-    def options(self, level: str = "read_committed", **extra: str) -> dict[str, str]:
+    def make_options(self, level: str = "read_committed", **extra: str) -> dict[str, str]:
         """Returns the options of a scan of tier and disk."""
         return {
             "path": str(self.tier),
@@ -71,14 +71,14 @@ class TierAndDisk:
             **extra,
         }
 
-    def offsets(self, level: str = "read_committed", **extra: str) -> list[int]:
+    def read_offsets(self, level: str = "read_committed", **extra: str) -> list[int]:
         """Returns the offsets that a scan reads."""
-        rows: list[int] = scan(self.options(level, **extra))["offset"].to_pylist()
+        rows: list[int] = scan(self.make_options(level, **extra))["offset"].to_pylist()
         return rows
 
-    def slices(self, **extra: str) -> list[tuple[bool, int, int]]:
+    def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
         """Returns for each slice whether it is on the disk, and its offsets, in plan order."""
-        tasks = plan(self.options(**extra)).tasks
+        tasks = plan(self.make_options(**extra)).tasks
         return [
             (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
             for task in tasks
@@ -97,9 +97,9 @@ def test_tail_is_read_from_disk(scene: TierAndDisk, level: str, *, clean: bool) 
     scene.copy(LOG, 0, 1, 2)
     scene.disk.write(LOG, clean=clean)
     scene.drop(LOG, 2)
-    assert scene.offsets(level) == list_expected_offsets(LOG, level)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
     tier_end = LOG.segments[3].base_offset
-    assert all(is_disk == (start >= tier_end) for is_disk, start, _ in scene.slices())
+    assert all(is_disk == (start >= tier_end) for is_disk, start, _ in scene.list_slices())
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -107,8 +107,8 @@ def test_hole_of_tier_is_read_from_disk(scene: TierAndDisk, level: str) -> None:
     scene.copy(LOG, 0, 2, 4)
     scene.disk.write(LOG)
     scene.drop(LOG, 1)
-    assert scene.offsets(level) == list_expected_offsets(LOG, level)
-    assert [is_disk for is_disk, _, _ in scene.slices(isolationLevel="read_uncommitted")] == [
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
+    assert [is_disk for is_disk, _, _ in scene.list_slices(isolationLevel="read_uncommitted")] == [
         False,
         True,
         False,
@@ -123,9 +123,9 @@ def test_hole_of_tier_and_disk_raises_data_loss_error(scene: TierAndDisk) -> Non
     scene.drop(LOG, 2)
     low, high = LOG.segments[1].base_offset, LOG.segments[2].base_offset
     with pytest.raises(DataLossError, match=rf"the disks holds offsets \[{low}, {high}\)"):
-        scene.offsets("read_uncommitted")
+        scene.read_offsets("read_uncommitted")
     rows = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not low <= o < high]
-    assert scene.offsets("read_uncommitted", failOnDataLoss="false") == rows
+    assert scene.read_offsets("read_uncommitted", failOnDataLoss="false") == rows
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -137,8 +137,8 @@ def test_disk_older_than_tier_is_completed_from_tier(scene: TierAndDisk, level: 
         for path in scene.disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
     scene.copy(LOG, 0, 1, 2, 3, 4)
-    assert scene.offsets(level) == list_expected_offsets(LOG, level)
-    assert not any(is_disk for is_disk, _, _ in scene.slices())
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
+    assert not any(is_disk for is_disk, _, _ in scene.list_slices())
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -149,7 +149,7 @@ def test_disk_fills_hole_below_tiered_segment_above_high_watermark(
     scene.copy(LOG, 0, 1, 3)
     scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
     stop = LOG.segments[4].base_offset
-    assert scene.offsets(level) == list_expected_offsets(LOG, level, stop=stop)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level, stop=stop)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -159,7 +159,7 @@ def test_records_below_log_start_of_disk_are_not_read(scene: TierAndDisk, level:
     scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
     scene.disk.checkpoint(LOG_STARTS, start)
-    assert scene.offsets(level) == [o for o in list_expected_offsets(LOG, level) if o >= start]
+    assert scene.read_offsets(level) == [o for o in list_expected_offsets(LOG, level) if o >= start]
 
 
 def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk) -> None:
@@ -168,7 +168,7 @@ def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk)
     scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
     scene.disk.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, start)]))
-    assert scene.offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
+    assert scene.read_offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
 
 
 def test_tiered_records_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None:
@@ -185,12 +185,12 @@ def test_tiered_records_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None
         scene.disk = Disk(root)
         scene.disk.write(log, clean=clean)
         scene.drop(log, 1)
-        assert scan(scene.options())["value"].to_pylist() == [b"always", b"too"]
+        assert scan(scene.make_options())["value"].to_pylist() == [b"always", b"too"]
     # Without the snapshot of the first segment, its open transactions are unknown.
     (scene.disk.folder / f"{log.segments[1].base_offset:020d}.snapshot").unlink()
     with pytest.raises(DataLossError, match="producer snapshot"):
-        scan(scene.options())
-    assert len(scan(scene.options("read_uncommitted"))) == 3
+        scan(scene.make_options())
+    assert len(scan(scene.make_options("read_uncommitted"))) == 3
 
 
 def test_dead_branch_in_tier_is_not_read(scene: TierAndDisk) -> None:
@@ -205,7 +205,7 @@ def test_dead_branch_in_tier_is_not_read(scene: TierAndDisk) -> None:
     alive.append([SimpleRecord(b"alive")] * 2)
     scene.copy(dead.build(), 0, 1)
     scene.disk.write(alive.build())
-    values = scan(scene.options("read_uncommitted"))["value"].to_pylist()
+    values = scan(scene.make_options("read_uncommitted"))["value"].to_pylist()
     assert values == [b"first"] * 3 + [b"second"] * 2 + [b"alive"] * 2
 
 
@@ -218,7 +218,7 @@ def test_dead_branch_on_disk_is_not_read(scene: TierAndDisk) -> None:
     dead.append([SimpleRecord(b"dead")] * 8)
     scene.copy(alive.build(), 0)
     scene.disk.write(dead.build())
-    values = scan(scene.options("read_uncommitted"))["value"].to_pylist()
+    values = scan(scene.make_options("read_uncommitted"))["value"].to_pylist()
     assert values == [b"first"] * 3 + [b"alive"] * 2
 
 
@@ -227,10 +227,10 @@ def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None
     scene.copy(LOG, 0, 1, topic_id=other)
     scene.disk.write(LOG)
     with pytest.raises(InvalidOptionError, match=f"{other}.*{TOPIC_ID}.*topicId"):
-        scene.offsets()
+        scene.read_offsets()
     with pytest.raises(InvalidOptionError, match=f"{other}.*{TOPIC_ID}"):
-        scene.offsets(topicId=other)
-    assert scene.offsets(topicId=TOPIC_ID) == list_expected_offsets(LOG)
+        scene.read_offsets(topicId=other)
+    assert scene.read_offsets(topicId=TOPIC_ID) == list_expected_offsets(LOG)
 
 
 def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) -> None:
@@ -240,14 +240,14 @@ def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) ->
     folder.rename(folder.with_name(f"{TOPIC}-1"))
     (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
     Disk(scene.disk.root).write(LOG)
-    (note,) = plan(scene.options()).notes
+    (note,) = plan(scene.make_options()).notes
     assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
 
 
 def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:
     scene.disk.write(LOG)
-    assert scene.offsets() == list_expected_offsets(LOG)
-    (note,) = plan(scene.options()).notes
+    assert scene.read_offsets() == list_expected_offsets(LOG)
+    (note,) = plan(scene.make_options()).notes
     assert "all of it is on disks" in note
 
 
@@ -256,7 +256,7 @@ def test_missing_tier_raises_data_loss_error(scene: TierAndDisk) -> None:
     scene.disk.write(LOG)
     scene.drop(LOG, 2)
     with pytest.raises(DataLossError, match=rf"\[0, {LOG.segments[2].base_offset}\)"):
-        scene.offsets()
+        scene.read_offsets()
 
 
 def test_tail_path_without_log_directories_raises_error(scene: TierAndDisk, tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ def test_tail_path_without_log_directories_raises_error(scene: TierAndDisk, tmp_
     scene.disk.write(LOG)
     (tmp_path / "typo").mkdir()
     with pytest.raises(TierNotFoundError, match=r"tailPath.*typo"):
-        scene.offsets(tailPath=f"{scene.disk.root},{tmp_path / 'typo'}")
+        scene.read_offsets(tailPath=f"{scene.disk.root},{tmp_path / 'typo'}")
     with pytest.raises(TopicNotFoundError, match=r"'nothing'.*orders"):
-        scene.offsets(subscribe="nothing")
+        scene.read_offsets(subscribe="nothing")
 
 
 def test_several_tail_paths_are_read_as_brokers(scene: TierAndDisk, tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_several_tail_paths_are_read_as_brokers(scene: TierAndDisk, tmp_path: Pa
         path.unlink()
     scene.disk.write(LOG)
     for paths in (f"{lagging.root}, {scene.disk.root}", f"{scene.disk.root},{lagging.root}"):
-        assert scene.offsets(tailPath=paths) == list_expected_offsets(LOG)
+        assert scene.read_offsets(tailPath=paths) == list_expected_offsets(LOG)
 
 
 def test_explain_and_describe_report_end_of_tier(scene: TierAndDisk) -> None:
@@ -285,10 +285,10 @@ def test_explain_and_describe_report_end_of_tier(scene: TierAndDisk) -> None:
     scene.disk.write(LOG, high_watermark=END - 1)
     scene.drop(LOG, 1)
     tier_end = LOG.segments[3].base_offset
-    text = plan(scene.options()).explain()
+    text = plan(scene.make_options()).explain()
     assert f"the tier ends at {tier_end}" in text
     assert "  disk tailPath:/0/orders-0/" in text
-    (partition,) = describe(scene.options()).partitions
+    (partition,) = describe(scene.make_options()).partitions
     assert (partition.tier_end, partition.high_watermark) == (tier_end, END - 1)
     assert partition.local_start == LOG.segments[1].base_offset
     assert partition.disk_offsets == END - 1 - tier_end
@@ -307,7 +307,7 @@ def test_starting_timestamp_is_found_in_tier_and_disk(scene: TierAndDisk) -> Non
     scene.copy(log, 0, 1)
     scene.disk.write(log)
     for start in (5, 15, 25):
-        assert scene.offsets(startingTimestamp=str(1000 * start)) == list(range(start, 30))
+        assert scene.read_offsets(startingTimestamp=str(1000 * start)) == list(range(start, 30))
 
 
 @pytest.mark.parametrize(
@@ -341,5 +341,5 @@ def test_end_of_log_reads_disk_above_high_watermark(scene: TierAndDisk) -> None:
     scene.copy(LOG, 0)
     scene.disk.write(LOG, high_watermark=LOG.segments[3].base_offset)
     scene.disk.checkpoint(HIGH_WATERMARKS, LOG.segments[3].base_offset)
-    assert scene.offsets(endOfLog="true") == list_expected_offsets(LOG)
-    assert scene.offsets() == list_expected_offsets(LOG, stop=LOG.segments[3].base_offset)
+    assert scene.read_offsets(endOfLog="true") == list_expected_offsets(LOG)
+    assert scene.read_offsets() == list_expected_offsets(LOG, stop=LOG.segments[3].base_offset)

@@ -46,7 +46,7 @@ def test_first_offsets_and_holes_are_read_from_other_disk(
     drop_last(full, LOG, 1)
     full.checkpoint(LOG_STARTS, 0)
     drop_first(Disk(scene.disk.root / "b").write(LOG, clean=clean), LOG, 3)
-    assert scene.offsets(level) == list_expected_offsets(LOG, level)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
 
 
 def test_hole_present_only_on_dead_branch_raises_data_loss_error(scene: TierAndDisk) -> None:
@@ -64,7 +64,7 @@ def test_hole_present_only_on_dead_branch_raises_data_loss_error(scene: TierAndD
     Disk(scene.disk.root / "a").write(dead.build())
     drop_first(Disk(scene.disk.root / "b").write(log), log, 3)
     with pytest.raises(DataLossError, match=r"\[3, 6\)"):
-        scene.offsets()
+        scene.read_offsets()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -76,7 +76,7 @@ def test_lost_log_above_tier_is_read_from_other_disk(
     for name in ("a", "b"):
         disk = Disk(scene.disk.root / name).write(LOG)
     disk.files("log")[number].unlink()
-    assert scene.offsets(level) == list_expected_offsets(LOG, level)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("end_of_log", ["false", "true"])
@@ -88,9 +88,9 @@ def test_lost_last_log_raises_data_loss_error(scene: TierAndDisk, end_of_log: st
     scene.disk.files("log")[-1].unlink()
     base = LOG.segments[-1].base_offset
     with pytest.raises(DataLossError, match=rf"\[{base}, {END}\)"):
-        scene.offsets("read_uncommitted", endOfLog=end_of_log)
+        scene.read_offsets("read_uncommitted", endOfLog=end_of_log)
     remaining = list_expected_offsets(LOG, "read_uncommitted", stop=base)
-    lossy = scene.offsets("read_uncommitted", endOfLog=end_of_log, failOnDataLoss="false")
+    lossy = scene.read_offsets("read_uncommitted", endOfLog=end_of_log, failOnDataLoss="false")
     assert lossy == remaining
 
 
@@ -99,7 +99,7 @@ def test_lost_log_present_in_tier_is_not_data_loss(scene: TierAndDisk) -> None:
     scene.disk.write(LOG)
     for number in (0, -1):
         scene.disk.files("log")[number].unlink()
-    assert scene.offsets() == list_expected_offsets(LOG)
+    assert scene.read_offsets() == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
@@ -114,13 +114,13 @@ def test_partition_only_in_checkpoint_raises_data_loss_error(
     marks = {f"{TOPIC}_{number}": END for number in numbers}
     write_checkpoint(scene.disk.root, HIGH_WATERMARKS, **marks)
     with pytest.raises(DataLossError, match=rf"{HIGH_WATERMARKS}: it names offsets \[0, {END}\)"):
-        scene.offsets()
+        scene.read_offsets()
     rows = (
         list_expected_offsets(LOG, stop=LOG.segments[2].base_offset)
         if is_tiered
         else list_expected_offsets(LOG)
     )
-    assert scene.offsets(failOnDataLoss="false") == rows
+    assert scene.read_offsets(failOnDataLoss="false") == rows
 
 
 def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
@@ -130,10 +130,10 @@ def test_checkpoint_of_missing_folder_with_higher_offset_raises_data_loss_error(
     Disk(scene.disk.root / "a").write(LOG)
     missing = Disk(scene.disk.root / "b").write(LOG)
     shutil.rmtree(missing.folder)
-    assert scene.offsets() == list_expected_offsets(LOG)
+    assert scene.read_offsets() == list_expected_offsets(LOG)
     write_checkpoint(missing.root, HIGH_WATERMARKS, orders_0=END + 3)
     with pytest.raises(DataLossError, match=rf"\[{END}, {END + 3}\)"):
-        scene.offsets("read_uncommitted")
+        scene.read_offsets("read_uncommitted")
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
@@ -142,8 +142,8 @@ def test_set_aside_folders_are_reported(scene: TierAndDisk, state: str) -> None:
     disk = scene.disk.write(LOG)
     set_aside(disk, state, number=1)
     set_aside(disk, state, number=2, topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
-    assert scene.offsets() == list_expected_offsets(LOG)
-    notes = "\n".join(plan(scene.options()).notes)
+    assert scene.read_offsets() == list_expected_offsets(LOG)
+    notes = "\n".join(plan(scene.make_options()).notes)
     for number in (1, 2):
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in notes
 
@@ -153,7 +153,7 @@ def test_topic_only_in_checkpoint_raises_topic_not_found_error(scene: TierAndDis
     scene.disk.write(LOG)
     write_checkpoint(scene.disk.root, HIGH_WATERMARKS, orders_0=END, gone_0=4)
     with pytest.raises(TopicNotFoundError, match=r"'gone'.*set aside there name gone"):
-        scene.offsets(subscribe="gone")
+        scene.read_offsets(subscribe="gone")
 
 
 def test_log_directories_at_different_depths_are_all_read(scene: TierAndDisk) -> None:
@@ -163,4 +163,4 @@ def test_log_directories_at_different_depths_are_all_read(scene: TierAndDisk) ->
         if number:
             shutil.move(disk.folder, disk.root / f"{TOPIC}-{number}")
             write_checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
-    assert scene.offsets() == list_expected_offsets(LOG) * 2
+    assert scene.read_offsets() == list_expected_offsets(LOG) * 2

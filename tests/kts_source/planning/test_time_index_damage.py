@@ -16,7 +16,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
-from tests.kts_source.planning.written_logs import index_key, read, written
+from tests.kts_source.planning.written_logs import find_index_key, read, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FIRST_MS = 1_700_000_000_000
 
 
-def built(seed: int) -> BuiltLog:
+def build_log(seed: int) -> BuiltLog:
     """Builds three segments with mostly ascending timestamps, and indexes with many entries."""
     source = random.Random(seed)
     builder = LogBuilder(index_interval_bytes=source.choice((0, 150)))
@@ -41,7 +41,7 @@ def built(seed: int) -> BuiltLog:
     return builder.build()
 
 
-def largest_at(
+def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
     """Returns the largest timestamp of the batch at an offset."""
@@ -51,14 +51,14 @@ def largest_at(
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_flipped_bit_of_time_index_loses_no_row(seed: int, local: bool) -> None:
-    log = built(seed)
-    objects = written(log, local=local)
+    log = build_log(seed)
+    objects = write_log(log, local=local)
     source = random.Random(seed)
     rows = [(row.offset, row.timestamp) for row in log.all_rows]
     error_count = 0
     for _ in range(60):
         files = source.choice([segment for segment in log.segments if segment.timeindex])
-        key = index_key(objects, files.base_offset, ".timeindex", local=local)
+        key = find_index_key(objects, files.base_offset, ".timeindex", local=local)
         original = objects[key]
         position = original.index(files.timeindex) + source.randrange(len(files.timeindex))
         objects[key] = (
@@ -90,8 +90,8 @@ def test_flipped_bit_of_time_index_loses_no_row(seed: int, local: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
-    log = built(seed)
-    objects = written(log, local=True)
+    log = build_log(seed)
+    objects = write_log(log, local=True)
     rows = [(row.offset, row.timestamp) for row in log.all_rows]
     (key, *_) = sorted(key for key in objects if key.endswith(".timeindex"))
     original = objects[key]
@@ -124,10 +124,10 @@ def test_largest_timestamp_before_end_is_found_without_findings(tmp_path: Path) 
 
 
 def test_max_timestamps_of_many_batches_need_one_read() -> None:
-    (files, *_) = built(1).segments
+    (files, *_) = build_log(1).segments
     log = files.log
     largest = [
-        max(row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5)
+        max(row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5)
         for entry in range(0, 60, 5)
     ]
     reads = []
@@ -165,7 +165,7 @@ def test_largest_timestamp_of_old_formats_is_read_from_wrapper(codec: str) -> No
     log = write_message_set(records, base_offset=5, magic=1, codec=codec)
 
     def largest_of(offset: int, data: bytes = log, position: int = 0) -> int | None:
-        return largest_at(lambda start, stop: data[start:stop], data, position, offset)
+        return find_largest(lambda start, stop: data[start:stop], data, position, offset)
 
     assert [largest_of(offset) for offset in (5, 6, 7, 8)] == (
         [10, 30, 20, None] if codec == "none" else [30, 30, 30, None]
@@ -176,7 +176,7 @@ def test_largest_timestamp_of_old_formats_is_read_from_wrapper(codec: str) -> No
 
 
 def test_largest_timestamp_is_read_from_batch_header() -> None:
-    (files, *_) = built(1).segments
+    (files, *_) = build_log(1).segments
     log = files.log
     reads = []
 
@@ -185,16 +185,16 @@ def test_largest_timestamp_is_read_from_batch_header() -> None:
         return log[start:stop]
 
     for entry in range(0, 60, 5):
-        batch = [row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5]
+        batch = [row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5]
         for offset in (entry, entry + 4):
-            assert largest_at(read, log, 0, offset) == max(batch)
-    assert largest_at(read, log, 0, 60) is None
+            assert find_largest(read, log, 0, offset) == max(batch)
+    assert find_largest(read, log, 0, 60) is None
     assert all(stop <= len(log) for _, stop in reads)
     second = log.index((5).to_bytes(8, "big"))
-    assert largest_at(read, log, second, 3) is None  # the batch begins after the offset
+    assert find_largest(read, log, second, 3) is None  # the batch begins after the offset
 
 
-def ascending() -> BuiltLog:
+def build_ascending_log() -> BuiltLog:
     """Builds three segments of 12 records each, with one record each second."""
     builder = LogBuilder(index_interval_bytes=150)
     for _ in range(3):
@@ -205,7 +205,7 @@ def ascending() -> BuiltLog:
     return builder.build()
 
 
-def with_lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
+def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
     """Returns the objects with a lower largest timestamp in one manifest."""
     (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
     manifest = json.loads(objects[key])
@@ -216,7 +216,7 @@ def with_lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> di
 @pytest.mark.parametrize("base", [0, 12, 24])
 @pytest.mark.parametrize("by_ms", [1, 4_000, 20_000, 600_000_000_000])
 def test_lower_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> None:
-    objects = with_lower_timestamp(written(ascending(), local=False), base, by_ms)
+    objects = lower_timestamp(write_log(build_ascending_log(), local=False), base, by_ms)
     for second in range(36):
         since = FIRST_MS + 1000 * second
         assert read(objects, False, startingTimestamp=str(since)) == [*range(second, 36)]
@@ -227,10 +227,10 @@ def test_lower_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> 
 @pytest.mark.parametrize("base", [12, 24])
 def test_lower_max_timestamp_in_manifest_loses_no_row_of_filter(tmp_path: Path, base: int) -> None:
     writer = AivenTierWriter(tmp_path, topic="t")
-    for files in ascending().segments[:3]:
+    for files in build_ascending_log().segments[:3]:
         writer.write_segment(files)
     objects = {str(path): path.read_bytes() for path in tmp_path.rglob("*-manifest")}
-    for key, data in with_lower_timestamp(objects, base, 600_000_000_000).items():
+    for key, data in lower_timestamp(objects, base, 600_000_000_000).items():
         Path(key).write_bytes(data)
     scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
     for second in (0, 5, 12, 20, 30):

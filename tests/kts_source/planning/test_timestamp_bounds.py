@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TOPICS = ("timeline", "codecs", "appendtime", "epochs", "trimmed", "evolved")
 
 
-def truth(topic: str) -> list[tuple[int, int]]:
+def read_expected(topic: str) -> list[tuple[int, int]]:
     """Returns offset and timestamp of every tiered record."""
     records = expected_records(topic)
     records = records.filter(records["in_tier"])
@@ -30,11 +30,11 @@ def truth(topic: str) -> list[tuple[int, int]]:
     )
 
 
-def first_at_or_after(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
+def find_first(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
     return next((offset for offset, stamp in rows if stamp >= timestamp_ms), None)
 
 
-def moments(rows: list[tuple[int, int]]) -> list[int]:
+def sample_moments(rows: list[tuple[int, int]]) -> list[int]:
     """Returns timestamps of sampled records, each with the milliseconds before and after."""
     stamps = sorted({stamp for _, stamp in rows if stamp >= 0})
     sampled = stamps[:: max(1, len(stamps) // 7)]
@@ -45,10 +45,10 @@ def moments(rows: list[tuple[int, int]]) -> list[int]:
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_timestamp_bounds_select_first_offset_at_or_after(topic: str) -> None:
-    rows = truth(topic)
+    rows = read_expected(topic)
     end = rows[-1][0] + 1
-    for moment in moments(rows):
-        first = first_at_or_after(rows, moment)
+    for moment in sample_moments(rows):
+        first = find_first(rows, moment)
         options = tier_options(
             topic, endingTimestamp=str(moment), isolationLevel="read_uncommitted"
         )
@@ -73,12 +73,12 @@ def test_starting_timestamp_after_last_record_raises_error_or_is_empty() -> None
 
 
 def test_timestamp_bounds_include_late_records() -> None:
-    rows = truth("timeline")
+    rows = read_expected("timeline")
     stamps = sorted(stamp for _, stamp in rows)
     low, high = stamps[len(stamps) // 3], stamps[2 * len(stamps) // 3]
     # Some records are late by days, so timestamps do not ascend with offsets.
     assert any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(rows))
-    start, stop = first_at_or_after(rows, low), first_at_or_after(rows, high)
+    start, stop = find_first(rows, low), find_first(rows, high)
     assert start is not None
     assert stop is not None
     table = scan(tier_options("timeline", startingTimestamp=str(low), endingTimestamp=str(high)))

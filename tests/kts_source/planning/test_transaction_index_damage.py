@@ -18,12 +18,12 @@ from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.planning.transaction_damage import (
     Damage,
-    built,
-    hybrid_reads_of_damage,
+    build_log,
     read,
-    reads_of_damage,
+    read_damaged_hybrid_tiers,
+    read_damaged_tiers,
 )
-from tests.kts_source.planning.written_logs import written
+from tests.kts_source.planning.written_logs import write_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.kts_source.planning.transaction_damage import Outcome
 
 
-def flips(
+def flip_bits(
     log: BuiltLog, objects: dict[str, bytes], *, local: bool
 ) -> Iterator[tuple[int, int, int, dict[str, bytes]]]:
     """Yields segment, byte and bit of its index, and the tier with that bit flipped."""
@@ -74,13 +74,13 @@ def count_errors(
         max_flips: Limit of flipped bits; with a limit, only bits that keep the index plausible are
             flipped.
     """
-    log = built(seed)
-    objects = written(log, local=local)
+    log = build_log(seed)
+    objects = write_log(log, local=local)
     expected = [row.offset for row in log.rows("read_committed", start=start, stop=stop)]
     assert read(objects, local, options) == expected
     error_count = 0
     wrong = []
-    damages = list(flips(log, objects, local=local))
+    damages = list(flip_bits(log, objects, local=local))
     if max_flips < len(damages):
         low = [damage for damage in damages if damage[1] % 34 in (9, 17, 25)]
         damages = random.Random(seed).sample(low, min(max_flips, len(low)))
@@ -124,21 +124,21 @@ def check(outcomes: Iterable[Outcome]) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_index_returns_right_rows_or_raises(seed: int) -> None:
-    check(reads_of_damage(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
+    check(read_damaged_tiers(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
 
 
 def test_damaged_index_with_lost_snapshots_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_snapshots=True)
-    check(reads_of_damage(2, local=True, flips=1, damage=damage, share=0.3))
+    check(read_damaged_tiers(2, local=True, flips=1, damage=damage, share=0.3))
 
 
 def test_damaged_index_around_hole_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_segment=1)
-    check(reads_of_damage(1, local=False, flips=1, damage=damage, share=0.3))
+    check(read_damaged_tiers(1, local=False, flips=1, damage=damage, share=0.3))
 
 
 def test_damaged_index_of_tier_with_brokers_returns_right_rows_or_raises() -> None:
-    results = list(hybrid_reads_of_damage(0, flips=1, share=0.06))
+    results = list(read_damaged_hybrid_tiers(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []
 
@@ -158,10 +158,10 @@ def test_first_offset_too_high_raises_error_in_every_slice(first_offset: int) ->
     for count in range(1, 6):
         options = {"maxRecordsPerPartition": str(count)}
         if first_offset == 0:
-            assert read(written(log, local=True), True, options) == [1, 2, 3]
+            assert read(write_log(log, local=True), True, options) == [1, 2, 3]
         else:
             with pytest.raises(CorruptSegmentError):
-                read(written(log, local=True), True, options)
+                read(write_log(log, local=True), True, options)
 
 
 def test_lost_index_entry_of_hybrid_tier_is_detected_by_task_with_marker() -> None:
@@ -198,8 +198,8 @@ def test_random_index_damages_return_right_rows_or_raise() -> None:
     for seed in itertools.count(first):
         damage = (Damage(), Damage(undecided=True), Damage(lost_segment=1))[seed % 3]
         results = itertools.chain(
-            reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage),
-            hybrid_reads_of_damage(seed, flips=2, share=0.1),
+            read_damaged_tiers(seed, local=seed % 2 == 0, flips=6, damage=damage),
+            read_damaged_hybrid_tiers(seed, flips=2, share=0.1),
         )
         wrong = [str(result) for result in results if result.is_silently_wrong]
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"

@@ -23,7 +23,7 @@ PRODUCERS: Final = (1, 2, 3, 2**40)
 _ENTRY_BYTES: Final = 34
 
 
-def built(seed: int, *, undecided: bool = False) -> BuiltLog:
+def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
     """Builds segments with interleaved, long, empty, fenced and plain transactions.
 
     Args:
@@ -69,7 +69,7 @@ def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> lis
     return written_logs.read(objects, local, **{"isolationLevel": "read_committed", **options})
 
 
-def damaged_indexes(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
+def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
     """Yields copies of a transaction index with a removed entry, repeated entry or flipped bit."""
     entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     for number, entry in enumerate(entries):
@@ -105,7 +105,7 @@ class Read:
     stop: int
 
 
-def reads(log: BuiltLog, source: random.Random) -> list[Read]:
+def make_reads(log: BuiltLog, source: random.Random) -> list[Read]:
     """Returns a read of each type, with random bounds."""
     end = log.end_offset()
     low = source.randint(0, end - 1)
@@ -173,7 +173,7 @@ class Damage:
     lost_segment: int | None = None
 
 
-def reads_of_damage(
+def read_damaged_tiers(
     seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
 ) -> Iterator[Outcome]:
     """Damages each transaction index of a log and reads the tier in every way.
@@ -189,16 +189,16 @@ def reads_of_damage(
         share: Share of the reads to do.
     """
     source = random.Random(seed)
-    log = built(seed, undecided=damage.undecided)
+    log = build_log(seed, undecided=damage.undecided)
     segments = [
         replace(files, snapshot=b"") if damage.lost_snapshots else files for files in log.segments
     ]
     log = replace(log, segments=tuple(segments))
-    tier_reads = reads(log, source)
+    tier_reads = make_reads(log, source)
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
         tier_reads = [replace(entry, options={**entry.options, **loss}) for entry in tier_reads]
-    undamaged = written_logs.written(log, local=local, lost_segment=damage.lost_segment)
+    undamaged = written_logs.write_log(log, local=local, lost_segment=damage.lost_segment)
     healthy = []
     for tier_read in tier_reads:
         expected = [
@@ -219,12 +219,12 @@ def reads_of_damage(
     for number, files in enumerate(segments):
         if number == damage.lost_segment:
             continue
-        indexes = damaged_indexes(files.txnindex or b"", source, flips)
+        indexes = damage_index(files.txnindex or b"", source, flips)
         for variant, index in enumerate(indexes):
             damaged = [*segments]
             damaged[number] = replace(files, txnindex=index or None)
             changed = replace(log, segments=tuple(damaged))
-            objects = written_logs.written(changed, local=local, lost_segment=damage.lost_segment)
+            objects = written_logs.write_log(changed, local=local, lost_segment=damage.lost_segment)
             for tier_read, expected in healthy:
                 if source.random() >= share:
                     continue
@@ -236,11 +236,11 @@ def reads_of_damage(
                 yield Outcome(tier_read, number * 1000 + variant, offsets, expected)
 
 
-def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
+def read_damaged_hybrid_tiers(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
     """Damages the indexes of a tier and reads it together with brokers in every way."""
     source = random.Random(seed)
-    log = built(seed)
-    tier_reads = reads(log, source)
+    log = build_log(seed)
+    tier_reads = make_reads(log, source)
     tiered = 2 + seed % 2
     topic_id = uuid.UUID(int=seed % 2**64 + 1)
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
@@ -249,7 +249,7 @@ def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterat
         brokers.create("t", [partition], topic_id)
         cluster = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
         for number, files in enumerate(log.segments[:tiered]):
-            for variant, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
+            for variant, index in enumerate(damage_index(files.txnindex or b"", source, flips)):
                 segments = [*log.segments[:tiered]]
                 segments[number] = replace(files, txnindex=index or None)
                 objects: dict[str, bytes] = {}

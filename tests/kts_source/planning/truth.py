@@ -105,7 +105,7 @@ class PartitionTruth:
     def rows(self, isolation: str, start: int, stop: int) -> list[Row]:
         """Returns the rows of offsets [start, stop), including missing rows."""
         expected = self.log.rows(isolation, start=start, stop=stop)
-        return [_row(self.number, row) for row in expected]
+        return [_convert_row(self.number, row) for row in expected]
 
     def decided_rows(self, start: int, stop: int) -> list[Row]:
         """Returns the committed rows of [start, stop) below the first undecided row."""
@@ -114,7 +114,7 @@ class PartitionTruth:
     def committed_rows(self, start: int, stop: int) -> list[Row]:
         """Returns the committed rows of [start, stop), even above open transactions."""
         return [
-            _row(self.number, row)
+            _convert_row(self.number, row)
             for row in self.log.all_rows
             if start <= row.offset < stop
             and (row.transaction is None or self.log.transactions[row.transaction].committed)
@@ -124,7 +124,7 @@ class PartitionTruth:
         """Returns whether no complete upload has the offset."""
         return any(start <= offset < stop for start, stop in self.missing)
 
-    def first_offset_since(self, timestamp_ms: int, *, include_missing: bool) -> int:
+    def find_offset_since(self, timestamp_ms: int, *, include_missing: bool) -> int:
         """Returns the first offset with a timestamp of at least `timestamp_ms`.
 
         Returns the end of the log if no offset has such a timestamp.
@@ -179,7 +179,7 @@ class PartitionTruth:
 def truth_of(world: World) -> dict[int, PartitionTruth]:
     """Returns the expected content by partition number, of partitions with complete uploads."""
     return {
-        number: _truth(number, life)
+        number: _compute_truth(number, life)
         for number, life in enumerate(world.incarnations[newest_incarnation(world)])
         if life.complete()
     }
@@ -187,22 +187,24 @@ def truth_of(world: World) -> dict[int, PartitionTruth]:
 
 def newest_incarnation(world: World) -> str:
     """Returns the topic id of the newest upload that is described."""
-    return max(world.incarnations, key=lambda topic_id: _newest_ms(world.incarnations[topic_id]))
+    return max(
+        world.incarnations, key=lambda topic_id: _find_newest_ms(world.incarnations[topic_id])
+    )
 
 
-def _damaged(life: PartitionLife) -> list[Upload]:
+def _list_damaged(life: PartitionLife) -> list[Upload]:
     """Returns uploads that are described but lack objects."""
     complete = life.complete()
     return [copy for copy in life.uploads if life.is_described(copy) and copy not in complete]
 
 
-def _undescribed(life: PartitionLife) -> list[Upload]:
+def _list_undescribed(life: PartitionLife) -> list[Upload]:
     """Returns uploads with some objects but without the object that describes them."""
     return [copy for copy in life.uploads if life.has(copy) and not life.is_described(copy)]
 
 
-def _newest_ms(lives: Sequence[PartitionLife]) -> int:
-    described = (copy for life in lives for copy in (*life.complete(), *_damaged(life)))
+def _find_newest_ms(lives: Sequence[PartitionLife]) -> int:
+    described = (copy for life in lives for copy in (*life.complete(), *_list_damaged(life)))
     return max((copy.event_timestamp_ms for copy in described), default=-1)
 
 
@@ -220,14 +222,16 @@ def is_in_doubt(world: World, *, times: bool) -> bool:
     newer = (
         copy
         for other in world.incarnations.values()
-        if _newest_ms(other) < 0
+        if _find_newest_ms(other) < 0
         for life in other
-        for copy in _undescribed(life)
+        for copy in _list_undescribed(life)
         if not times or copy.event_timestamp_ms > written
     )
     # In the local layout, the user selects the incarnation.
     is_chosen = world.shape.local
-    return _newest_ms(lives) >= 0 and (any(map(_is_lost, lives)) or (not is_chosen and any(newer)))
+    return _find_newest_ms(lives) >= 0 and (
+        any(map(_is_lost, lives)) or (not is_chosen and any(newer))
+    )
 
 
 def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_start: int) -> bool:
@@ -268,9 +272,9 @@ def _is_start_unsure(truth: PartitionTruth, life: PartitionLife, checkpoint_star
 
 def _is_lost(life: PartitionLife) -> bool:
     """Returns whether the remaining objects do not determine the log of a partition."""
-    complete, damaged = life.complete(), _damaged(life)
+    complete, damaged = life.complete(), _list_damaged(life)
     if not complete:
-        return bool(damaged) or len({copy.base for copy in _undescribed(life)}) > 1
+        return bool(damaged) or len({copy.base for copy in _list_undescribed(life)}) > 1
     with_checkpoint = [*complete, *(copy for copy in damaged if life.has_checkpoint(copy))]
     newest = max(copy.last_epoch for copy in with_checkpoint)
     if life.is_local:  # only the checkpoint contains the epoch
@@ -280,11 +284,11 @@ def _is_lost(life: PartitionLife) -> bool:
     return any(copy.last_epoch > newest for copy in damaged)
 
 
-def _truth(number: int, life: PartitionLife) -> PartitionTruth:
+def _compute_truth(number: int, life: PartitionLife) -> PartitionTruth:
     def age(copy: Upload) -> tuple[int, int, int]:
         return copy.last_epoch, life.proven_stop(copy), copy.event_timestamp_ms
 
-    copies, damaged = life.complete(), _damaged(life)
+    copies, damaged = life.complete(), _list_damaged(life)
     with_checkpoint = [*copies, *(copy for copy in damaged if life.has_checkpoint(copy))]
     authority = max(with_checkpoint, key=age)
     newest = authority if life.is_local else max([*copies, *damaged], key=age)
@@ -326,7 +330,7 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
         dates,
         log_start,
         stop,
-        _ranges(missing),
+        _join_offsets(missing),
         is_outlived=any(
             copy.last_epoch < newest.last_epoch
             and copy.event_timestamp_ms > newest.event_timestamp_ms
@@ -340,7 +344,7 @@ def _truth(number: int, life: PartitionLife) -> PartitionTruth:
     return replace(truth, is_start_unsure=_is_start_unsure(truth, life, authority.log_start))
 
 
-def _ranges(offsets: Sequence[int]) -> tuple[Range, ...]:
+def _join_offsets(offsets: Sequence[int]) -> tuple[Range, ...]:
     ranges: list[Range] = []
     for offset in offsets:
         if ranges and ranges[-1][1] == offset:
@@ -350,5 +354,5 @@ def _ranges(offsets: Sequence[int]) -> tuple[Range, ...]:
     return tuple(ranges)
 
 
-def _row(partition: int, row: ExpectedRow) -> Row:
+def _convert_row(partition: int, row: ExpectedRow) -> Row:
     return partition, row.offset, row.key, row.value, row.timestamp * 1000

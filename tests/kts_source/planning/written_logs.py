@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 
-def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
+def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
     """Returns the objects of topic `t`.
 
     Args:
@@ -33,7 +33,9 @@ def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> d
     return objects
 
 
-def index_key(objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool) -> str:
+def find_index_key(
+    objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool
+) -> str:
     """Returns the key of the object with an index of a segment.
 
     Aiven's layout stores all indexes in one object.

@@ -94,5 +94,5 @@ def test_empty_segment_between_others_has_no_rows(disk: Disk) -> None:
     for kind in ("log", "index", "timeindex"):
         disk.put(f"{base:020d}.{kind}", b"")
     (disk.folder / f"{base:020d}.txnindex").unlink(missing_ok=True)
-    want = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not base <= o < following]
-    assert read_offsets(disk.root, "read_uncommitted") == want
+    rows = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not base <= o < following]
+    assert read_offsets(disk.root, "read_uncommitted") == rows

@@ -67,12 +67,12 @@ def test_lost_last_log_with_end_of_log_raises_data_loss_error(
     last = log.segments[-1]
     disk = Disk(tmp_path).write(log, clean=clean, high_watermark=last.base_offset)
     disk.files("log")[-1].unlink()
-    want = list_expected_offsets(log, stop=last.base_offset)
-    assert read_offsets(tmp_path) == want  # its records may be unreplicated
+    rows = list_expected_offsets(log, stop=last.base_offset)
+    assert read_offsets(tmp_path) == rows  # its records may be unreplicated
     assert f"{last.base_offset:020d}." in caplog.text
     with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
         read_offsets(tmp_path, endOfLog="true")
-    assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+    assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == rows
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -92,13 +92,13 @@ def test_last_segment_with_one_file_left_raises_error_or_warns(
         (disk.folder / snapshot).unlink(missing_ok=True)
     if kind == "empty log":
         disk.put(f"{last.base_offset:020d}.log", b"")
-    want = list_expected_offsets(LOG, stop=last.base_offset)
+    rows = list_expected_offsets(LOG, stop=last.base_offset)
     if clean or kind in ("index", "timeindex"):
         with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
             read_offsets(tmp_path, endOfLog="true")
-        assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+        assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == rows
     caplog.clear()
-    assert read_offsets(tmp_path) == want
+    assert read_offsets(tmp_path) == rows
     if kind != "empty log" or clean:  # after a crash, an empty log belongs to a new segment
         assert f"{last.base_offset}" in caplog.text or f"{END}" in caplog.text
 
