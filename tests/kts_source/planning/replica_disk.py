@@ -108,9 +108,8 @@ class DiskWriter:
         if not self.is_clean and kept:
             recovery = source.choice([kept[0].base_offset, kept[-1].base_offset, replica.end])
         recorded_start = replica.log_start
-        if (
-            not self.is_clean and life.complete()
-        ):  # brokers write this checkpoint only once a minute
+        # Brokers write the checkpoint of log starts only once a minute.
+        if not self.is_clean and life.complete():
             recorded_start = source.choice((0, recorded_start))
         for name, offset in (
             ("replication-offset-checkpoint", high_watermark),

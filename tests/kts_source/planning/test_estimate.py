@@ -54,12 +54,10 @@ def make_full_slice(*sizes: int) -> tuple[Any, bool]:
     return task_slice, True
 
 
-@example(
-    [make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50
-)  # exactly at all limits
-@example(
-    [make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50
-)  # above the limits
+# Exactly at all limits.
+@example([make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)
+# Above the limits.
+@example([make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
 def test_request_count_equals_reader_groups(

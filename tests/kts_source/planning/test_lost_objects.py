@@ -40,10 +40,8 @@ def write(
     topic_id: str = OLD,
     layout: str = "aiven",
 ) -> None:
-    partition_arguments = {"topic": "t", "partition": partition, "topic_id": topic_id}
-    writer = (AivenTierWriter if layout == "aiven" else LocalTierWriter)(
-        str(root), **partition_arguments
-    )  # type: ignore[arg-type]
+    kwargs = {"topic": "t", "partition": partition, "topic_id": topic_id}
+    writer = (AivenTierWriter if layout == "aiven" else LocalTierWriter)(str(root), **kwargs)  # type: ignore[arg-type]
     for segment in build_segments() if files is None else files:
         writer.write_segment(segment)
 
@@ -230,9 +228,9 @@ def test_older_incarnation_does_not_replace_incarnation_without_manifests(
 
 
 def test_damaged_segments_determine_newest_incarnation(tmp_path: Path) -> None:
-    partition_arguments = {"topic": "t", "partition": 0}
+    kwargs = {"topic": "t", "partition": 0}
     for topic_id, timestamp_ms in ((OLD, 1_000), (NEW, 2_000)):
-        writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **partition_arguments)  # type: ignore[arg-type]
+        writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **kwargs)  # type: ignore[arg-type]
         writer.write_segment(build_segments(1)[0], event_timestamp_ms=timestamp_ms)
     lose(tmp_path, "log", under=NEW)
     with pytest.raises(DataLossError, match=rf"\[0, 5\).*{NEW}"):

@@ -23,9 +23,8 @@ def make_plan_document(topic: str, **options: str) -> dict[str, Any]:
 
 
 def test_plan_with_missing_task_raises_invalid_option_error() -> None:
-    plan = make_plan_document(
-        "txn", isolationLevel="read_uncommitted"
-    )  # complete segments, split by bytes
+    # The plan has complete segments, split by bytes.
+    plan = make_plan_document("txn", isolationLevel="read_uncommitted")
     for removed in range(len(plan["tasks"])):
         tasks = [task for number, task in enumerate(plan["tasks"]) if number != removed]
         with pytest.raises(InvalidOptionError, match="not a plan"):

@@ -39,9 +39,8 @@ def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
             producer = source.choice(PRODUCERS)
             action = source.random()
             if producer in open_producers and action < 0.45:
-                if (
-                    source.random() < 0.3
-                ):  # the transaction of a fenced producer ends with a new epoch
+                # The transaction of a fenced producer ends with a new epoch.
+                if source.random() < 0.3:
                     epoch[producer] += 1
                 end = builder.abort if source.random() < 0.6 else builder.commit
                 end(producer, producer_epoch=epoch[producer])

@@ -172,9 +172,8 @@ def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing
         log.write_bytes(bytes(data))
         with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
             read_offsets(root, "read_uncommitted")
-    with pytest.raises(
-        DataLossError, match=log.name
-    ):  # parsing the log detects it, whichever transactions are aborted
+    # Parsing the log detects the damage, whichever transactions are aborted.
+    with pytest.raises(DataLossError, match=log.name):
         read_offsets(root)
 
 

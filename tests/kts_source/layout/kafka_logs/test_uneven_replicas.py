@@ -86,9 +86,8 @@ def test_golden_disks_with_late_replica_are_read_as_one_log(
                 for record in batch.records:
                     value = hashlib.sha256(bytes(record.value or b"")).hexdigest()
                     row = (record.timestamp, value)
-                    assert (
-                        expected_rows.setdefault(record.offset, row) == row
-                    )  # both replicas have the same branch
+                    # Both replicas have the same branch.
+                    assert expected_rows.setdefault(record.offset, row) == row
     options = {"path": str(GOLDEN), "layout": "kafka-logs", "subscribe": "uneven"}
     table = scan({**options, "isolationLevel": level})
     rows = {
