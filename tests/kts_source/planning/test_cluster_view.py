@@ -60,7 +60,7 @@ def find_ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], i
         return {partition: log.end for partition, log in view.logs.items()}
 
 
-def test_partition_without_leader_fails_only_plans_that_read_it(brokers: FakeCluster) -> None:
+def test_partition_without_leader_fails_only_its_plans(brokers: FakeCluster) -> None:
     brokers.create("orders", [make_partition(), make_partition(leader=-1)])
     brokers.create("other", [make_partition(leader=-1)])
     assert find_ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}

@@ -166,7 +166,7 @@ def test_checkpoint_determines_log_start() -> None:
     assert clipped.reason.startswith("offsets [10, 13) are below the first leader epoch")
 
 
-def test_checkpoint_below_first_tiered_offset_is_not_a_hole() -> None:
+def test_checkpoint_below_first_tiered_offset_adds_no_hole() -> None:
     log = partition_log([make_segment(50, 99)], make_lineage(e0=0))
     assert (log.log_start, log.holes) == (50, ())
 
@@ -239,7 +239,7 @@ def test_hole_has_adjacent_segments() -> None:
     assert log.unverifiable == ()
 
 
-def test_hole_refers_to_upload_that_is_read() -> None:
+def test_hole_refers_to_selected_upload() -> None:
     retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
     log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
@@ -254,7 +254,7 @@ def test_gap_after_inexact_end_is_unverifiable() -> None:
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
 
 
-def test_gap_after_dead_branch_is_a_hole() -> None:
+def test_gap_after_dead_branch_is_hole() -> None:
     branched = make_segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
     log = partition_log([branched, make_segment(60, 99, {2: 60})], make_lineage(e0=0, e2=50))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]

@@ -209,7 +209,7 @@ def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None
         (((0, 0), (1, 10)), "begins at offset 0 in the former and at 10 in the latter"),
     ],
 )
-def test_different_history_before_shared_epoch_is_a_contradiction(
+def test_different_history_before_shared_epoch_is_contradiction(
     other: tuple[tuple[int, int], ...], text: str
 ) -> None:
     reason = difference(make_entries((1, 0), (3, 50), (6, 90)), make_entries(*other))

@@ -30,7 +30,7 @@ def test_region_contains_every_matching_row(predicate: Predicate, row: Row) -> N
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_specialised_predicate_returns_the_same_rows(predicate: Predicate, row: Row) -> None:
+def test_specialised_predicate_returns_same_rows(predicate: Predicate, row: Row) -> None:
     rest = specialised(predicate, row["topic"].decode(), row["partition"])
     assert not columns_of(rest) & {"topic", "partition"}
     assert truth(rest, row) is truth(predicate, row)

@@ -66,7 +66,7 @@ def test_log_directories_below_root_are_found(tmp_path: Path, subfolder: str) ->
     assert read_offsets(tmp_path, keyPrefix="broker-1") == list_expected_offsets(LOG)
 
 
-def test_folder_with_a_partition_name_is_not_a_partition(tmp_path: Path) -> None:
+def test_root_folder_with_partition_name_is_not_partition(tmp_path: Path) -> None:
     Disk(tmp_path / f"{TOPIC}-1").write(LOG)
     assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 

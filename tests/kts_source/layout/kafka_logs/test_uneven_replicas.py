@@ -408,7 +408,7 @@ def test_records_lost_between_logs_are_read_from_other_replica(
     assert "are read from b1/" in caplog.text
 
 
-def test_lost_records_that_differ_in_other_replica_raise_data_loss_error(
+def test_lost_records_with_different_copy_in_other_replica_raise_data_loss_error(
     tmp_path: Path,
 ) -> None:
     Disk(tmp_path / "b1").write(build_log("other", segments=5))
