@@ -6,7 +6,7 @@ compares the transactions of its slices with the log: see `read.slice_decoder`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 

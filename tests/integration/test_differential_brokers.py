@@ -135,7 +135,7 @@ ELSEWHERE = {
     "a record without headers": (HERE, "test_a_record_without_headers"),
     "several incarnations of a topic, without brokers": (
         "kts_source/planning/test_golden_scan.py",
-        "test_the_older_incarnation_by_its_id",
+        "test_scan_with_topic_id_reads_older_incarnation",
     ),
     "one DataFrame, collected twice": (HERE, "test_one_data_frame_of_a_topic_that_grows"),
     "streams": ("integration/test_stream_hybrid.py", "test_batches_on_both_sides_of_the_seam"),

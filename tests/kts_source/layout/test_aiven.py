@@ -1,4 +1,4 @@
-"""The fast look at a listing finds what the careful one finds, whatever is listed."""
+"""The fast parser of Aiven listings agrees with a parser that checks each name separately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IDS = [uuid_to_text(uuid.UUID(int=number << 64)) for number in range(3)]
 ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
 
 
-def infos(names: Sequence[str]) -> list[ObjectInfo]:
+def make_infos(names: Sequence[str]) -> list[ObjectInfo]:
     return [ObjectInfo(f"{FOLDER.folder}12/{name}", 7, f"v{name}", 5) for name in names]
 
 
@@ -48,24 +48,27 @@ names = st.one_of(
 
 @st.composite
 def listings(draw: st.DrawFn) -> list[ObjectInfo]:
-    """Whole segments, with things missing, added and renamed, mostly in key order."""
+    """Draws listings of complete segments with files missing, added and renamed.
+
+    Most listings are in key order.
+    """
     stems = draw(
         st.sets(st.tuples(st.integers(0, 40), st.sampled_from(IDS)), min_size=0, max_size=8)
     )
-    found = [f"{base:020d}-{name}.{suffix}" for base, name in stems for suffix in SUFFIXES]
-    for name in draw(st.lists(st.sampled_from(found or ["x"]), max_size=3)):
+    file_names = [f"{base:020d}-{name}.{suffix}" for base, name in stems for suffix in SUFFIXES]
+    for name in draw(st.lists(st.sampled_from(file_names or ["x"]), max_size=3)):
         if draw(st.booleans()):
-            found = [one for one in found if one != name]
+            file_names = [file_name for file_name in file_names if file_name != name]
         else:
-            found.append(name[:20].translate(ARABIC) + name[20:])
-    found = sorted({*found, *draw(st.lists(names, max_size=3))})
+            file_names.append(name[:20].translate(ARABIC) + name[20:])
+    file_names = sorted({*file_names, *draw(st.lists(names, max_size=3))})
     if draw(st.integers(0, 9)) == 0:
-        random.Random(draw(st.integers(0, 99))).shuffle(found)
-    return infos(found)
+        random.Random(draw(st.integers(0, 99))).shuffle(file_names)
+    return make_infos(file_names)
 
 
 class Listing:
-    """A store that lists what it is given."""
+    """A store that returns the given listing."""
 
     def __init__(self, listing: Sequence[ObjectInfo]) -> None:
         self._listing = listing
@@ -75,48 +78,53 @@ class Listing:
         return iter(self._listing)
 
 
-def partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
+def list_partition(listing: Sequence[ObjectInfo]) -> PartitionListing:
     return AivenLayout().list_partition(cast("ObjectStore", Listing(listing)), FOLDER, 12)
 
 
-def expected(listing: Sequence[ObjectInfo], prefix: str) -> dict[tuple[int, str], dict[str, str]]:
-    """Keys by segment and suffix, from each name alone; under `(-1, "")` the strangers."""
-    found: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
+def parse_listing(
+    listing: Sequence[ObjectInfo], prefix: str
+) -> dict[tuple[int, str], dict[str, str]]:
+    """Returns keys by segment and suffix, from each name alone.
+
+    The entry of `(-1, "")` has the unknown files.
+    """
+    keys_by_segment: dict[tuple[int, str], dict[str, str]] = defaultdict(dict)
     for info in listing:
         parsed = parse_segment_file_name(info.key.removeprefix(prefix))
         if parsed is None:
-            found[-1, ""][info.key] = info.key
+            keys_by_segment[-1, ""][info.key] = info.key
         else:
-            found[parsed[0], uuid_to_text(parsed[1])][parsed[2]] = info.key
-    return found
+            keys_by_segment[parsed[0], uuid_to_text(parsed[1])][parsed[2]] = info.key
+    return keys_by_segment
 
 
 def check(listed: PartitionListing, listing: Sequence[ObjectInfo], prefix: str) -> None:
-    groups = expected(listing, prefix)
-    strangers = list(groups.pop((-1, ""), {}))
-    whole = {place: keys for place, keys in groups.items() if len(keys) == len(SUFFIXES)}
-    assert [(one.base_offset, one.segment_id) for one in listed.segments] == sorted(whole)
-    for one in listed.segments:
-        keys = whole[one.base_offset, one.segment_id]
-        assert [(suffix, info.key) for suffix, info in one.objects] == sorted(keys.items())
-        assert one.described_by == keys["rsm-manifest"]
-    broken = [groups[place] for place in sorted(groups.keys() - whole.keys())]
+    groups = parse_listing(listing, prefix)
+    unknown = list(groups.pop((-1, ""), {}))
+    complete = {segment: keys for segment, keys in groups.items() if len(keys) == len(SUFFIXES)}
+    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == sorted(complete)
+    for entry in listed.segments:
+        keys = complete[entry.base_offset, entry.segment_id]
+        assert [(suffix, info.key) for suffix, info in entry.objects] == sorted(keys.items())
+        assert entry.described_by == keys["rsm-manifest"]
+    broken = [groups[segment] for segment in sorted(groups.keys() - complete.keys())]
     assert [set(orphan.keys) for orphan in listed.orphans] == [
-        *({key} for key in strangers),
+        *({key} for key in unknown),
         *(set(keys.values()) for keys in broken),
     ]
     described = [orphan.described is not None for orphan in listed.orphans]
-    assert described == [*(False for _ in strangers), *("rsm-manifest" in keys for keys in broken)]
+    assert described == [*(False for _ in unknown), *("rsm-manifest" in keys for keys in broken)]
 
 
 @settings(max_examples=400, deadline=None)
 @given(listings())
-def test_segments_are_what_the_names_say(listing: list[ObjectInfo]) -> None:
-    check(partition(listing), listing, f"{FOLDER.folder}12/")
+def test_listing_with_random_names_matches_parsed_names(listing: list[ObjectInfo]) -> None:
+    check(list_partition(listing), listing, f"{FOLDER.folder}12/")
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_segments_of_a_real_tier_are_what_the_names_say(topic: str) -> None:
+def test_listing_of_golden_tier_matches_parsed_names(topic: str) -> None:
     layout, store = AivenLayout(), LocalStore(TIER)
     for folder in layout.topic_folders(store, KEY_PREFIX, topic):
         for number in layout.partitions(store, folder):
@@ -127,29 +135,35 @@ def test_segments_of_a_real_tier_are_what_the_names_say(topic: str) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("stranger", [[], ["zebra"]])
-def test_every_copy_of_a_segment_is_listed(stranger: list[str], order: int) -> None:
-    """Leaders that changed in the middle of an upload: the base offset twice."""
+@pytest.mark.parametrize("unknown_files", [[], ["zebra"]])
+def test_listing_contains_every_copy_of_segment(unknown_files: list[str], order: int) -> None:
+    """The leader changed during an upload, so two segments have the same base offset."""
     stems = [f"{base:020d}-{name}" for base in (0, 5) for name in IDS][::order]
-    listing = infos([*(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES), *stranger])
-    listed = partition(listing)
-    assert [(one.base_offset, one.segment_id) for one in listed.segments] == [
+    listing = make_infos(
+        [*(f"{stem}.{suffix}" for stem in stems for suffix in SUFFIXES), *unknown_files]
+    )
+    listed = list_partition(listing)
+    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [
         (base, name) for base in (0, 5) for name in IDS
     ]
     check(listed, listing, f"{FOLDER.folder}12/")
 
 
-def test_a_segment_is_three_objects_and_all_else_is_reported() -> None:
-    whole, other = f"{5:020d}-{IDS[1]}", f"{9:020d}-{IDS[2]}"
-    listing = infos(
-        [*(f"{whole}.{suffix}" for suffix in SUFFIXES), f"{other}.log", f"{other}.rsm-manifest"]
+def test_listing_reports_incomplete_segments_and_unknown_files_as_orphans() -> None:
+    complete, incomplete = f"{5:020d}-{IDS[1]}", f"{9:020d}-{IDS[2]}"
+    listing = make_infos(
+        [
+            *(f"{complete}.{suffix}" for suffix in SUFFIXES),
+            f"{incomplete}.log",
+            f"{incomplete}.rsm-manifest",
+        ]
     )
-    found = partition([*listing, *infos(["zebra"])])
-    assert [(one.base_offset, one.segment_id) for one in found.segments] == [(5, IDS[1])]
-    assert found.segments[0].objects == tuple(zip(SUFFIXES, listing[:3], strict=True))
-    assert found.segments[0].described_by == listing[2].key
-    assert [orphan.keys for orphan in found.orphans] == [
+    listed = list_partition([*listing, *make_infos(["zebra"])])
+    assert [(entry.base_offset, entry.segment_id) for entry in listed.segments] == [(5, IDS[1])]
+    assert listed.segments[0].objects == tuple(zip(SUFFIXES, listing[:3], strict=True))
+    assert listed.segments[0].described_by == listing[2].key
+    assert [orphan.keys for orphan in listed.orphans] == [
         (f"{FOLDER.folder}12/zebra",),
         (listing[3].key, listing[4].key),
     ]
-    assert "no .indexes" in found.orphans[1].reason
+    assert "no .indexes" in listed.orphans[1].reason

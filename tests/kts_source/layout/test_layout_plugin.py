@@ -1,4 +1,4 @@
-"""The example of the documentation, as a user's package would bring it."""
+"""The layout plugin of the documentation works when it is installed as a separate package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "layout-plugin.md").read_
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Installs the example."""
+    """Installs the documented example as a distribution with an entry point."""
     (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     assert len(code.splitlines()) <= 60
     (name, target) = re.findall(r'(\S+) = "(named_files:\w+)"', TEXT)[0]
@@ -59,7 +59,7 @@ def write_tier(root: Path, version: str = "v1") -> int:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_the_documented_plug_in_reads_a_tier(tmp_path: Path) -> None:
+def test_documented_plugin_reads_tier(tmp_path: Path) -> None:
     records = write_tier(tmp_path / "tier")
     options = {
         "path": str(tmp_path / "tier"),
@@ -68,29 +68,29 @@ def test_the_documented_plug_in_reads_a_tier(tmp_path: Path) -> None:
         "isolationLevel": "read_uncommitted",
     }
     assert scan(options)["offset"].to_pylist() == list(range(records))
-    cut = scan({**options, "targetPartitionBytes": "8k"})
-    assert sorted(cut["offset"].to_pylist()) == list(range(records))
+    sliced = scan({**options, "targetPartitionBytes": "8k"})
+    assert sorted(sliced["offset"].to_pylist()) == list(range(records))
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_format_version_it_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_documented_plugin_unknown_format_version_raises_error(tmp_path: Path) -> None:
     write_tier(tmp_path / "tier", "v2")
     with pytest.raises((TieredKafkaError, InvalidManifestError), match=r"'2'.*supported: 1"):
         scan({"path": str(tmp_path / "tier"), "subscribe": "orders", "layout": "named-files"})
 
 
-def test_an_unknown_layout_lists_those_there_are() -> None:
+def test_find_layout_unknown_name_lists_available_layouts() -> None:
     with pytest.raises(InvalidOptionError, match=r"aiven.*local-tiered-storage"):
         find_layout("nosuch")
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plug_in_is_among_those_that_are_named() -> None:
+def test_find_layout_unknown_name_lists_plugins() -> None:
     with pytest.raises(InvalidOptionError, match="named-files"):
         find_layout("nosuch")
 
 
-def test_layouts_say_which_versions_they_read() -> None:
+def test_layouts_declare_format_versions() -> None:
     layouts: list[Layout] = [find_layout("aiven"), find_layout("local-tiered-storage")]
     assert all(layout.format_versions for layout in layouts)
     assert AivenLayout.format_versions == ("1",)

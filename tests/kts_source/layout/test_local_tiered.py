@@ -1,4 +1,4 @@
-"""Files of `LocalTieredStorage` become the facts that the broker had; what is not whole is left."""
+"""Segments of `LocalTieredStorage` have the broker metadata; incomplete copies are orphans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAg"
 LAYOUT = LocalTieredLayout()
 
 
-def put(
+def write_segments(
     root: Path,
     builder: LogBuilder,
     topic: str = "topic",
@@ -40,7 +40,7 @@ def put(
         writer.write_segment(segment, segment_id=segment_id)
 
 
-def two_segments() -> LogBuilder:
+def build_two_segments() -> LogBuilder:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"one"), SimpleRecord(b"two")])
     builder.roll()
@@ -48,23 +48,23 @@ def two_segments() -> LogBuilder:
     return builder
 
 
-def described(root: Path, topic: str = "topic", partition: int = 0) -> list[RemoteSegment]:
+def describe_segments(root: Path, topic: str = "topic", partition: int = 0) -> list[RemoteSegment]:
     store = LocalStore(root)
     (folder,) = LAYOUT.topic_folders(store, "", topic)
     listing = LAYOUT.list_partition(store, folder, partition)
     return [LAYOUT.describe(store, entry) for entry in listing.segments]
 
 
-def files(root: Path, suffix: str) -> list[Path]:
+def find_files(root: Path, suffix: str) -> list[Path]:
     return sorted(root.rglob(f"*.{suffix}"))
 
 
-def test_layout_is_found_by_its_name() -> None:
+def test_find_layout_returns_local_tiered_layout() -> None:
     assert isinstance(find_layout("local-tiered-storage"), LocalTieredLayout)
 
 
 @pytest.mark.parametrize("prefix", ["", "kafka-tiered-storage/"])
-def test_folders_are_found_with_or_without_the_plugins_own(prefix: str) -> None:
+def test_topic_folders_are_found_with_and_without_plugin_folder(prefix: str) -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     root = "kafka-tiered-storage/"
     txn = TopicFolder("txn", "h6E3T0qxTBWvCFM3wG8kig", root)
@@ -77,19 +77,19 @@ def test_folders_are_found_with_or_without_the_plugins_own(prefix: str) -> None:
     assert LAYOUT.partitions(store, txn) == (0, 1)
 
 
-def test_names_with_dashes_and_digits_are_told_apart(tmp_path: Path) -> None:
+def test_topic_names_with_dashes_and_digits_are_distinguished(tmp_path: Path) -> None:
     for topic, partition in (("a", 0), ("a-0", 1), ("a-0-1", 2), ("a", 12)):
-        put(tmp_path, two_segments(), topic, partition)
+        write_segments(tmp_path, build_two_segments(), topic, partition)
     store = LocalStore(tmp_path)
-    found = {
+    partitions = {
         folder.topic: LAYOUT.partitions(store, folder)
         for folder in LAYOUT.topic_folders(store, "", None)
     }
-    assert found == {"a": (0, 12), "a-0": (1,), "a-0-1": (2,)}
-    assert [segment.partition for segment in described(tmp_path, "a-0", 1)] == [1, 1]
+    assert partitions == {"a": (0, 12), "a-0": (1,), "a-0-1": (2,)}
+    assert [segment.partition for segment in describe_segments(tmp_path, "a-0", 1)] == [1, 1]
 
 
-def test_facts_of_a_segment(tmp_path: Path) -> None:
+def test_describe_returns_segment_metadata(tmp_path: Path) -> None:
     builder = LogBuilder(start_offset=7, leader_epoch=1)
     builder.append([SimpleRecord(b"x", timestamp=50), SimpleRecord(b"y", timestamp=20)])
     builder.set_leader_epoch(4)
@@ -97,8 +97,8 @@ def test_facts_of_a_segment(tmp_path: Path) -> None:
     builder.roll()
     builder.set_leader_epoch(6)
     builder.append([SimpleRecord(b"untimed", timestamp=-1)])
-    put(tmp_path, builder)
-    first, second = described(tmp_path)
+    write_segments(tmp_path, builder)
+    first, second = describe_segments(tmp_path)
     assert (first.start_offset, first.end_offset, first.max_timestamp_ms) == (7, 9, 50)
     assert [(entry.epoch, entry.start_offset) for entry in first.leader_epochs] == [(1, 7), (4, 9)]
     assert (second.start_offset, second.end_offset, second.max_timestamp_ms) == (10, 10, -1)
@@ -111,9 +111,9 @@ def test_facts_of_a_segment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "leader_epoch_checkpoint", "snapshot"])
-def test_a_copy_without_one_of_its_files_is_an_orphan(tmp_path: Path, suffix: str) -> None:
-    put(tmp_path, two_segments())
-    files(tmp_path, suffix)[0].unlink()
+def test_copy_with_missing_file_is_orphan(tmp_path: Path, suffix: str) -> None:
+    write_segments(tmp_path, build_two_segments())
+    find_files(tmp_path, suffix)[0].unlink()
     store = LocalStore(tmp_path)
     (folder,) = LAYOUT.topic_folders(store, "", None)
     listing = LAYOUT.list_partition(store, folder, 0)
@@ -123,9 +123,9 @@ def test_a_copy_without_one_of_its_files_is_an_orphan(tmp_path: Path, suffix: st
     assert f"no .{suffix}:" in orphan.reason
 
 
-def test_a_stranger_among_the_files_is_reported(tmp_path: Path) -> None:
-    put(tmp_path, two_segments())
-    (files(tmp_path, "log")[0].parent / "README").write_text("hello")
+def test_unknown_file_is_reported_as_orphan(tmp_path: Path) -> None:
+    write_segments(tmp_path, build_two_segments())
+    (find_files(tmp_path, "log")[0].parent / "README").write_text("hello")
     store = LocalStore(tmp_path)
     (folder,) = LAYOUT.topic_folders(store, "", None)
     listing = LAYOUT.list_partition(store, folder, 0)
@@ -134,18 +134,18 @@ def test_a_stranger_among_the_files_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"123", b"\x00\x00\x00\x01\x7f\x00\x00\x00"])
-def test_the_end_is_found_without_a_usable_offset_index(tmp_path: Path, damage: bytes) -> None:
-    put(tmp_path, two_segments())
-    files(tmp_path, "index")[0].write_bytes(damage)
-    assert [segment.end_offset for segment in described(tmp_path)] == [1, 2]
+def test_end_offset_is_found_with_damaged_offset_index(tmp_path: Path, damage: bytes) -> None:
+    write_segments(tmp_path, build_two_segments())
+    find_files(tmp_path, "index")[0].write_bytes(damage)
+    assert [segment.end_offset for segment in describe_segments(tmp_path)] == [1, 2]
 
 
-def test_a_log_that_ends_before_its_index_says_is_refused(tmp_path: Path) -> None:
+def test_log_shorter_than_its_index_raises_corrupt_segment_error(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=1)
     for _ in range(5):
         builder.append([SimpleRecord(bytes(100))])
-    put(tmp_path, builder)
-    (log,) = files(tmp_path, "log")
+    write_segments(tmp_path, builder)
+    (log,) = find_files(tmp_path, "log")
     data = log.read_bytes()
     log.write_bytes(data[: len(data) * 3 // 5] + data[: len(data) * 2 // 5])
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
@@ -153,27 +153,27 @@ def test_a_log_that_ends_before_its_index_says_is_refused(tmp_path: Path) -> Non
         plan_scan(parse_options(options))
 
 
-def test_several_incarnations_are_the_users_choice(tmp_path: Path) -> None:
-    put(tmp_path, two_segments(), topic_id=ID)
-    put(tmp_path, two_segments(), topic_id=OTHER_ID)
+def test_several_topic_ids_require_topic_id_option(tmp_path: Path) -> None:
+    write_segments(tmp_path, build_two_segments(), topic_id=ID)
+    write_segments(tmp_path, build_two_segments(), topic_id=OTHER_ID)
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
     with pytest.raises(InvalidOptionError, match=f"{ID}, {OTHER_ID}.*topicId"):
         plan_scan(parse_options(options))
-    (part,) = plan_scan(parse_options({**options, "topicId": OTHER_ID})).partitions
-    assert part.topic_id == OTHER_ID
+    (partition,) = plan_scan(parse_options({**options, "topicId": OTHER_ID})).partitions
+    assert partition.topic_id == OTHER_ID
 
 
-def test_where_there_is_no_tier_the_folders_looked_for_are_named(tmp_path: Path) -> None:
+def test_missing_tier_error_names_expected_folders(tmp_path: Path) -> None:
     options = {"path": str(tmp_path), "layout": LAYOUT.name, "subscribe": "topic"}
     with pytest.raises(TierNotFoundError, match="<topic>-<partition>-<topic id>/"):
         plan_scan(parse_options(options))
 
 
-def test_a_segment_deleted_after_the_listing_is_left_out(tmp_path: Path) -> None:
-    put(tmp_path, two_segments())
+def test_describe_of_deleted_segment_raises_file_not_found_error(tmp_path: Path) -> None:
+    write_segments(tmp_path, build_two_segments())
     store = LocalStore(tmp_path)
     (folder,) = LAYOUT.topic_folders(store, "", None)
     entries = LAYOUT.list_partition(store, folder, 0).segments
-    shutil.rmtree(files(tmp_path, "log")[0].parent)
+    shutil.rmtree(find_files(tmp_path, "log")[0].parent)
     with pytest.raises(FileNotFoundError):
         LAYOUT.describe(store, entries[0])

@@ -1,9 +1,9 @@
-"""The life of one partition on a small cluster, as far as it leaves traces in a tier.
+"""Simulates one partition on a small cluster and the objects that it leaves in a tier.
 
-Replicas hold the same appends until one lags behind and an unclean election makes its shorter log
-the truth; the others keep their dead branch, and what they uploaded of it. Every replica rolls its
-segments where it likes. Copies fail at every stage, are repeated, and come from leaders of the
-past; deletes get stuck half-way.
+All replicas in sync append the same entries. If an unclean election makes a lagging replica the
+leader, the other replicas keep the removed records as a dead branch, and so do their uploads. Every
+replica rolls segments independently. Copies can fail at every stage, can be repeated, and can come
+from former leaders. Deletions can stop before they are complete.
 """
 
 from __future__ import annotations
@@ -31,18 +31,21 @@ _LOCAL: Final = {
     "leader_epoch_checkpoint": 3,
     "snapshot": 4,
 }
-"""Bits of `remaining` that each keep a file of `LocalTieredStorage`: nothing tells of a transaction
-index that was lost alone.
+"""Bits of `remaining` that keep a file of `LocalTieredStorage`.
+
+The log and the transaction index share a bit: a reader cannot detect the loss of only the index.
 """
-EpochShape = Literal["in the segment", "true starts", "whole lineage"]
-"""What a manifest calls the first epoch's start: an offset of the segment, as Kafka does; where it
-really began; and all epochs that the checkpoint has, some of which end below the segment.
+EpochShape = Literal["in the segment", "true starts", "full lineage"]
+"""Leader epochs in a manifest.
+
+The first epoch starts at the first offset of the segment, as in Kafka, or at its true start. "full
+lineage" has all epochs of the checkpoint, including epochs that end below the segment.
 """
 
 
-def _spoiled(data: bytes, how: int) -> bytes:
-    """A side file that is empty, garbage, cut, or of a version that there is not yet."""
-    match how:
+def _damage_file(data: bytes, kind: int) -> bytes:
+    """Returns a side file that is empty, garbage, truncated or of an unknown version."""
+    match kind:
         case 0:
             return b""
         case 1:
@@ -55,19 +58,19 @@ def _spoiled(data: bytes, how: int) -> bytes:
 
 @dataclass(eq=False, slots=True)
 class Upload:
-    """One copy of a segment, whatever became of it.
+    """A copy of a segment, complete or not.
 
     Attributes:
-        log: The log of the broker that made it, up to the segment's end.
+        log: Log of the broker that made the copy, up to the end of the segment.
         base: First offset.
         stop: One past the last offset.
-        log_start: The broker's, when the copy began.
-        event_timestamp_ms: When that was.
-        keys: Its objects.
-        finished: Whether the cluster learnt of it and has not begun to delete it.
-        files: What was copied.
-        segment_id: Its own.
-        spoiled: Side files that cannot be used.
+        log_start: Log start of the broker when the copy began.
+        event_timestamp_ms: Time when the copy began.
+        keys: Keys of its objects.
+        finished: True if the cluster has its finished event and has not begun to delete it.
+        files: The copied files.
+        segment_id: Segment id of the copy.
+        spoiled: Damaged side files.
     """
 
     log: tuple[Entry, ...]
@@ -83,7 +86,7 @@ class Upload:
 
     @property
     def last_epoch(self) -> int:
-        """The newest epoch of its checkpoint."""
+        """Newest epoch of the leader-epoch checkpoint."""
         return self.log[-1].epoch
 
     def __str__(self) -> str:
@@ -95,15 +98,15 @@ class Upload:
 
 
 class PartitionLife:
-    """One partition, its replicas and its uploads.
+    """A partition with its replicas and uploads.
 
     Args:
-        store: Where objects go.
-        writer: Writes them.
+        store: Store of the objects.
+        writer: Writer of the tier.
         interval: Kafka's `index.interval.bytes`.
-        only_stable: Copies only what is below the last stable offset, as a broker does.
-        epochs: What manifests say of epochs.
-        clock: Seconds before anything happens.
+        only_stable: Copies only offsets below the last stable offset, like a broker.
+        epochs: Leader epochs in manifests.
+        clock: Start time in seconds.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class PartitionLife:
         self.clock = clock
 
     def append(self, kind: EntryKind, producer_id: int, count: int, codec: str) -> None:
-        """The leader appends, and whoever is in sync follows."""
+        """Appends an entry to the leader and all replicas in sync."""
         self.clock += 1
         base = self.leader.end
         size = count if kind in ("plain", "send") else 1
@@ -138,25 +141,28 @@ class PartitionLife:
             replica.entries.append(entry)
 
     def roll(self, which: int) -> None:
-        """The replicas in sync that the bits of `which` name roll, and usually the leader."""
+        """Rolls the replicas in sync that the bits of `which` select; usually also the leader."""
         for number, replica in enumerate(self.replicas):
-            named = which >> number & 1 or (replica is self.leader and which > 3)
-            if named and replica.in_sync:
+            is_selected = which >> number & 1 or (replica is self.leader and which > 3)
+            if is_selected and replica.in_sync:
                 replica.roll()
 
     def lag(self, number: int) -> None:
-        """A follower falls behind."""
+        """Removes a follower from the replicas in sync."""
         replica = self.replicas[number % REPLICAS]
         replica.in_sync = replica is self.leader
 
     def catch_up(self, number: int) -> None:
-        """A follower comes back."""
+        """Brings a follower back in sync."""
         replica = self.replicas[number % REPLICAS]
         if not replica.in_sync:
             replica.follow(self.leader)
 
     def elect(self, number: int, gap: int) -> None:
-        """Another leader; a lagging one takes its shorter log with it, and the others then lag."""
+        """Elects a leader.
+
+        If it lags, its shorter log becomes valid, and the other replicas lag.
+        """
         chosen = self.replicas[number % REPLICAS]
         self.epoch += 1 + gap % 2
         self.leader.is_copying = chosen is not self.leader
@@ -166,7 +172,7 @@ class PartitionLife:
         self.leader = chosen
 
     def elect_unclean(self, number: int, lost: int) -> None:
-        """A follower that has missed the last appends becomes the leader."""
+        """Elects a follower without the last appends."""
         chosen = self.replicas[number % REPLICAS]
         if chosen is self.leader or not chosen.entries:
             return
@@ -176,13 +182,14 @@ class PartitionLife:
         self.elect(number, lost)
 
     def upload(self, number: int, forgetful: bool, fate: int) -> None:
-        """A broker copies the next segment.
+        """Copies the next segment of a broker.
 
         Args:
-            number: Of a leader of the past, which may finish one copy that it has under way; any
-                other number is the leader.
-            forgetful: Whether it has not heard of the last copy that was finished.
-            fate: 6 and 7 crash before the manifest, 5 after it, before the cluster is told.
+            number: Number of the broker. A former leader can finish one pending copy. Other numbers
+                select the leader.
+            forgetful: If true, the broker does not know the last finished copy.
+            fate: 6 and 7 crash before the manifest is written, 5 crashes after it, before the
+                cluster has the finished event.
         """
         broker = self.replicas[number] if number < REPLICAS else self.leader
         if broker is not self.leader:
@@ -230,37 +237,37 @@ class PartitionLife:
             )
         )
 
-    def spoil(self, number: int, which: int, how: int) -> None:
-        """Something becomes of a side file after it was copied."""
+    def spoil(self, number: int, which: int, kind: int) -> None:
+        """Damages a side file of a complete upload."""
         copies = self.complete()
         name = SIDE_FILES[which % len(SIDE_FILES)]
         if not copies:
             return
         copy = copies[number % len(copies)]
         data: bytes | None = getattr(copy.files, name)
-        # No entries are what most transaction indexes have: nothing tells that some were lost. Nor
-        # does an index of whole entries, which is what is left of one that is cut many times.
-        if data is None or name in copy.spoiled or (name == "txnindex" and how % 4 == 0):
+        # An empty transaction index is valid, so a reader cannot detect that entries were lost. The
+        # same is true if repeated truncation leaves only complete entries.
+        if data is None or name in copy.spoiled or (name == "txnindex" and kind % 4 == 0):
             return
-        changes: dict[str, Any] = {name: _spoiled(data, how % 4)}
+        changes: dict[str, Any] = {name: _damage_file(data, kind % 4)}
         copy.files = replace(copy.files, **changes)
         copy.spoiled.add(name)
         self._write(copy.files, copy.segment_id, copy.event_timestamp_ms)
 
-    def delete_records(self, parts: int) -> None:
-        """The log start moves, by so many 24ths of what there is."""
+    def delete_records(self, share: int) -> None:
+        """Moves the log start forward by `share` 24ths of the log."""
         span = self.leader.end - self.leader.log_start
-        self._move_log_start(self.leader.log_start + span * parts // 24)
+        self._move_log_start(self.leader.log_start + span * share // 24)
 
     def retain(self, count: int, remaining: int) -> None:
-        """Retention drops the oldest segments: the log start first, then some of their objects."""
-        known = [
+        """Removes the oldest segments: moves the log start, then deletes some of their objects."""
+        finished = [
             (min(copy.stop, divergence(copy.log, self.leader.entries)), copy)
             for copy in self.uploads
             if copy.finished
         ]
         on_lineage = sorted(
-            ((stop, copy) for stop, copy in known if stop > copy.base), key=lambda pair: pair[0]
+            ((stop, copy) for stop, copy in finished if stop > copy.base), key=lambda pair: pair[0]
         )
         for stop, copy in on_lineage[:count]:
             self._move_log_start(stop)
@@ -268,46 +275,49 @@ class PartitionLife:
             self._remove(copy, remaining)
 
     def clean_up(self, number: int, remaining: int) -> None:
-        """Another try to delete something below the log start, or left by a failed copy."""
+        """Retries to delete an upload below the log start or of a failed copy."""
         useless = [
             copy
             for copy in self.uploads
-            if not copy.finished and (copy.stop <= self.leader.log_start or not self._whole(copy))
+            if not copy.finished
+            and (copy.stop <= self.leader.log_start or not self._is_complete(copy))
         ]
         if useless:
             self._remove(useless[number % len(useless)], remaining)
 
     def lose(self, number: int, remaining: int) -> None:
-        """Somebody deletes objects that nobody should."""
+        """Deletes objects of an upload by mistake."""
         if self.uploads:
             self._remove(self.uploads[number % len(self.uploads)], remaining)
 
     def complete(self) -> list[Upload]:
-        """The uploads with all their objects."""
-        return [copy for copy in self.uploads if self._whole(copy)]
+        """Returns the uploads with all their objects."""
+        return [copy for copy in self.uploads if self._is_complete(copy)]
 
     def has(self, copy: Upload, suffix: str = "") -> bool:
-        """Whether there is an object of an upload, with this suffix if one is named."""
+        """Returns whether an object of an upload exists, optionally with a given suffix."""
         return any(key in self._store for key in copy.keys if key.endswith(suffix))
 
     def is_described(self, copy: Upload) -> bool:
-        """Whether the object is there that stands for a finished copy."""
+        """Returns whether the object exists that marks a finished copy."""
         return self.has(copy, ".snapshot" if self.is_local else ".rsm-manifest")
 
     def has_checkpoint(self, copy: Upload) -> bool:
-        """Whether its leader-epoch checkpoint is there."""
+        """Returns whether the leader-epoch checkpoint of an upload exists."""
         return self.has(copy, ".leader_epoch_checkpoint" if self.is_local else ".indexes")
 
-    def told_stop(self, copy: Upload) -> int:
-        """One past the last offset that what is left of an upload tells of."""
+    def proven_stop(self, copy: Upload) -> int:
+        """Returns one past the last offset that the remaining objects of an upload prove."""
         if not self.is_local or self.has(copy, ".log"):
             return copy.stop
-        told = [copy.base]
+        last_offsets = [copy.base]
         if self.has(copy, ".index") and copy.files.index:
-            told.append(copy.base + int.from_bytes(copy.files.index[-8:-4]))
+            last_offsets.append(copy.base + int.from_bytes(copy.files.index[-8:-4]))
         if self.has_checkpoint(copy):
-            told.append(next(entry.base for entry in copy.log if entry.epoch == copy.last_epoch))
-        return max(told) + 1
+            last_offsets.append(
+                next(entry.base for entry in copy.log if entry.epoch == copy.last_epoch)
+            )
+        return max(last_offsets) + 1
 
     def _manifest_epochs(
         self, broker: Replica, base: int, stop: int
@@ -315,7 +325,7 @@ class PartitionLife:
         if self._epochs == "in the segment":
             return tuple(broker.epochs(max(base, broker.log_start), stop))
         lineage = broker.epochs(broker.log_start, stop)
-        if self._epochs == "whole lineage":
+        if self._epochs == "full lineage":
             return tuple(lineage)
         ends = [start for _, start in lineage[1:]] + [stop]
         return tuple(entry for entry, end in zip(lineage, ends, strict=True) if end > base)
@@ -327,12 +337,12 @@ class PartitionLife:
             )
         return self._writer.write_segment(files, segment_id=segment_id)
 
-    def _whole(self, copy: Upload) -> bool:
+    def _is_complete(self, copy: Upload) -> bool:
         return all(key in self._store for key in copy.keys)
 
     def _remove(self, copy: Upload, remaining: int) -> None:
         if self.is_local and copy.spoiled & {"index", "leader_epoch_checkpoint"}:
-            remaining = 0  # else nothing tells how far it reached
+            remaining = 0  # otherwise the end of the copy is unknown
         for number, key in enumerate(copy.keys):
             kept = _LOCAL[key.rpartition(".")[2]] if self.is_local else 1 << number
             if not remaining & kept:

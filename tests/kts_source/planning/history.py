@@ -1,7 +1,7 @@
-"""Random lives of a tiered topic, as lists of steps that can be drawn, replayed and shortened.
+"""Random histories of a tiered topic: lists of steps that are drawn, replayed and shortened.
 
-A step that makes no sense where it stands does nothing, so any list is a history, and so is what is
-left of a list when steps are dropped from it.
+A step that is not possible in the current state does nothing. So any list of steps is a valid
+history, also after steps were removed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOPIC: Final = "t"
 
-# How often each kind of step is drawn.
+# Relative frequency of each kind of step.
 WEIGHTS: Final = {
     "append": 7,
     "send": 8,
@@ -46,11 +46,11 @@ KINDS: Final = tuple(WEIGHTS)
 
 _DATA: Final = ("append", "send", "send")
 _END: Final = ("commit", "abort", "settle", "append")
-# Sequences that chance alone seldom finds: one kind is drawn for each place.
+# Sequences that random steps rarely produce. One kind is drawn for each position.
 MOTIFS: Final[tuple[tuple[tuple[str, ...], ...], ...]] = (
     (_DATA, _DATA, _END, ("roll",), ("upload",)),
     (("send",), ("roll",), _DATA, ("settle",), ("roll",), ("upload",), ("upload",)),
-    # A branch that dies after some of it was copied, and another outcome on the one that lives.
+    # A dead branch with copies, and a different transaction outcome on the live branch.
     (
         *(("send",), ("send", "roll"), _DATA, _END, ("settle", "roll"), ("roll",)),
         *(("upload",), ("upload",), ("elect_unclean",)),
@@ -63,14 +63,14 @@ MOTIFS: Final[tuple[tuple[tuple[str, ...], ...], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that happens to a partition; what the numbers mean depends on the kind.
+    """An event of a partition. The meaning of the numbers depends on the kind.
 
     Attributes:
         kind: One of `KINDS`.
         a: 0 to 15.
         b: 0 to 15.
         c: 0 to 15.
-        partition: Counted modulo the topic's partitions.
+        partition: Partition number, modulo the partition count of the topic.
     """
 
     kind: str
@@ -82,17 +82,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What does not change during a history.
+    """Settings that do not change during a history.
 
     Attributes:
-        partitions: Of the first incarnation.
-        chunk_size: The plugin's.
+        partitions: Partition count of the first incarnation.
+        chunk_size: Chunk size of the plugin.
         interval: Kafka's `index.interval.bytes`.
-        compression: Whether chunks are compressed.
-        codec: Of every second producer.
-        only_stable: Whether brokers copy only below the last stable offset.
-        local: Whether segments are copied as `LocalTieredStorage` does, else as the plugin does.
-        epochs: What manifests say of epochs.
+        compression: Compresses chunks.
+        codec: Codec of every second producer.
+        only_stable: Brokers copy only offsets below the last stable offset.
+        local: Copies segments like `LocalTieredStorage` instead of the Aiven plugin.
+        epochs: Leader epochs in manifests.
     """
 
     partitions: int = 1
@@ -107,7 +107,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A shape and steps: all it takes to have the same tier again."""
+    """A shape and steps, which together reproduce a tier."""
 
     shape: Shape
     steps: tuple[Step, ...]
@@ -118,9 +118,9 @@ class History:
 
 
 def random_history(source: random.Random) -> History:
-    """One history of 15 to 100 steps, some of which lose objects at the end."""
+    """Returns a history of 15 to 100 steps; some histories lose objects at the end."""
     if source.random() < 0.1:
-        return _long_and_open(source)
+        return _make_long_open_history(source)
     shape = Shape(
         partitions=source.choice((1, 1, 1, 2)),
         chunk_size=source.choice((40, 200, 1 << 20)),
@@ -129,42 +129,43 @@ def random_history(source: random.Random) -> History:
         codec=source.choice(("none", "none", "lz4", "zstd")),
         only_stable=source.random() < 0.6,
         local=source.random() < 0.3,
-        epochs=source.choice(("in the segment", "in the segment", "true starts", "whole lineage")),
+        epochs=source.choice(("in the segment", "in the segment", "true starts", "full lineage")),
     )
-    # Some histories have much of one kind and little of another.
+    # The frequency of each kind varies between histories.
     weights = [weight * source.choice((0.4, 1, 1, 2.5)) for weight in WEIGHTS.values()]
     motifs = source.random()
-    wanted = source.randint(15, 100)
+    step_count = source.randint(15, 100)
     steps: list[Step] = []
-    while len(steps) < wanted:
+    while len(steps) < step_count:
         motif = source.choice(MOTIFS) if source.random() < motifs else ()
         partition = source.randrange(2)
         for kinds in motif or ((*source.choices(KINDS, weights),),):
             a, b, c = (source.randrange(16) for _ in range(3))
             steps.append(Step(source.choice(kinds), a, b, c, partition))
-    # What is lost early lies below the log start in the end, mostly.
+    # Objects that are lost early are mostly below the log start at the end.
     for _ in range(source.choice((0, 0, 0, 1, 2, 4))):
         a, b, c = (source.randrange(16) for _ in range(3))
         kind = source.choice(("lose", "spoil"))
         steps.append(Step(kind, a, b, c, source.randrange(2)))
-    if source.random() < 0.2:  # a kind of side file that somebody's tool spoils
-        which, how = source.choice((0, 0, 1, 2, 3)), source.randrange(4)
+    if source.random() < 0.2:  # a tool damages all side files of one kind
+        which, damage = source.choice((0, 0, 1, 2, 3)), source.randrange(4)
         steps += [
-            Step("spoil", a, which, how, partition) for a in range(16) for partition in range(2)
+            Step("spoil", a, which, damage, partition) for a in range(16) for partition in range(2)
         ]
     return History(shape, tuple(steps))
 
 
-def _long_and_open(source: random.Random) -> History:
-    """A transaction that does not end below many plain segments, of which parts are read; snapshots
-    from some place on cannot be used, and a segment may be lost.
+def _make_long_open_history(source: random.Random) -> History:
+    """Returns a history with an open transaction below many plain segments.
+
+    Snapshots are damaged from a random segment on, and a segment can be lost.
     """
     steps = [Step("send", 1, 1)]
     count = source.randint(8, 14)
     for _ in range(count):
         steps += [Step("append", 0, source.randrange(3)), Step("roll", 7), Step("upload", 15)]
-    how = source.randrange(4)
-    steps += [Step("spoil", a, 0, how) for a in range(source.randrange(count), count)]
+    damage = source.randrange(4)
+    steps += [Step("spoil", a, 0, damage) for a in range(source.randrange(count), count)]
     if source.random() < 0.5:
         steps.append(Step("lose", source.randint(1, count - 2)))
     local = source.random() < 0.3
@@ -172,12 +173,12 @@ def _long_and_open(source: random.Random) -> History:
 
 
 class World:
-    """The tier that a history leaves behind, and the partitions it came from.
+    """The tier that a history produces, and its simulated partitions.
 
     Attributes:
-        store: Key to bytes.
-        incarnations: Of the topic, oldest first: topic id to the partitions' lives.
-        lives: Of the newest incarnation, by partition.
+        store: Objects by key.
+        incarnations: Partitions by topic id, oldest incarnation first.
+        lives: Partitions of the newest incarnation.
     """
 
     def __init__(self, history: History) -> None:
@@ -190,7 +191,7 @@ class World:
             self.take(step)
 
     def take(self, step: Step) -> None:
-        """One more step."""
+        """Applies a step."""
         if step.kind == "recreate":
             clock = max(life.clock for life in self.lives)
             self.lives = self._create(step.a % len(self.lives) + 1, clock=clock)
@@ -198,10 +199,10 @@ class World:
             _apply(step, self.lives[step.partition % len(self.lives)], self.shape)
 
     def has_lost(self, before: Sequence[Replica]) -> bool:
-        """Whether the leaders lack records of the leaders before the last step.
+        """Returns whether the leaders lack records that the previous leaders had.
 
         Args:
-            before: Those, by partition.
+            before: Leaders before the last step, by partition.
         """
         return any(
             divergence(old.entries, life.leader.entries) < old.end
@@ -291,22 +292,22 @@ def _apply(step: Step, life: PartitionLife, shape: Shape) -> None:
 
 
 def shortened(history: History, fails: Callable[[History], bool]) -> History:
-    """The history without steps that it does not need to fail."""
+    """Removes steps that are not needed to make the history fail."""
     steps: Sequence[Step] = history.steps
     size = max(1, len(steps) // 2)
     while True:
-        dropped = False
+        has_dropped = False
         for start in reversed(range(0, len(steps), size)):
             candidate = (*steps[:start], *steps[start + size :])
             if fails(History(history.shape, candidate)):
-                steps, dropped = candidate, True
-        if size == 1 and not dropped:
+                steps, has_dropped = candidate, True
+        if size == 1 and not has_dropped:
             return History(history.shape, tuple(steps))
         size = max(1, size // 2)
 
 
-def kinds_of(histories: Iterable[History]) -> dict[str, int]:
-    """How often each kind of step occurs."""
+def count_kinds(histories: Iterable[History]) -> dict[str, int]:
+    """Counts the steps of each kind."""
     counts = dict.fromkeys(KINDS, 0)
     for history in histories:
         for step in history.steps:

@@ -1,7 +1,7 @@
-"""Reads what a history left behind from tier and brokers, and compares with the leader's log.
+"""Reads a simulated topic from tier and brokers and compares the rows with the leader's log.
 
-The tier is as the simulation uploaded it, with all that it lost; a fake broker serves what the
-leader has. So nothing may be missing, and nothing may be an error.
+The tier has lost objects as in the simulation; a fake broker serves the leader's log. So no row is
+missing, and no read fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.kts_source.planning.metadata_events import (
 )
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build
-from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
+from tests.kts_source.planning.row_checks import list_surviving_rows, require_same_rows
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 
 def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | None]:
-    """A partition as its leader has it, and the truth about it."""
+    """Returns the partition of the leader for the fake broker, and the expected log."""
     leader = life.leader
     if not leader.entries:
         return FakePartition(empty_log(), epoch=life.epoch), None
     truth = build(leader.entries, life.interval).build()
     start = leader.log_start
     epochs = leader.epochs(start, leader.end)
-    if not epochs or epochs[-1][0] != life.epoch:  # a leader notes its epoch before it appends
+    if not epochs or epochs[-1][0] != life.epoch:  # a leader records its epoch before it appends
         epochs = [*epochs, (life.epoch, leader.end)]
     log: FakeLog = fake_log(truth, log_start=start, epochs=epochs)
     log.reach = reach
@@ -66,7 +66,7 @@ def served(life: PartitionLife, reach: int) -> tuple[FakePartition, BuiltLog | N
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Plans and reads in this thread alone; and any number of slices may be lost."""
+    """Plans and reads in the current thread, without a limit of lost slices."""
     with (
         without_threads(),
         mock.patch.object(broker_rows, "_MAX_SAME_FAILURES", 1 << 30),
@@ -82,18 +82,18 @@ def check_hybrid(
     *,
     by_metadata_topic: bool = False,
 ) -> None:
-    """Reads tier and brokers at both isolation levels; `seed` decides what is lost when.
+    """Reads tier and brokers at both isolation levels.
 
     Args:
-        history: What happened to the topic.
-        seed: See above.
-        outcomes: Counts what was met.
-        cluster: To be used again.
-        by_metadata_topic: Whether nothing may be listed, and some entries of that topic are lost,
-            repeated or out of order.
+        history: History of the topic.
+        seed: Seed of random choices, such as lost objects.
+        outcomes: Counters of outcomes.
+        cluster: Cluster to reuse.
+        by_metadata_topic: Reads a tier that cannot be listed. Some records of the metadata topic
+            are lost, repeated or out of order.
 
     Raises:
-        AssertionError: Wrong rows.
+        AssertionError: Rows are wrong.
     """
     if cluster is None:
         with FakeCluster() as opened:
@@ -102,22 +102,31 @@ def check_hybrid(
     source = random.Random(seed)
     world = World(history)
     topic_id, lives = list(world.incarnations.items())[-1]
-    both = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
-    cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
+    served_partitions = [served(life, source.choice((0, 0, 3, 100))) for life in lives]
+    cluster.create(
+        TOPIC, [partition for partition, _ in served_partitions], uuid_from_text(topic_id)
+    )
     if by_metadata_topic:
         _write_metadata(cluster, world, source)
-    disks = _Disks([part for part, _ in both] if cluster.versions else [], source)
-    truths = [(truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)]
+    disks = _Disks(
+        [partition for partition, _ in served_partitions] if cluster.versions else [], source
+    )
+    truths = [
+        (truth, life.leader.log_start)
+        for (_, truth), life in zip(served_partitions, lives, strict=True)
+    ]
     _lose(world.store, source, source.choice((0.0, 0.0, 0.1)))
     for isolation in ISOLATION_LEVELS:
         store = dict(world.store)
-        given = _options(source, world, cluster, isolation, by_metadata_topic=by_metadata_topic)
-        if store:  # what is in no tier is on a disk
-            disks.begin_somewhere()
+        options = _make_options(
+            source, world, cluster, isolation, by_metadata_topic=by_metadata_topic
+        )
+        if store:  # without a tier, all records are on broker disks
+            disks.randomize_starts()
         try:
-            rows, facts = _rows(given, store, source, disks)
+            rows, facts = _read_rows(options, store, source, disks)
         except BrokerError as error:
-            is_read_committed = given["isolationLevel"] == "read_committed"
+            is_read_committed = options["isolationLevel"] == "read_committed"
             if not (cluster.versions and is_read_committed and "KAFKA-17801" in str(error)):
                 raise
             outcomes["old brokers refused"] += 1
@@ -128,13 +137,13 @@ def check_hybrid(
         expected: list[Row] = []
         for number, (truth, start) in enumerate(truths):
             if truth is not None:
-                expected += surviving_rows(number, truth, isolation, start)
-        require_same_rows(given, rows, expected)
+                expected += list_surviving_rows(number, truth, isolation, start)
+        require_same_rows(options, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
 
 
-def _options(
+def _make_options(
     source: random.Random,
     world: World,
     cluster: FakeCluster,
@@ -142,8 +151,8 @@ def _options(
     *,
     by_metadata_topic: bool,
 ) -> dict[str, str]:
-    """Returns the options of a scan of tier and brokers, with small sizes of all kinds."""
-    given = {
+    """Returns options of a scan of tier and brokers, with small limits."""
+    options = {
         "path": "/",
         "subscribe": TOPIC,
         "isolationLevel": isolation,
@@ -155,44 +164,46 @@ def _options(
         "maxConcurrentRequests": "1",
     }
     if by_metadata_topic:
-        given["catalog"] = "metadata-topic"
+        options["catalog"] = "metadata-topic"
     if world.shape.local:
-        given["layout"] = "local-tiered-storage"
+        options["layout"] = "local-tiered-storage"
     if source.random() < 0.3:
-        given["minPartitions"] = str(source.randint(1, 12))
-    return given
+        options["minPartitions"] = str(source.randint(1, 12))
+    return options
 
 
 class _Disks:
-    """Where the disks of old brokers begin; what lies below is in their tier only.
+    """Local log starts of old brokers; offsets below are only in the tier.
 
     Args:
-        parts: Their partitions.
-        source: Decides.
+        partitions: Partitions of the brokers.
+        source: Decides the offsets.
     """
 
-    def __init__(self, parts: list[FakePartition], source: random.Random) -> None:
-        self._parts = parts
+    def __init__(self, partitions: list[FakePartition], source: random.Random) -> None:
+        self._partitions = partitions
         self._source = source
 
-    def begin_somewhere(self) -> None:
-        """At the log start, or anywhere."""
-        for part in self._parts:
-            where = self._source.randint(part.log.log_start, max(part.log.log_start, part.log.end))
-            part.log.local_start = self._source.choice((0, where))
+    def randomize_starts(self) -> None:
+        """Sets each local log start to 0 or to a random offset."""
+        for partition in self._partitions:
+            local_start = self._source.randint(
+                partition.log.log_start, max(partition.log.log_start, partition.log.end)
+            )
+            partition.log.local_start = self._source.choice((0, local_start))
 
     def move(self) -> None:
-        """Further on, now and then."""
-        for part in self._parts:
-            log = part.log
+        """Randomly moves local log starts forward."""
+        for partition in self._partitions:
+            log = partition.log
             if self._source.random() < 0.2:
                 log.local_start = max(log.local_start, self._source.randint(0, log.end))
 
 
-def _rows(
-    given: Mapping[str, str], store: dict[str, bytes], source: random.Random, disks: _Disks
+def _read_rows(
+    option_texts: Mapping[str, str], store: dict[str, bytes], source: random.Random, disks: _Disks
 ) -> tuple[list[Row] | None, list[str]]:
-    options = parse_options(given)
+    options = parse_options(option_texts)
     assert options.brokers is not None
     tier = Tier(UnlistableStore(store) if options.by_metadata_topic else MemoryStore(store))
     plan = plan_scan(options, tier)
@@ -207,16 +218,20 @@ def _rows(
         try:
             batches += read_task(task, reader, settings, meter=meter)
         except ObjectNotFoundError as error:
-            # Where a part of a segment ends, only its offset index tells.
+            # Only the offset index has the position where a partial slice ends.
             is_index = (error.uri or "").endswith((".indexes", ".index"))
-            if not is_index or all(part.is_whole for part in task.slices):
+            if not is_index or all(task_slice.is_whole for task_slice in task.slices):
                 raise
             return None, [*facts, "boundaries lost"]
         except DataLossError:
-            # They are counted from the segment's start, which the log start has passed.
-            starts = {part.partition: part.surviving.log_start for part in plan.partitions}
-            inner = [part for part in task.slices if not part.is_whole]
-            if not any(part.segment_start < starts[part.partition] for part in inner):
+            # Positions count from the segment start, which is below the log start.
+            starts = {
+                partition.partition: partition.surviving.log_start for partition in plan.partitions
+            }
+            inner = [task_slice for task_slice in task.slices if not task_slice.is_whole]
+            if not any(
+                task_slice.segment_start < starts[task_slice.partition] for task_slice in inner
+            ):
                 raise
             return None, [*facts, "boundaries lost"]
         facts += ["slices"] * len(task.slices) + ["ranges"] * len(task.ranges)
@@ -235,7 +250,7 @@ def _rows(
 
 
 def _lose(store: dict[str, bytes], source: random.Random, share: float, only: str = "") -> None:
-    """Takes some objects away, or damages logs."""
+    """Deletes some objects, and damages some logs."""
     for key in sorted(store) if share else ():
         if key.endswith(only) and source.random() < share:
             if key.endswith(".log") and source.random() < 0.3:
@@ -247,28 +262,28 @@ def _lose(store: dict[str, bytes], source: random.Random, share: float, only: st
 
 
 def _write_metadata(cluster: FakeCluster, world: World, source: random.Random) -> None:
-    """Writes down the copies and deletions of a history, more or less."""
+    """Writes metadata records of the copies and deletions of a history, with some errors."""
     share = source.choice((0.0, 0.0, 0.05, 0.3))
     records: dict[Place, list[bytes | None]] = {}
     for topic_id, lives in world.incarnations.items():
         for number, life in enumerate(lives):
-            place = (TOPIC, topic_id, number)
-            records[place] = []
+            key = (TOPIC, topic_id, number)
+            records[key] = []
             for copy in life.uploads:
                 ends = (FINISHED,) if copy.finished else source.choice(_UNFINISHED)
-                for value in copied(place, copy.files, copy.segment_id, *ends):
+                for value in copied(key, copy.files, copy.segment_id, *ends):
                     chance = source.random()
                     if chance < share / 3:
                         continue
-                    at = len(records[place])
+                    position = len(records[key])
                     if chance < 2 * share / 3:
-                        at = source.randint(0, at)
-                    records[place].insert(at, value)
+                        position = source.randint(0, position)
+                    records[key].insert(position, value)
                     if chance > 1 - share / 3:
-                        records[place].append(value)
-    for part in create_metadata_topic(cluster, records, source.choice((1, 3))):
-        if part.log.batches and source.random() < share:
-            part.log.log_start = source.randint(0, part.log.end)
+                        records[key].append(value)
+    for partition in create_metadata_topic(cluster, records, source.choice((1, 3))):
+        if partition.log.batches and source.random() < share:
+            partition.log.log_start = source.randint(0, partition.log.end)
 
 
 _UNFINISHED: Final = ((), (DELETING,), (FINISHED, DELETING), (FINISHED, DELETING, DELETED))

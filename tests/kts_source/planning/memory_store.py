@@ -1,4 +1,4 @@
-"""A tier in a dict: as fast as planning and reading can be."""
+"""A tier in memory, for fast tests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """`ObjectStore` over a mapping of keys to bytes that may change between calls.
+    """`ObjectStore` over a mapping of keys to bytes, which may change between calls.
 
     Args:
-        objects: Key to bytes.
-        modified: Key to when it was written, in ms; none is told for other keys.
+        objects: Objects by key.
+        modified: Modification times in ms by key; missing keys have no modification time.
     """
 
     def __init__(
@@ -65,4 +65,4 @@ class MemoryStore:
         return ObjectInfo(key, size, version="1", last_modified_ms=self._modified.get(key))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing; the store has no resources."""

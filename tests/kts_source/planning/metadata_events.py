@@ -1,4 +1,4 @@
-"""What brokers write to `__remote_log_metadata`, on a fake broker."""
+"""Writes events of `__remote_log_metadata` to a fake broker."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ Place = tuple[str, str, int]
 
 
 class UnlistableStore(MemoryStore):
-    """A store that answers look-ups and reads of keys, and refuses to list.
+    """A store that answers reads and lookups of keys, and rejects listings.
 
     Args:
-        objects: Key to bytes.
-        hides: Whether it also refuses to tell that a key is not there, as S3 then does.
+        objects: Objects by key.
+        hides: Whether lookups of missing keys are rejected, too, like in S3 without the list
+            permission.
     """
 
     def __init__(self, objects: Mapping[str, bytes], *, hides: bool = False) -> None:
@@ -60,12 +61,12 @@ class UnlistableStore(MemoryStore):
         return super().head(key)
 
 
-def announced(
-    place: Place, files: SegmentFiles, segment_id: str, **changed: int
+def make_copy_started(
+    topic_partition: Place, files: SegmentFiles, segment_id: str, **changed: int
 ) -> RemoteLogSegmentMetadata:
-    """The event that begins a copy."""
-    facts: dict[str, Any] = {
-        "segment_id": _segment_id(place, segment_id),
+    """Returns the event that begins a copy."""
+    fields: dict[str, Any] = {
+        "segment_id": _make_segment_id(topic_partition, segment_id),
         "start_offset": files.base_offset,
         "end_offset": files.end_offset,
         "max_timestamp_ms": files.max_timestamp_ms,
@@ -74,39 +75,48 @@ def announced(
         "segment_leader_epochs": tuple(EpochEntry(*entry) for entry in files.epochs),
         "segment_size_in_bytes": len(files.log),
     }
-    return RemoteLogSegmentMetadata(**{**facts, **changed})
+    return RemoteLogSegmentMetadata(**{**fields, **changed})
 
 
-def update(
-    place: Place, segment_id: str, state: RemoteLogSegmentState, custom: bytes | None = None
+def make_update(
+    topic_partition: Place,
+    segment_id: str,
+    state: RemoteLogSegmentState,
+    custom: bytes | None = None,
 ) -> RemoteLogSegmentMetadataUpdate:
-    """The event of another state."""
-    return RemoteLogSegmentMetadataUpdate(_segment_id(place, segment_id), 1, 2, custom, state)
+    """Returns the event of a state change."""
+    return RemoteLogSegmentMetadataUpdate(
+        _make_segment_id(topic_partition, segment_id), 1, 2, custom, state
+    )
 
 
 def copied(
-    place: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
+    topic_partition: Place, files: SegmentFiles, segment_id: str, *states: RemoteLogSegmentState
 ) -> list[bytes]:
-    """The records of a copy that began and then went through some states."""
-    begun = write_metadata_record(announced(place, files, segment_id))
-    updates = (update(place, segment_id, state) for state in states)
-    return [begun, *map(write_metadata_record, updates)]
+    """Returns the records of a copy that began and then had the given states."""
+    started = write_metadata_record(make_copy_started(topic_partition, files, segment_id))
+    updates = (make_update(topic_partition, segment_id, state) for state in states)
+    return [started, *map(write_metadata_record, updates)]
 
 
 def create_metadata_topic(
     cluster: FakeCluster, records: Mapping[Place, Sequence[bytes | None]], count: int = 3
 ) -> list[FakePartition]:
-    """The topic with these records, each where Kafka puts what is about its partition."""
-    held: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
+    """Creates the metadata topic; records are in the partitions that Kafka uses for them."""
+    values_by_partition: dict[int, list[bytes | None]] = {number: [] for number in range(count)}
     for (_, topic_id, partition), values in records.items():
-        held[metadata_partition(uuid_from_text(topic_id), partition, count)] += values
-    partitions = [FakePartition(metadata_log(values)) for values in held.values()]
+        values_by_partition[metadata_partition(uuid_from_text(topic_id), partition, count)] += (
+            values
+        )
+    partitions = [
+        FakePartition(build_metadata_log(values)) for values in values_by_partition.values()
+    ]
     cluster.create(METADATA, partitions)
     return partitions
 
 
-def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
-    """The log of one partition, a few records a batch."""
+def build_metadata_log(values: Iterable[bytes | None]) -> FakeLog:
+    """Builds the log of one metadata partition, with three records in each batch."""
     records = [SimpleRecord(value) for value in values]
     if not records:
         return empty_log()
@@ -116,7 +126,7 @@ def metadata_log(values: Iterable[bytes | None]) -> FakeLog:
     return fake_log(builder.build())
 
 
-def _segment_id(place: Place, segment_id: str) -> RemoteLogSegmentId:
-    topic, topic_id, partition = place
-    of = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
-    return RemoteLogSegmentId(of, uuid_from_text(segment_id))
+def _make_segment_id(topic_partition: Place, segment_id: str) -> RemoteLogSegmentId:
+    topic, topic_id, partition = topic_partition
+    partition_id = TopicIdPartition(topic, uuid_from_text(topic_id), partition)
+    return RemoteLogSegmentId(partition_id, uuid_from_text(segment_id))

@@ -1,4 +1,4 @@
-"""A topic in a tier that may not be listed, its brokers, and what they wrote of it."""
+"""A topic in a tier that cannot be listed, its brokers, and its metadata records."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class World:
-    """A topic of four closed segments and a tail on a broker, all four copied to a tier.
+    """A topic with four closed segments in a tier and an active segment on a broker.
 
     Attributes:
-        records: What brokers wrote of each segment's copy.
+        records: Metadata records of the copy of each segment.
     """
 
     cluster: FakeCluster
@@ -64,21 +64,21 @@ class World:
 
     @property
     def closed(self) -> tuple[SegmentFiles, ...]:
-        """The segments in the tier."""
+        """Segments in the tier."""
         return self.log.segments[:-1]
 
     def keys(self, number: int) -> list[str]:
-        """The objects of one segment."""
+        """Returns the keys of one segment."""
         return [key for key in self.store if self.segment_ids[number] in key]
 
-    def write_metadata(self, *more: bytes | None) -> list[FakePartition]:
-        """Creates the metadata topic with `records` and more behind them."""
-        values = [value for of in self.records for value in of]
-        return create_metadata_topic(self.cluster, {self.place: [*values, *more]})
+    def write_metadata(self, *extra: bytes | None) -> list[FakePartition]:
+        """Creates the metadata topic with `records`, followed by more records."""
+        values = [value for records in self.records for value in records]
+        return create_metadata_topic(self.cluster, {self.place: [*values, *extra]})
 
-    def plan(self, store: UnlistableStore | None = None, **more: str) -> ScanPlan:
-        """The plan of a scan of a tier that may not be listed."""
-        given = {
+    def plan(self, store: UnlistableStore | None = None, **extra: str) -> ScanPlan:
+        """Plans a scan of a tier that cannot be listed, and checks the rows that it reads."""
+        option_texts = {
             "path": "/",
             "keyPrefix": self.key_prefix,
             "subscribe": "t",
@@ -87,9 +87,9 @@ class World:
             "kafka.request.timeout.ms": "5000",
             "kafka.fetch.max.wait.ms": "10",
             **({"layout": "local-tiered-storage"} if self.local else {}),
-            **more,
+            **extra,
         }
-        options = parse_options(given)
+        options = parse_options(option_texts)
         tier = Tier(store or UnlistableStore(self.store))
         plan = plan_scan(options, tier)
         source, settings = SegmentSource(tier, options.key_ring), ReadSettings.of(options)
@@ -100,13 +100,13 @@ class World:
         return plan
 
     def from_tier(self, plan: ScanPlan) -> list[int]:
-        """Which of the closed segments a plan reads from the tier."""
+        """Returns the numbers of the closed segments that a plan reads from the tier."""
         used = {span.segment.segment_id for span in plan.partitions[0].surviving.ranges}
         return [number for number, name in enumerate(self.segment_ids) if name in used]
 
 
 def five_segments() -> BuiltLog:
-    """Five segments of twelve records, two a batch; the last one is not closed."""
+    """Builds five segments of twelve records, two in each batch; the last segment is not closed."""
     builder = LogBuilder()
     for segment in range(5):
         for number in range(6):

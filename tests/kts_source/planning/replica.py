@@ -1,7 +1,7 @@
-"""One broker's log of a partition: what was appended, and where its segments end.
+"""Log of a partition on one broker: appended entries and segment borders.
 
-An append is one `Entry` object, shared by all logs that hold it: whether two logs agree at an
-offset is a matter of identity here, not of epochs.
+All logs with the same append share one `Entry` object. So tests compare logs at an offset by
+identity, not by epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_TIMESTAMP_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """One batch or marker, as its leader appended it: offsets [base, stop)."""
+    """A batch or marker with offsets [base, stop)."""
 
     kind: EntryKind
     epoch: int
@@ -33,7 +33,7 @@ class Entry:
     stop: int
 
     def append_to(self, builder: LogBuilder) -> None:
-        """Writes it at the end of a log."""
+        """Appends the entry to a log."""
         if self.kind in ("commit", "abort"):
             end = builder.commit if self.kind == "commit" else builder.abort
             end(self.producer_id, timestamp=self.date(self.base))
@@ -50,13 +50,13 @@ class Entry:
         )
 
     def date(self, offset: int) -> int:
-        """Timestamp of one of its records, in no order within the log."""
+        """Returns the timestamp of a record. Timestamps are not ordered within the log."""
         late = 5000 if self.serial % 5 == 0 else 0
         return FIRST_TIMESTAMP_MS + self.serial * 1000 - offset % 3 - late
 
 
 def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
-    """A log of these entries, not rolled."""
+    """Builds a log of these entries without closing the last segment."""
     builder = LogBuilder(
         start_offset=entries[0].base,
         leader_epoch=entries[0].epoch,
@@ -67,7 +67,13 @@ def build(entries: Sequence[Entry], index_interval: int) -> LogBuilder:
 
 
 def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
-    """Appends entries to a log whose last epoch is `epoch`; returns the new one."""
+    """Appends entries to a log; returns the new last epoch.
+
+    Args:
+        builder: Log.
+        entries: Entries to append.
+        epoch: Last epoch of the log.
+    """
     for entry in entries:
         if entry.epoch != epoch:
             builder.set_leader_epoch(entry.epoch)
@@ -76,17 +82,17 @@ def extend(builder: LogBuilder, entries: Sequence[Entry], epoch: int) -> int:
     return epoch
 
 
-def divergence(one: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """The first offset at which two logs of one partition do not hold the same batch."""
-    for mine, theirs in zip(one, other, strict=False):
-        if mine is not theirs:
-            return mine.base
-    return min(one[-1].stop, other[-1].stop) if one and other else 0
+def divergence(log: Sequence[Entry], other: Sequence[Entry]) -> int:
+    """Returns the first offset at which two logs of a partition have different batches."""
+    for entry, other_entry in zip(log, other, strict=False):
+        if entry is not other_entry:
+            return entry.base
+    return min(log[-1].stop, other[-1].stop) if log and other else 0
 
 
 @dataclass(slots=True)
 class Replica:
-    """One broker's log: entries, and where its segments end."""
+    """Log of one broker: entries and segment borders."""
 
     interval: int
     entries: list[Entry] = field(default_factory=list)
@@ -105,29 +111,29 @@ class Replica:
 
     @property
     def last_stable_offset(self) -> int:
-        """First offset of the oldest open transaction, else the end."""
-        begun: dict[int, int] = {}
+        """First offset of the oldest open transaction, or the end of the log."""
+        open_transactions: dict[int, int] = {}
         for entry in self.entries:
             if entry.kind == "send":
-                begun.setdefault(entry.producer_id, entry.base)
+                open_transactions.setdefault(entry.producer_id, entry.base)
             elif entry.kind != "plain":
-                begun.pop(entry.producer_id, None)
-        return min(begun.values(), default=self.end)
+                open_transactions.pop(entry.producer_id, None)
+        return min(open_transactions.values(), default=self.end)
 
     def roll(self) -> None:
-        """The next append begins a new segment."""
+        """Closes the current segment if it has entries."""
         if self.end > (self.rolls[-1] if self.rolls else 0):
             self.rolls.append(self.end)
 
     def follow(self, leader: Replica) -> None:
-        """Drops what the leader does not have, and copies the rest of its log."""
+        """Truncates the log where it diverges from the leader and copies the remaining entries."""
         self.truncate(divergence(self.entries, leader.entries))
         self.entries.extend(leader.entries[len(self.entries) :])
         self.log_start = leader.log_start
         self.in_sync = True
 
     def truncate(self, offset: int) -> None:
-        """Drops what is not below an offset at which a batch begins."""
+        """Removes all entries at or after `offset`, which must be the start of a batch."""
         if offset >= self.end:
             return
         self.entries = [entry for entry in self.entries if entry.stop <= offset]
@@ -136,14 +142,14 @@ class Replica:
         self._builder, self._written, self._segments = None, 0, []
 
     def segments(self) -> list[SegmentFiles]:
-        """The closed ones."""
+        """Returns the closed segments."""
         for stop in [*self.rolls[len(self._segments) :]]:
             count = sum(1 for entry in self.entries if entry.stop <= stop)
-            fresh = self.entries[self._written : count]
+            new_entries = self.entries[self._written : count]
             if self._builder is None:
-                self._builder = build(fresh, self.interval)
+                self._builder = build(new_entries, self.interval)
             else:
-                extend(self._builder, fresh, self.entries[self._written - 1].epoch)
+                extend(self._builder, new_entries, self.entries[self._written - 1].epoch)
             self._written = count
             files = self._builder.roll()
             assert files is not None
@@ -152,11 +158,11 @@ class Replica:
         return self._segments
 
     def epochs(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Epochs of offsets [start, stop) with their first offsets, as the epoch cache cuts it."""
-        found: list[tuple[int, int]] = []
+        """Returns the epochs of offsets [start, stop), truncated like the leader epoch cache."""
+        epochs_seen: list[tuple[int, int]] = []
         for entry in self.entries:
-            if entry.base < stop and (not found or found[-1][0] != entry.epoch):
-                found.append((entry.epoch, entry.base))
-        before = [epoch for epoch, first in found if first <= start]
-        after = [(epoch, first) for epoch, first in found if first > start]
+            if entry.base < stop and (not epochs_seen or epochs_seen[-1][0] != entry.epoch):
+                epochs_seen.append((entry.epoch, entry.base))
+        before = [epoch for epoch, first in epochs_seen if first <= start]
+        after = [(epoch, first) for epoch, first in epochs_seen if first > start]
         return [(before[-1], start), *after] if before else after

@@ -1,4 +1,4 @@
-"""The disks of the brokers of a simulated partition, as files beside its tier."""
+"""Writes the broker disks of a simulated partition next to its tier."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from tests.kts_source.planning.replica import Replica
 
 
-def local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
-    """All segments that a replica ever had, the active one last."""
+def build_local_segments(replica: Replica, interval: int) -> tuple[SegmentFiles, ...]:
+    """Returns all segments that the replica has ever had; the active segment is last."""
     builder: LogBuilder | None = None
-    epoch = done = 0
+    epoch = next_offset = 0
     for stop in dict.fromkeys([*replica.rolls, replica.end]):
-        fresh = [one for one in replica.entries if done <= one.base < stop]
-        if not fresh:
+        new_entries = [entry for entry in replica.entries if next_offset <= entry.base < stop]
+        if not new_entries:
             continue
         if builder is None:
-            builder, epoch = build(fresh, interval), fresh[-1].epoch
+            builder, epoch = build(new_entries, interval), new_entries[-1].epoch
         else:
-            epoch = extend(builder, fresh, epoch)
+            epoch = extend(builder, new_entries, epoch)
         builder.roll()
-        done = stop
+        next_offset = stop
     return () if builder is None else builder.build().segments
 
 
-def copied_up_to(life: PartitionLife, replica: Replica) -> int:
-    """Below it a broker may have deleted its own segments: they were copied."""
+def find_copied_stop(life: PartitionLife, replica: Replica) -> int:
+    """Returns the end of the tiered offsets; a broker may delete its segments below."""
     return max(
         (
             min(copy.stop, divergence(copy.log, replica.entries))
@@ -48,14 +48,14 @@ def copied_up_to(life: PartitionLife, replica: Replica) -> int:
 
 @dataclass(slots=True)
 class DiskWriter:
-    """Writes log directories, one a broker.
+    """Writes the log directory of one broker.
 
     Args:
-        store: Where to, as option `tailPath` is read.
-        topic: Its name.
-        topic_id: Its id.
-        number: Of the broker.
-        is_clean: Whether it was shut down cleanly.
+        store: Store of the files; option `tailPath` reads it.
+        topic: Topic name.
+        topic_id: Topic id.
+        number: Number of the broker.
+        is_clean: Whether the broker was shut down cleanly.
     """
 
     store: dict[str, bytes]
@@ -75,30 +75,30 @@ class DiskWriter:
     ) -> int:
         """Writes a replica; returns the first offset on the disk."""
         folder = f"{beside(self.number)}{self.topic}-{partition}/"
-        segments = local_segments(replica, life.interval)
-        gone = max(copied_up_to(life, replica), replica.log_start)
-        droppable = [one for one in segments[:-1] if one.next_offset <= gone]
+        segments = build_local_segments(replica, life.interval)
+        deletable_stop = max(find_copied_stop(life, replica), replica.log_start)
+        droppable = [segment for segment in segments[:-1] if segment.next_offset <= deletable_stop]
         kept = segments[source.randint(0, len(droppable)) :]
         local_start = kept[0].base_offset if kept else 0
         for segment in kept:
             stem = f"{folder}{segment.base_offset:020d}"
             is_active = segment is kept[-1]
-            room = bytes(64) if is_active and not self.is_clean else b""
+            padding = bytes(64) if is_active and not self.is_clean else b""
             self.store[f"{stem}.log"] = segment.log
-            self.store[f"{stem}.index"] = segment.index + room
-            self.store[f"{stem}.timeindex"] = segment.timeindex + room
+            self.store[f"{stem}.index"] = segment.index + padding
+            self.store[f"{stem}.timeindex"] = segment.timeindex + padding
             if segment.txnindex is not None:
                 self.store[f"{stem}.txnindex"] = segment.txnindex
             if self.is_clean or not is_active:
                 self.store[f"{folder}{segment.next_offset:020d}.snapshot"] = segment.snapshot
-        before = [one for one in segments if one.next_offset == local_start]
-        for segment in before:  # of what was deleted, the last snapshot stays
+        before = [segment for segment in segments if segment.next_offset == local_start]
+        for segment in before:  # the last snapshot of the deleted segments remains
             self.store[f"{folder}{local_start:020d}.snapshot"] = segment.snapshot
         if not kept:
             self.store[f"{folder}{0:020d}.log"] = b""
         epochs = replica.epochs(replica.log_start, replica.end)
         if replica is life.leader and (not epochs or epochs[-1][0] != life.epoch):
-            epochs = [one for one in epochs if one[1] < replica.end]
+            epochs = [entry for entry in epochs if entry[1] < replica.end]
             epochs.append((life.epoch, replica.end))
         self.store[f"{folder}leader-epoch-checkpoint"] = write_leader_epoch_checkpoint(epochs)
         self.store[f"{folder}partition.metadata"] = (
@@ -107,19 +107,20 @@ class DiskWriter:
         recovery = replica.end
         if not self.is_clean and kept:
             recovery = source.choice([kept[0].base_offset, kept[-1].base_offset, replica.end])
-        starts = replica.log_start
-        if not self.is_clean and life.complete():  # written every minute only
-            starts = source.choice((0, starts))
+        recorded_start = replica.log_start
+        # Brokers write the checkpoint of log starts only once a minute.
+        if not self.is_clean and life.complete():
+            recorded_start = source.choice((0, recorded_start))
         for name, offset in (
             ("replication-offset-checkpoint", high_watermark),
             ("recovery-point-offset-checkpoint", recovery),
-            ("log-start-offset-checkpoint", starts),
+            ("log-start-offset-checkpoint", recorded_start),
         ):
             self._marks.setdefault(name, []).append(f"{self.topic} {partition} {offset}")
         return local_start
 
     def close(self) -> None:
-        """Writes what is of the whole directory."""
+        """Writes the files of the log directory that are not in partition folders."""
         for name, lines in self._marks.items():
             text = "\n".join(["0", str(len(lines)), *lines, ""])
             self.store[f"{beside(self.number)}{name}"] = text.encode()

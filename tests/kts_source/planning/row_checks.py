@@ -1,4 +1,4 @@
-"""Compares rows that were read with those of the log that survived."""
+"""Compares the rows of a read with the rows of the surviving log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Row = tuple[int, int, bytes | None, bytes | None, int]
 """Partition, offset, key, value and timestamp in microseconds."""
 
 
-def surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
-    """Returns the rows of a partition from an offset on."""
+def list_surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) -> list[Row]:
+    """Returns the rows of a partition from offset `start` on."""
     return [
         (partition, row.offset, row.key, row.value, row.timestamp * 1000)
         for row in log.rows(isolation, start=start)
@@ -24,7 +24,7 @@ def surviving_rows(partition: int, log: BuiltLog, isolation: str, start: int) ->
 def require_same_rows(
     options: Mapping[str, str], rows: Sequence[Row], expected: Sequence[Row]
 ) -> None:
-    """Fails with some of the missing and extra rows unless the rows are the expected ones."""
+    """Fails with some missing and extra rows if the rows are not the expected ones."""
     missing = sorted(set(expected) - set(rows))[:4]
     extra = sorted(set(rows) - set(expected))[:4]
     assert sorted(rows) == expected, (

@@ -1,4 +1,4 @@
-"""Plans and runs a scan in this process, below Spark."""
+"""Plans and runs a scan in this process, without Spark."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
 
 
-def scan(given: Mapping[str, str]) -> pa.Table:
-    """All rows of a scan, in the order of its tasks."""
-    options = parse_options(given)
-    return run(plan_scan(options), given)
+def scan(option_texts: Mapping[str, str]) -> pa.Table:
+    """Returns all rows of a scan, in task order."""
+    options = parse_options(option_texts)
+    return run(plan_scan(options), option_texts)
 
 
-def run(plan: ScanPlan, given: Mapping[str, str], tier: Tier | None = None) -> pa.Table:
-    """The rows of a plan."""
-    options = parse_options(given)
+def run(plan: ScanPlan, option_texts: Mapping[str, str], tier: Tier | None = None) -> pa.Table:
+    """Returns the rows of a plan."""
+    options = parse_options(option_texts)
     tier = tier or open_tier(options)
     reader = SegmentSource(tier, options.key_ring)
     settings = ReadSettings.of(options)

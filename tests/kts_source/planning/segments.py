@@ -1,4 +1,4 @@
-"""Remote segments made of facts alone, for tests of choices that look at no bytes."""
+"""Builds metadata of remote segments for tests that do not read objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from segment_format.index.checkpoints import EpochEntry
 from segment_format.manifest.chunk_index import FixedChunkIndex
 
 
-def segment(
+def make_segment(
     start: int,
     end: int,
     epochs: dict[int, int] | None = None,
@@ -23,7 +23,7 @@ def segment(
     event_timestamp_ms: int = 0,
     end_is_exact: bool = True,
 ) -> RemoteSegment:
-    """A segment of offsets start … end (inclusive) with its epochs (default: epoch 0)."""
+    """Returns a segment of offsets start … end (inclusive); by default, its only epoch is 0."""
     key = name or f"{start:020d}-{end}"
     log = ObjectRef(f"{key}.log", 100, None)
     indexes = ObjectRef(f"{key}.indexes", 0, None)
@@ -53,6 +53,6 @@ def segment(
     )
 
 
-def lineage(**epochs: int) -> tuple[EpochEntry, ...]:
-    """Checkpoint entries from `e3=10` (epoch 3 begins at offset 10)."""
+def make_lineage(**epochs: int) -> tuple[EpochEntry, ...]:
+    """Returns checkpoint entries from keywords such as `e3=10`: epoch 3 begins at offset 10."""
     return tuple(EpochEntry(int(name[1:]), start) for name, start in epochs.items())

@@ -1,4 +1,4 @@
-"""Reads what a history left behind from tier and disks, and compares with the leader's log."""
+"""Reads a simulated topic from tier and broker disks and compares with the leader's log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.reading import ISOLATION_LEVELS, without_threads
 from tests.kts_source.planning.replica import build, divergence
 from tests.kts_source.planning.replica_disk import DiskWriter
-from tests.kts_source.planning.row_checks import require_same_rows, surviving_rows
+from tests.kts_source.planning.row_checks import list_surviving_rows, require_same_rows
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Plans and reads in this thread alone."""
+    """Plans and reads in the current thread."""
     with without_threads():
         yield
 
 
-def _held(life: PartitionLife, local_starts: list[int]) -> bool:
-    """Whether tier and disk together have all that the leader serves."""
+def _is_complete(life: PartitionLife, local_starts: list[int]) -> bool:
+    """Returns whether tier and disks together have all offsets that the leader serves."""
     leader = life.leader
     spans = [
         (max(copy.base, leader.log_start), copy.stop)
@@ -50,33 +50,34 @@ def _held(life: PartitionLife, local_starts: list[int]) -> bool:
         if divergence(copy.log, leader.entries) >= copy.stop
     ]
     spans.append((max(local_starts), leader.end))
-    at = leader.log_start
+    end = leader.log_start
     for low, high in sorted(spans):
-        if low > at:
+        if low > end:
             break
-        at = max(at, high)
-    return at >= leader.end
+        end = max(end, high)
+    return end >= leader.end
 
 
-def _known_starts(life: PartitionLife) -> set[int]:
-    """The leader's log start, and later ones that somebody else on its branch knows of: a leader
-    that was elected uncleanly may have missed that records were deleted.
+def _list_allowed_starts(life: PartitionLife) -> set[int]:
+    """Returns the leader's log start and later log starts recorded on its branch.
+
+    After an unclean election, a leader can miss that records were deleted.
     """
     leader = life.leader
-    told = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
-        one.log_start: divergence(one.entries, leader.entries) for one in life.replicas
+    starts = {copy.log_start: divergence(copy.log, leader.entries) for copy in life.uploads} | {
+        replica.log_start: divergence(replica.entries, leader.entries) for replica in life.replicas
     }
-    later = {start for start, agreed in told.items() if leader.log_start < start <= agreed}
+    later = {start for start, agreed in starts.items() if leader.log_start < start <= agreed}
     return {leader.log_start, *later}
 
 
 def _write_disks(
     store: dict[str, bytes], topic_id: str, lives: Sequence[PartitionLife], source: random.Random
 ) -> list[list[int]]:
-    """Writes the disks of the leaders and of some brokers.
+    """Writes the disks of the leaders and of some other brokers.
 
     Returns:
-        By partition, the first offsets on those disks that reach the leader's end.
+        By partition, the first offsets of the disks that reach the leader's end.
     """
     brokers = [number for number in range(3) if source.random() < 0.4]
     local_starts: list[list[int]] = [[] for _ in lives]
@@ -99,10 +100,15 @@ def _write_disks(
 
 
 def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads tier and disks at both isolation levels; `seed` decides what the disks are like.
+    """Reads tier and disks at both isolation levels.
+
+    Args:
+        history: History of the topic.
+        seed: Seed of the state of the disks.
+        outcomes: Counters of outcomes.
 
     Raises:
-        AssertionError: Wrong rows.
+        AssertionError: Rows are wrong.
     """
     source = random.Random(seed)
     world = World(history)
@@ -113,10 +119,10 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
         build(life.leader.entries, life.interval).build() if life.leader.entries else None
         for life in lives
     ]
-    held = all(map(_held, lives, local_starts))
+    are_complete = all(map(_is_complete, lives, local_starts))
     spoiled = any(copy.spoiled for life in lives for copy in life.uploads)
     for isolation in ISOLATION_LEVELS:
-        given = {
+        options = {
             "path": "/",
             "tailPath": "/0,/1,/2",
             "subscribe": TOPIC,
@@ -126,38 +132,38 @@ def check_tail(history: History, seed: int, outcomes: Counter[str]) -> None:
             "maxConcurrentRequests": "1",
         }
         if world.shape.local:
-            given["layout"] = "local-tiered-storage"
+            options["layout"] = "local-tiered-storage"
         try:
-            rows, parts, facts = _rows(given, store)
+            rows, partitions, facts = _read_rows(options, store)
         except DataLossError:
-            assert not held or spoiled, f"{given}: nothing is lost"
+            assert not are_complete or spoiled, f"{options}: nothing is lost"
             outcomes["lost"] += 1
             continue
         except CorruptSegmentError:
-            assert spoiled, f"{given}: nothing is spoiled"
+            assert spoiled, f"{options}: nothing is spoiled"
             outcomes["spoiled"] += 1
             continue
         outcomes.update(facts)
-        starts = {part.partition: part.surviving.log_start for part in parts}
+        starts = {partition.partition: partition.surviving.log_start for partition in partitions}
         expected: list[Row] = []
         for number, (truth, life) in enumerate(zip(truths, lives, strict=True)):
             if truth is None:
                 continue
             first = starts[number]
-            assert first in _known_starts(life), f"{given}: log start {first}"
-            expected += surviving_rows(number, truth, isolation, first)
-        require_same_rows(given, rows, expected)
+            assert first in _list_allowed_starts(life), f"{options}: log start {first}"
+            expected += list_surviving_rows(number, truth, isolation, first)
+        require_same_rows(options, rows, expected)
         outcomes[isolation] += 1
         outcomes["rows"] += len(rows)
 
 
 def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> None:
-    """Reads the tier with disks that were copied some time before its end.
+    """Reads the tier together with disks that were copied before the end of the history.
 
-    Where the log went on from what the disks have, all that is read is the leader's.
+    If the log continues from the end of the disks, all rows that are read are in the leader's log.
 
     Raises:
-        AssertionError: Wrong rows.
+        AssertionError: Rows are wrong.
     """
     source = random.Random(seed)
     copied_at = source.randrange(len(history.steps))
@@ -165,19 +171,19 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
     topic_id, lives = list(world.incarnations.items())[-1]
     disks: dict[str, bytes] = {}
     writer = DiskWriter(disks, TOPIC, topic_id, 0, source.random() < 0.5)
-    then = []
+    disk_logs = []
     for number, life in enumerate(lives):
         writer.write(life, number, life.leader, life.leader.end, source)
-        then.append(list(life.leader.entries))
+        disk_logs.append(list(life.leader.entries))
     writer.close()
     for step in history.steps[copied_at:]:
         world.take(step)
-    if not all(_goes_on(entries, life) for entries, life in zip(then, lives, strict=True)):
-        outcomes["outlived"] += 1  # nothing need tell of it
+    if not all(_continues(entries, life) for entries, life in zip(disk_logs, lives, strict=True)):
+        outcomes["outlived"] += 1  # the planner need not detect it
         return
     store = {**world.store, **disks}
     for isolation in ISOLATION_LEVELS:
-        given = {
+        options = {
             "path": "/",
             "tailPath": "/0",
             "subscribe": TOPIC,
@@ -186,50 +192,50 @@ def check_older_disks(history: History, seed: int, outcomes: Counter[str]) -> No
             "maxConcurrentRequests": "1",
         }
         if world.shape.local:
-            given["layout"] = "local-tiered-storage"
+            options["layout"] = "local-tiered-storage"
         try:
-            rows, parts, facts = _rows(given, store)
+            rows, partitions, facts = _read_rows(options, store)
         except (DataLossError, CorruptSegmentError) as error:
             outcomes[type(error).__name__] += 1
             continue
         outcomes.update(facts)
         expected: list[Row] = []
-        for part in parts:
-            life = lives[part.partition]
-            stop = part.surviving.stop
-            copied = [copy.stop for copy in life.complete() if _is_of(copy, life)]
-            assert stop >= max([*copied, 0]) or stop == part.surviving.log_start
-            entries = [one for one in life.leader.entries if one.base < stop]
+        for partition in partitions:
+            life = lives[partition.partition]
+            stop = partition.surviving.stop
+            copied = [copy.stop for copy in life.complete() if _is_on_branch(copy, life)]
+            assert stop >= max([*copied, 0]) or stop == partition.surviving.log_start
+            entries = [entry for entry in life.leader.entries if entry.base < stop]
             if entries:
                 truth = build(entries, life.interval).build()
                 expected += [
-                    (part.partition, row.offset, row.key, row.value, row.timestamp * 1000)
-                    for row in truth.rows(isolation, start=part.surviving.log_start)
+                    (partition.partition, row.offset, row.key, row.value, row.timestamp * 1000)
+                    for row in truth.rows(isolation, start=partition.surviving.log_start)
                 ]
-        assert sorted(rows) == expected, (given, set(rows) ^ set(expected))
+        assert sorted(rows) == expected, (options, set(rows) ^ set(expected))
         outcomes[isolation] += 1
 
 
-def _goes_on(entries: list[Entry], life: PartitionLife) -> bool:
-    """Whether the leader has all that a disk has, and all that the newest copy of the tier has."""
+def _continues(entries: list[Entry], life: PartitionLife) -> bool:
+    """Returns whether the leader has all entries of a disk and of the newest copy in the tier."""
     log = life.leader.entries
     if entries and divergence(entries, log) < entries[-1].stop:
         return False
-    told = [copy for copy in life.uploads if life.is_described(copy)]
-    newest = max(told, key=lambda copy: (copy.last_epoch, copy.stop), default=None)
-    return newest is None or _is_of(newest, life)
+    described = [copy for copy in life.uploads if life.is_described(copy)]
+    newest = max(described, key=lambda copy: (copy.last_epoch, copy.stop), default=None)
+    return newest is None or _is_on_branch(newest, life)
 
 
-def _is_of(copy: Upload, life: PartitionLife) -> bool:
-    """Whether all of a copy is on the leader's branch."""
+def _is_on_branch(copy: Upload, life: PartitionLife) -> bool:
+    """Returns whether the leader's branch has all entries of a copy."""
     return divergence(copy.log, life.leader.entries) >= copy.stop
 
 
-def _rows(
-    given: Mapping[str, str], store: dict[str, bytes]
+def _read_rows(
+    option_texts: Mapping[str, str], store: dict[str, bytes]
 ) -> tuple[list[Row], tuple[PartitionPlan, ...], list[str]]:
-    """The rows, the plan's partitions, and of what kind the slices were."""
-    options = parse_options(given)
+    """Returns the rows, the partitions of the plan, and the kind of each slice."""
+    options = parse_options(option_texts)
     tier = Tier(MemoryStore(store))
     plan = plan_scan(options, tier)
     assert ScanPlan.from_json(plan.to_json()).to_json() == plan.to_json()
@@ -239,7 +245,10 @@ def _rows(
     facts = []
     for task in plan.tasks:
         batches += read_task(task, reader, settings)
-        facts += ["disk" if is_beside(one.objects.log.key) else "tier" for one in task.slices]
+        facts += [
+            "disk" if is_beside(task_slice.objects.log.key) else "tier"
+            for task_slice in task.slices
+        ]
     if not batches:
         return [], plan.partitions, facts
     table = pa.Table.from_batches(batches)

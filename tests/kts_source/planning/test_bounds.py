@@ -1,4 +1,4 @@
-"""Ends that contradict the start, or that the tier cannot decide yet."""
+"""Bounds of scans: invalid ranges, ends that the tier cannot decide yet, and clamped offsets."""
 
 from __future__ import annotations
 
@@ -20,48 +20,51 @@ if TYPE_CHECKING:
 TXN = partition_summaries("txn")
 
 
-def ends(topic: str, **by_partition: int) -> str:
-    return json.dumps({topic: {name[1:]: at for name, at in by_partition.items()}})
+def format_offsets(topic: str, **by_partition: int) -> str:
+    return json.dumps({topic: {name[1:]: offset for name, offset in by_partition.items()}})
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"startingTimestamp": "1772600000000", "endingTimestamp": "0"},
-        {"startingTimestamp": "1772600000000", "endingOffsets": ends("timeline", p0=1)},
-        {"startingOffsets": ends("timeline", p0=2), "endingOffsets": ends("timeline", p0=1)},
-        {"startingOffsets": ends("timeline", p0=2), "endingTimestamp": "0"},
+        {"startingTimestamp": "1772600000000", "endingOffsets": format_offsets("timeline", p0=1)},
+        {
+            "startingOffsets": format_offsets("timeline", p0=2),
+            "endingOffsets": format_offsets("timeline", p0=1),
+        },
+        {"startingOffsets": format_offsets("timeline", p0=2), "endingTimestamp": "0"},
     ],
 )
-def test_a_range_that_ends_before_it_begins_is_a_mistake(options: dict[str, str]) -> None:
-    given = tier_options("timeline", startingOffsetsByTimestampStrategy="latest", **options)
+def test_range_with_end_before_start_raises_invalid_option_error(options: dict[str, str]) -> None:
+    scan_options = tier_options("timeline", startingOffsetsByTimestampStrategy="latest", **options)
     with pytest.raises(InvalidOptionError, match="is above the ending offset"):
-        plan_scan(parse_options(given))
+        plan_scan(parse_options(scan_options))
 
 
-def test_an_explicit_end_above_an_open_transaction_names_it() -> None:
-    asked = TXN[0]["tier_end_offset"]
-    options = tier_options("txn", endingOffsets=ends("txn", p0=asked, p1=-1))
+def test_ending_offset_above_open_transaction_raises_error_with_producer() -> None:
+    ending_offset = TXN[0]["tier_end_offset"]
+    options = tier_options("txn", endingOffsets=format_offsets("txn", p0=ending_offset, p1=-1))
     with pytest.raises(
         OffsetOutOfRangeError,
-        match=f"txn-0: endingOffsets asks for offset {asked}.*producer 6 since offset 3675",
+        match=f"txn-0: endingOffsets asks for offset {ending_offset}.*producer 6 since offset 3675",
     ):
         plan_scan(parse_options(options))
     uncommitted = plan_scan(parse_options({**options, "isolationLevel": "read_uncommitted"}))
-    assert uncommitted.partitions[0].stop == asked
+    assert uncommitted.partitions[0].stop == ending_offset
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"endingOffsets": ends("txn", p0=TXN[0]["tier_end_offset"], p1=-1)}
+        {"endingOffsets": format_offsets("txn", p0=TXN[0]["tier_end_offset"], p1=-1)}
         | {"failOnDataLoss": "false"},
-        {"endingOffsets": ends("txn", p0=-1, p1=-1)},
+        {"endingOffsets": format_offsets("txn", p0=-1, p1=-1)},
         {"endingOffsets": "latest"},
         {"endingTimestamp": "4000000000000"},
     ],
 )
-def test_an_end_that_is_where_it_can_be_is_reported(
+def test_end_at_open_transaction_is_reported(
     options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "kts_source")
@@ -71,47 +74,51 @@ def test_an_end_that_is_where_it_can_be_is_reported(
     assert "txn-0 ends at offset 3675: open transaction of producer 6 since offset 3675" in line
 
 
-def test_one_line_counts_what_read_committed_leaves_out(
+def test_read_committed_logs_count_of_aborted_transactions(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
     plan = plan_scan(parse_options(tier_options(["txn", "codecs"])))
     (line,) = [text for text in caplog.messages if "left out" in text]
     aborted = {
-        part.partition: sum(len(one.aborted) for one in slices_of(plan, part.partition))
-        for part in plan.partitions
-        if part.topic == "txn"
+        partition.partition: sum(
+            len(task_slice.aborted) for task_slice in list_slices(plan, partition.partition)
+        )
+        for partition in plan.partitions
+        if partition.topic == "txn"
     }
     assert all(aborted.values())
-    assert f"(txn-0: {distinct_aborted(plan, 0)}, txn-1: {distinct_aborted(plan, 1)})" in line
+    assert f"(txn-0: {count_aborted(plan, 0)}, txn-1: {count_aborted(plan, 1)})" in line
     assert "txn-0 ends at offset 3675" in line
     assert "codecs" not in line
 
 
-def slices_of(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
+def list_slices(plan: ScanPlan, partition: int) -> list[SegmentSlice]:
     return [
-        part
+        task_slice
         for task in plan.tasks
-        for part in task.slices
-        if (part.topic, part.partition) == ("txn", partition)
+        for task_slice in task.slices
+        if (task_slice.topic, task_slice.partition) == ("txn", partition)
     ]
 
 
-def distinct_aborted(plan: ScanPlan, partition: int) -> int:
-    """Transactions that the slices leave out; several slices may leave out the same."""
+def count_aborted(plan: ScanPlan, partition: int) -> int:
+    """Counts the transactions that the slices skip; slices can skip the same transaction."""
     return len(
         {
             pair
-            for part in slices_of(plan, partition)
+            for task_slice in list_slices(plan, partition)
             for pair in zip(
-                part.aborted.producer_ids.tolist(), part.aborted.first_offsets.tolist(), strict=True
+                task_slice.aborted.producer_ids.tolist(),
+                task_slice.aborted.first_offsets.tolist(),
+                strict=True,
             )
         }
     )
 
 
 @pytest.mark.parametrize("topic", ["codecs", "txn"])
-def test_nothing_is_said_where_nothing_is_left_out(
+def test_scan_without_aborted_transactions_logs_no_count(
     topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kts_source")
@@ -120,7 +127,7 @@ def test_nothing_is_said_where_nothing_is_left_out(
     assert "left out" not in caplog.text
 
 
-def test_one_line_lists_the_options_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_options_without_effect_are_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kts_source")
     ignored = {"kafka.group.id": "x", "kafka.client.id": "secret-of-theirs"}
     plan_scan(parse_options({**tier_options("codecs"), **ignored}))
@@ -132,14 +139,14 @@ def test_one_line_lists_the_options_without_effect(caplog: pytest.LogCaptureFixt
     assert "without effect" not in caplog.text
 
 
-def test_a_named_partition_without_objects_is_empty_with_a_warning(
+def test_assigned_partition_without_objects_warns(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING, "kts_source")
     options = tier_options("codecs", assign='{"codecs":[7,0,8]}')
     del options["subscribe"]
     plan = plan_scan(parse_options(options))
-    assert [part.partition for part in plan.partitions] == [0]
+    assert [partition.partition for partition in plan.partitions] == [0]
     (line,) = caplog.messages
     assert "codecs" in line
     assert "[7, 8]" in line
@@ -148,30 +155,34 @@ def test_a_named_partition_without_objects_is_empty_with_a_warning(
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets", "both by time"])
-def test_a_tiered_partition_missing_from_json_is_refused(option: str) -> None:
-    named = '{"txn":{"0":5}}'
-    given = {option: named} if option != "both by time" else {"startingOffsetsByTimestamp": named}
+def test_offsets_json_without_tiered_partition_raises_invalid_option_error(option: str) -> None:
+    offsets_json = '{"txn":{"0":5}}'
+    bounds = (
+        {option: offsets_json}
+        if option != "both by time"
+        else {"startingOffsetsByTimestamp": offsets_json}
+    )
     with pytest.raises(InvalidOptionError, match="does not name txn-1"):
-        plan_scan(parse_options(tier_options("txn", **given)))
+        plan_scan(parse_options(tier_options("txn", **bounds)))
 
 
-def test_the_plan_names_the_topic_id_it_reads_and_those_it_does_not(
+def test_plan_notes_name_selected_and_other_topic_ids(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plan = plan_scan(parse_options(tier_options("recreated")))
-    (part,) = plan.partitions
+    (partition,) = plan.partitions
     (note,) = plan.notes
-    assert f"topic id {part.topic_id}" in note
+    assert f"topic id {partition.topic_id}" in note
     assert note in plan.explain()
     assert ScanPlan.from_json(plan.to_json()).notes == plan.notes
     (other,) = {
         folder.name.removeprefix("recreated-") for folder in (TIER / KEY_PREFIX).glob("recreated-*")
-    } - {part.topic_id}
+    } - {partition.topic_id}
     assert other in note
     assert other in caplog.text
     older = plan_scan(parse_options(tier_options("recreated", topicId=other)))
-    assert {one.topic_id for one in older.partitions} == {other}
-    assert part.topic_id in older.notes[0]
+    assert {older_partition.topic_id for older_partition in older.partitions} == {other}
+    assert partition.topic_id in older.notes[0]
 
 
 CODECS_STOP = partition_summaries("codecs")[0]["tier_end_offset"]
@@ -181,41 +192,47 @@ TRIMMED = partition_summaries("trimmed")[0]
 @pytest.mark.parametrize(
     ("topic", "options", "expected"),
     [
-        ("codecs", {"endingOffsets": ends("codecs", p0=99_999)}, (0, CODECS_STOP)),
-        ("codecs", {"startingOffsets": ends("codecs", p0=99_999)}, (CODECS_STOP, CODECS_STOP)),
+        ("codecs", {"endingOffsets": format_offsets("codecs", p0=99_999)}, (0, CODECS_STOP)),
+        (
+            "codecs",
+            {"startingOffsets": format_offsets("codecs", p0=99_999)},
+            (CODECS_STOP, CODECS_STOP),
+        ),
         (
             "trimmed",
-            {"startingOffsets": ends("trimmed", p0=5)},
+            {"startingOffsets": format_offsets("trimmed", p0=5)},
             (TRIMMED["log_start_offset"], TRIMMED["tier_end_offset"]),
         ),
     ],
 )
-def test_bounds_outside_are_refused_or_clamped_and_reported(
+def test_bounds_outside_tier_raise_error_or_are_clamped(
     topic: str,
     options: dict[str, str],
     expected: tuple[int, int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (option,) = options
-    (asked,) = json.loads(options[option])[topic].values()
+    (requested_offset,) = json.loads(options[option])[topic].values()
     low, high = expected[0], expected[1]
-    with pytest.raises(OffsetOutOfRangeError) as caught:
+    with pytest.raises(OffsetOutOfRangeError) as error:
         plan_scan(parse_options(tier_options(topic, **options)))
-    reason = "below the log start" if asked < low else "not tiered yet"
-    for words in (f"{topic}-0", option, f"offset {asked}", reason, f"{high})"):
-        assert words in str(caught.value)
+    reason = "below the log start" if requested_offset < low else "not tiered yet"
+    for words in (f"{topic}-0", option, f"offset {requested_offset}", reason, f"{high})"):
+        assert words in str(error.value)
     caplog.set_level(logging.WARNING, "kts_source")
     plan = plan_scan(parse_options(tier_options(topic, failOnDataLoss="false", **options)))
-    (part,) = plan.partitions
-    assert (part.start, part.stop) == expected
+    (partition,) = plan.partitions
+    assert (partition.start, partition.stop) == expected
     (line,) = caplog.messages
-    assert f"offset {asked}, which is {reason}" in line
+    assert f"offset {requested_offset}, which is {reason}" in line
     assert "failOnDataLoss=false reads the offsets that exist" in line
 
 
-def test_a_range_of_no_offset_is_empty() -> None:
-    at = ends("codecs", p0=7000)
-    plan = plan_scan(parse_options(tier_options("codecs", startingOffsets=at, endingOffsets=at)))
+def test_range_without_offsets_is_empty() -> None:
+    bounds = format_offsets("codecs", p0=7000)
+    plan = plan_scan(
+        parse_options(tier_options("codecs", startingOffsets=bounds, endingOffsets=bounds))
+    )
     assert plan.tasks == ()
-    (part,) = plan.partitions
-    assert (part.start, part.stop) == (7000, 7000)
+    (partition,) = plan.partitions
+    assert (partition.start, partition.stop) == (7000, 7000)

@@ -1,4 +1,4 @@
-"""What a plan asks of brokers, and what of their cluster does not concern it."""
+"""Broker requests of a plan, and states of the cluster that do not affect the plan."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ if TYPE_CHECKING:
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     monkeypatch.setattr(cluster_module, "_PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(cluster_module, "_INCOMPLETE_SECONDS", 0.5)
-    with FakeCluster() as made:
-        yield made
+    with FakeCluster() as cluster:
+        yield cluster
 
 
-def partition(*, leader: int = 0, epoch: int = 0) -> FakePartition:
+def make_partition(*, leader: int = 0, epoch: int = 0) -> FakePartition:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
     log = fake_log(builder.build(), epochs=[(epoch, 0)])
     return FakePartition(log, leader=leader, epoch=epoch)
 
 
-def ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], int]:
+def find_ends(brokers: FakeCluster, **selection: str) -> dict[tuple[str, int], int]:
     options = parse_options({"kafka.bootstrap.servers": brokers.bootstrap, **selection})
     with closing(ClusterView(brokers.settings(), options)) as view:
-        return {place: log.end for place, log in view.logs.items()}
+        return {partition: log.end for partition, log in view.logs.items()}
 
 
-def test_a_partition_without_a_leader_matters_to_those_who_read_it(brokers: FakeCluster) -> None:
-    brokers.create("orders", [partition(), partition(leader=-1)])
-    brokers.create("other", [partition(leader=-1)])
-    assert ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}
-    brokers.create("users", [partition()])
-    assert ends(brokers, subscribePattern="^users$") == {("users", 0): 3}
+def test_partition_without_leader_fails_only_its_plans(brokers: FakeCluster) -> None:
+    brokers.create("orders", [make_partition(), make_partition(leader=-1)])
+    brokers.create("other", [make_partition(leader=-1)])
+    assert find_ends(brokers, assign='{"orders":[0]}') == {("orders", 0): 3}
+    brokers.create("users", [make_partition()])
+    assert find_ends(brokers, subscribePattern="^users$") == {("users", 0): 3}
     with pytest.raises(BrokerUnavailableError, match="orders-1: it has no leader"):
-        ends(brokers, subscribe="orders")
+        find_ends(brokers, subscribe="orders")
 
 
-def test_an_emptied_log_is_not_asked_for_all_its_epochs(brokers: FakeCluster) -> None:
-    emptied = partition(epoch=500)
+def test_empty_log_needs_no_epoch_requests(brokers: FakeCluster) -> None:
+    emptied = make_partition(epoch=500)
     emptied.log.log_start = emptied.log.end
     emptied.log.epochs = [(500, emptied.log.end)]
     brokers.create("orders", [emptied])
-    assert ends(brokers, subscribe="orders") == {("orders", 0): 3}
+    assert find_ends(brokers, subscribe="orders") == {("orders", 0): 3}
     assert brokers.of_kind(EPOCH_ENDS) == 0
 
 
-def history(text: bytes, appends: int) -> BuiltLog:
+def build_log(text: bytes, appends: int) -> BuiltLog:
     builder = LogBuilder(segment_bytes=600)
     for number in range(appends):
         builder.append([SimpleRecord(b"%s %03d" % (text, number), timestamp=number)] * 2)
@@ -89,17 +89,17 @@ def history(text: bytes, appends: int) -> BuiltLog:
 @pytest.mark.parametrize(
     ("kind", "before"), [*((LIST_OFFSETS, n) for n in range(5)), (EPOCH_ENDS, 0)]
 )
-def test_a_topic_that_is_created_again_while_it_is_planned(
+def test_topic_recreated_during_planning_returns_new_rows(
     brokers: FakeCluster, kind: str, before: int
 ) -> None:
-    # Leaders are asked by the topic's name. Bounds of the new topic once cut the old one's rows out
-    # of the tier, where they were at a segment's end.
+    # Requests to leaders contain only the topic name. If the planner used the bounds of the new
+    # topic, rows of the old topic would be missing at the ends of segments.
     store: dict[str, bytes] = {}
-    old = history(b"old", 60)
+    old = build_log(b"old", 60)
     writer = LocalTierWriter(store, topic="t", partition=0)
     for files in old.segments[:-1]:
         writer.write_segment(files)
-    new = history(b"new", old.segments[1].base_offset // 2)
+    new = build_log(b"new", old.segments[1].base_offset // 2)
     brokers.create("t", [FakePartition(fake_log(old))], uuid_from_text(writer.topic_id))
 
     def create_again() -> None:
@@ -118,22 +118,22 @@ def test_a_topic_that_is_created_again_while_it_is_planned(
     tier = Tier(MemoryStore(store))
     plan = plan_scan(options, tier)
     assert not brokers.faults[kind]
-    found = []
+    values = []
     for task in plan.tasks:
         reader = SegmentSource(tier, options.key_ring)
         for batch in read_task(task, reader, ReadSettings.of(options)):
-            found += pa.Table.from_batches([batch])["value"].to_pylist()
-    assert found == [row.value for row in new.all_rows]
+            values += pa.Table.from_batches([batch])["value"].to_pylist()
+    assert values == [row.value for row in new.all_rows]
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_a_log_start_that_passes_what_is_asked_for_the_plan(
+def test_log_start_moving_during_planning_is_not_data_loss(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, fail_on_data_loss: str
 ) -> None:
-    # What nobody was promised yet is no loss.
+    # The plan does not contain these offsets yet.
     monkeypatch.setattr(broker_source, "_FEW_OFFSETS", 1)
-    part = FakePartition(fake_log(history(b"value", 60)))
-    brokers.create("t", [part])
+    fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
+    brokers.create("t", [fake_partition])
     options = parse_options(
         {
             "subscribe": "t",
@@ -143,100 +143,100 @@ def test_a_log_start_that_passes_what_is_asked_for_the_plan(
     )
 
     def move() -> None:
-        part.log = with_log_start(part.log, part.log.log_start + 10)
+        fake_partition.log = with_log_start(fake_partition.log, fake_partition.log.log_start + 10)
 
     brokers.fail(FETCH, Fault(change=move), times=2)
     plan = plan_scan(options, Tier(MemoryStore({})))
-    assert [(one.start, one.stop) for one in plan.partitions] == [(20, 120)]
+    assert [(partition.start, partition.stop) for partition in plan.partitions] == [(20, 120)]
     brokers.fail(FETCH, Fault(change=move), times=5)
     with pytest.raises(LeaderChangedError, match="the log of the brokers starts at 70"):
         plan_scan(options, Tier(MemoryStore({})))
 
 
-def test_a_log_start_that_passes_the_tier_s_end_before_it_is_described(
+def test_describe_uses_log_start_above_end_of_tier(
     brokers: FakeCluster,
 ) -> None:
-    part = FakePartition(fake_log(history(b"value", 60)))
-    brokers.create("t", [part])
+    fake_partition = FakePartition(fake_log(build_log(b"value", 60)))
+    brokers.create("t", [fake_partition])
     options = parse_options({"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap})
     store = MemoryStore({})
     plan = plan_scan(options, Tier(store))
     before = describe(options, store).partitions
-    assert [one.oldest_untiered_ms for one in before] == [0]
-    part.log = with_log_start(part.log, 20)
+    assert [partition.oldest_untiered_ms for partition in before] == [0]
+    fake_partition.log = with_log_start(fake_partition.log, 20)
     (mark,) = with_brokers(before, plan, options)
     assert mark.oldest_untiered_ms == 10
 
 
-def _without_partitions(answer: Any) -> None:  # noqa: ANN401
+def _remove_partitions(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.partitions = []
 
 
-def _with_one_partition(answer: Any) -> None:  # noqa: ANN401
+def _keep_one_partition(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.partitions = topic.partitions[:1]
 
 
-def _without_topics(answer: Any) -> None:  # noqa: ANN401
+def _remove_topics(answer: Any) -> None:  # noqa: ANN401
     answer.topics = []
 
 
-def _without_offsets(answer: Any) -> None:  # noqa: ANN401
+def _remove_offsets(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
-        for part in topic.partitions:
-            part.offset = -1
+        for partition in topic.partitions:
+            partition.offset = -1
 
 
-def _leaderless(answer: Any) -> None:  # noqa: ANN401
+def _remove_leaders(answer: Any) -> None:  # noqa: ANN401
     for topic in answer.topics:
         topic.error_code, topic.partitions = 5, []
 
 
-INCOMPLETE = (_without_partitions, _without_topics, _leaderless)
+INCOMPLETE = (_remove_partitions, _remove_topics, _remove_leaders)
 
 
 @pytest.mark.parametrize(
     ("kind", "edit"),
     [
         *((METADATA, edit) for edit in INCOMPLETE),
-        (LIST_OFFSETS, _without_partitions),
-        (LIST_OFFSETS, _with_one_partition),
-        (LIST_OFFSETS, _without_topics),
-        (LIST_OFFSETS, _without_offsets),
+        (LIST_OFFSETS, _remove_partitions),
+        (LIST_OFFSETS, _keep_one_partition),
+        (LIST_OFFSETS, _remove_topics),
+        (LIST_OFFSETS, _remove_offsets),
     ],
 )
-def test_answer_without_partitions_is_asked_for_again(
+def test_response_without_partitions_is_retried(
     brokers: FakeCluster, kind: str, edit: Callable[[Any], object]
 ) -> None:
-    brokers.create("t", [partition(), partition()])
+    brokers.create("t", [make_partition(), make_partition()])
     brokers.fail(kind, Fault(edit=edit))
-    assert ends(brokers, subscribe="t") == {("t", 0): 3, ("t", 1): 3}
+    assert find_ends(brokers, subscribe="t") == {("t", 0): 3, ("t", 1): 3}
     assert not brokers.faults[kind]
 
 
 @pytest.mark.parametrize("edit", INCOMPLETE)
-def test_metadata_without_partitions_are_an_error_in_the_end(
+def test_metadata_without_partitions_raises_error_after_retries(
     brokers: FakeCluster, edit: Callable[[Any], object]
 ) -> None:
-    brokers.create("t", [partition()])
+    brokers.create("t", [make_partition()])
     brokers.fail(METADATA, Fault(edit=edit), times=100)
     with pytest.raises(BrokerUnavailableError, match="do not describe t: "):
-        ends(brokers, subscribe="t")
+        find_ends(brokers, subscribe="t")
 
 
-def test_metadata_of_other_topics_need_not_be_complete(brokers: FakeCluster) -> None:
-    brokers.create("orders", [partition()])
+def test_incomplete_metadata_of_other_topics_is_ignored(brokers: FakeCluster) -> None:
+    brokers.create("orders", [make_partition()])
     brokers.create("other", [])
-    assert ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
+    assert find_ends(brokers, subscribePattern="^ord") == {("orders", 0): 3}
     with pytest.raises(BrokerUnavailableError, match="do not describe other: 0 partitions"):
-        ends(brokers, subscribePattern="^o")
+        find_ends(brokers, subscribePattern="^o")
 
 
 @pytest.fixture
 def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
-    """Options of a scan of two partitions, each of which has a segment in the tier."""
-    topic_id = brokers.create("t", [partition(), partition()])
+    """Returns the options of a scan of two partitions that each have a segment in the tier."""
+    topic_id = brokers.create("t", [make_partition(), make_partition()])
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
     for number in range(2):
@@ -246,29 +246,29 @@ def tiered(brokers: FakeCluster, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_fewer_partitions_than_the_tier_has_are_asked_for_again(
+def test_metadata_with_fewer_partitions_than_tier_is_retried(
     brokers: FakeCluster, tiered: dict[str, str], strict: str
 ) -> None:
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.scan({**tiered, "failOnDataLoss": strict}).count() == 6
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_fewer_partitions_than_the_tier_has_are_an_error_in_the_end(
+def test_metadata_with_fewer_partitions_than_tier_raises_error_after_retries(
     brokers: FakeCluster, tiered: dict[str, str], strict: str
 ) -> None:
-    brokers.fail(METADATA, Fault(edit=_with_one_partition), times=100)
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition), times=100)
     with pytest.raises(BrokerUnavailableError, match=r"t: 1 partitions of topic id .* at least 2"):
         kts_source.scan({**tiered, "failOnDataLoss": strict}).count()
 
 
 @pytest.mark.parametrize("selection", [{"assign": '{"t":[1]}'}, {"subscribe": "t"}])
-def test_partition_without_objects_is_read_from_brokers_if_its_topic_is_tiered(
+def test_partition_without_objects_of_tiered_topic_is_read_from_brokers(
     brokers: FakeCluster, tmp_path: Path, selection: dict[str, str]
 ) -> None:
-    second = partition()
+    second = make_partition()
     second.log.local_start = 2
-    topic_id = brokers.create("t", [partition(), second])
+    topic_id = brokers.create("t", [make_partition(), second])
     options = {"path": str(tmp_path), "kafka.bootstrap.servers": brokers.bootstrap, **selection}
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 3)
@@ -284,47 +284,47 @@ def test_partition_without_objects_is_read_from_brokers_if_its_topic_is_tiered(
     assert scan.count() == 3
 
 
-def test_fewer_partitions_than_a_table_has_are_asked_for_again(
+def test_metadata_with_fewer_partitions_than_table_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    parts = [partition(), partition()]
-    brokers.create("t", parts)
+    partitions = [make_partition(), make_partition()]
+    brokers.create("t", partitions)
     source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
     target = str(tmp_path / "table")
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 6
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 5)
-    for part in parts:
-        part.log = fake_log(builder.build())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    for fake_partition in partitions:
+        fake_partition.log = fake_log(builder.build())
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 4
 
 
-def test_partitions_after_an_empty_one_that_a_table_has_are_asked_for_again(
+def test_metadata_without_partitions_after_empty_partition_is_retried(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    parts = [partition(), FakePartition(FakeLog(())), partition()]
-    brokers.create("t", parts)
+    partitions = [make_partition(), FakePartition(FakeLog(())), make_partition()]
+    brokers.create("t", partitions)
     source = {"subscribe": "t", "kafka.bootstrap.servers": brokers.bootstrap}
     target = str(tmp_path / "table")
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 6
     builder = LogBuilder()
     builder.append([SimpleRecord(b"value")] * 5)
-    parts[2].log = fake_log(builder.build())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    partitions[2].log = fake_log(builder.build())
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 2
 
 
-def test_stored_plan_asks_again_for_metadata_that_lack_its_partitions(
+def test_stored_plan_retries_metadata_without_its_partitions(
     brokers: FakeCluster, tiered: dict[str, str], tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text(kts_source.scan(tiered).plan.to_json())
-    brokers.fail(METADATA, Fault(edit=_with_one_partition))
+    brokers.fail(METADATA, Fault(edit=_keep_one_partition))
     assert kts_source.scan({**tiered, "planFile": str(plan)}).count() == 6
 
 
-def test_aborted_list_of_the_tier_never_comes_from_a_follower(tmp_path: Path) -> None:
+def test_aborted_transactions_of_tier_are_read_from_leader(tmp_path: Path) -> None:
     """An older or lagging follower does not list all transactions."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
@@ -336,9 +336,9 @@ def test_aborted_list_of_the_tier_never_comes_from_a_follower(tmp_path: Path) ->
     log = builder.build()
     with FakeCluster(2) as brokers:
         brokers.old_nodes = {1}
-        part = FakePartition(fake_log(log), followers={"near": 1})
-        part.log.local_start = 8
-        topic_id = brokers.create("t", [part])
+        fake_partition = FakePartition(fake_log(log), followers={"near": 1})
+        fake_partition.log.local_start = 8
+        topic_id = brokers.create("t", [fake_partition])
         AivenTierWriter(tmp_path, topic="t", topic_id=topic_id).write_segment(log.segments[0])
         options = {
             "path": str(tmp_path),
@@ -352,7 +352,7 @@ def test_aborted_list_of_the_tier_never_comes_from_a_follower(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_transaction_open_at_a_hole_of_brokers_is_undecided(tmp_path: Path, strict: str) -> None:
+def test_transaction_open_at_hole_of_brokers_is_undecided(tmp_path: Path, strict: str) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")])
     builder.send(7, [SimpleRecord(b"open")] * 2)
@@ -364,9 +364,9 @@ def test_transaction_open_at_a_hole_of_brokers_is_undecided(tmp_path: Path, stri
     builder.roll()
     log = builder.build()
     with FakeCluster() as brokers:
-        part = FakePartition(fake_log(log))
-        part.log.holes = [(3, 6)]
-        topic_id = brokers.create("t", [part])
+        fake_partition = FakePartition(fake_log(log))
+        fake_partition.log.holes = [(3, 6)]
+        topic_id = brokers.create("t", [fake_partition])
         writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
         for number in (0, 2):
             writer.write_segment(log.segments[number])

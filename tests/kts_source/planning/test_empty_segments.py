@@ -1,4 +1,4 @@
-"""Closed segments whose records compaction removed: logs without a byte, or without an object."""
+"""Closed segments without records after compaction: their log object is empty or does not exist."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 T = 1_700_000_000_000
 PRIVATE_KEY = {"encryption.key.pairs.key1.private.key.file": str(KEYS / "key1.private.pem")}
-WAYS = ("aiven", "no object", "compressed", "encrypted", "local")
+KINDS = ("aiven", "no object", "compressed", "encrypted", "local")
 
 
-def emptied(files: SegmentFiles) -> SegmentFiles:
-    """A segment of which compaction removed all batches."""
+def remove_records(files: SegmentFiles) -> SegmentFiles:
+    """Returns the segment as if compaction had removed all batches."""
     return dataclasses.replace(files, log=b"", index=b"", timeindex=b"", max_timestamp_ms=-1)
 
 
-def segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
-    """Segments of ten offsets, one record each, without the records of some of them."""
+def build_segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
+    """Builds segments of ten offsets with one record each; segments in `empty` have no record."""
     builder = LogBuilder()
     for number in range(count):
         builder.append(
@@ -46,78 +46,86 @@ def segments(empty: set[int], count: int = 5) -> list[SegmentFiles]:
         )
         builder.roll()
     closed = builder.build().segments[:count]
-    return [emptied(one) if number in empty else one for number, one in enumerate(closed)]
+    return [
+        remove_records(files) if number in empty else files for number, files in enumerate(closed)
+    ]
 
 
-def tier(root: Path, way: str, empty: set[int], count: int = 5) -> dict[str, str]:
-    """Writes a tier and returns the options that read it."""
-    more: dict[str, str] = {}
+def write_tier(root: Path, kind: str, empty: set[int], count: int = 5) -> dict[str, str]:
+    """Writes a tier and returns the options to read it."""
+    extra: dict[str, str] = {}
     writer: AivenTierWriter | LocalTierWriter
-    if way == "local":
+    if kind == "local":
         writer = LocalTierWriter(root, topic="t")
-        more = {"layout": "local-tiered-storage"}
-    elif way == "encrypted":
+        extra = {"layout": "local-tiered-storage"}
+    elif kind == "encrypted":
         writer = AivenTierWriter(root, topic="t", compression=True, encryption=encryption())
-        more = PRIVATE_KEY
+        extra = PRIVATE_KEY
     else:
-        writer = AivenTierWriter(root, topic="t", compression=way == "compressed")
-    for files in segments(empty, count):
+        writer = AivenTierWriter(root, topic="t", compression=kind == "compressed")
+    for files in build_segments(empty, count):
         writer.write_segment(files)
-    if way in ("no object", "compressed", "encrypted"):
+    if kind in ("no object", "compressed", "encrypted"):
         for log in root.rglob("*.log"):
             if log.stat().st_size == 0:
                 log.unlink()
-    return {"path": str(root), "subscribe": "t", **more}
+    return {"path": str(root), "subscribe": "t", **extra}
 
 
-def rows(options: dict[str, str], **more: str) -> list[tuple[int, bytes]]:
-    table = kts_source.scan({**options, **more}).to_table()
+def read_rows(options: dict[str, str], **extra: str) -> list[tuple[int, bytes]]:
+    table = kts_source.scan({**options, **extra}).to_table()
     return sorted(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def expected(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
+def list_expected_rows(empty: set[int], count: int = 5) -> list[tuple[int, bytes]]:
     return [(10 * number, b"%d" % number) for number in range(count) if number not in empty]
 
 
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}, {0, 1, 2, 3, 4}])
-@pytest.mark.parametrize("way", WAYS)
-def test_empty_segments_are_read_as_empty_ranges(tmp_path: Path, way: str, empty: set[int]) -> None:
-    options = tier(tmp_path, way, empty)
-    wanted = expected(empty)
-    stop = 41 if way == "local" and 4 in empty else 50
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_segments_are_read_as_empty_ranges(
+    tmp_path: Path, kind: str, empty: set[int]
+) -> None:
+    options = write_tier(tmp_path, kind, empty)
+    expected_rows = list_expected_rows(empty)
+    stop = 41 if kind == "local" and 4 in empty else 50
     for level in ("read_uncommitted", "read_committed"):
-        assert rows(options, isolationLevel=level) == wanted
-    for at in (0, 5, 10, 20, 25, 29, 30, 39, 40, stop):
-        bound = json.dumps({"t": {"0": at}})
-        assert rows(options, startingOffsets=bound) == [row for row in wanted if row[0] >= at]
-        assert rows(options, endingOffsets=bound) == [row for row in wanted if row[0] < at]
+        assert read_rows(options, isolationLevel=level) == expected_rows
+    for offset in (0, 5, 10, 20, 25, 29, 30, 39, 40, stop):
+        bound = json.dumps({"t": {"0": offset}})
+        assert read_rows(options, startingOffsets=bound) == [
+            row for row in expected_rows if row[0] >= offset
+        ]
+        assert read_rows(options, endingOffsets=bound) == [
+            row for row in expected_rows if row[0] < offset
+        ]
     latest = {"startingOffsetsByTimestampStrategy": "latest"}
     for number in range(6):
-        late = [row for row in wanted if int(row[1]) >= number]
-        assert rows(options, startingTimestamp=str(T + number), **latest) == late
-        assert rows(options, timestampRange=f"{T + number},") == late
+        late = [row for row in expected_rows if int(row[1]) >= number]
+        assert read_rows(options, startingTimestamp=str(T + number), **latest) == late
+        assert read_rows(options, timestampRange=f"{T + number},") == late
     (partition,) = kts_source.describe(options).partitions
     assert (partition.log_start, partition.tier_end) == (0, stop)
     assert partition.holes == ()
 
 
 @pytest.mark.parametrize("empty", [{2}, {0}, {1, 2, 3}, {4}])
-@pytest.mark.parametrize("way", WAYS)
-def test_empty_segments_have_no_findings(tmp_path: Path, way: str, empty: set[int]) -> None:
-    options = tier(tmp_path, way, empty)
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_segments_have_no_findings(tmp_path: Path, kind: str, empty: set[int]) -> None:
+    options = write_tier(tmp_path, kind, empty)
     for level in LEVELS:
         report = kts_source.audit(options, level=level)
         assert report.findings == (), level
     (partition,) = report.partitions
-    assert partition.records == len(expected(empty))
+    assert partition.records == len(list_expected_rows(empty))
     assert partition.digest is not None
     assert kts_source.report(options, audit=report).to_html()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, kind: str) -> None:
     empty = {1, 3}
-    options = tier(tmp_path / "tier", way, empty)
+    options = write_tier(tmp_path / "tier", kind, empty)
     search = kts_source.find(options, keys=[b"k2"])
     assert search.to_table()["offset"].to_pylist() == [20]
     assert search.certificate.exhaustive
@@ -139,84 +147,86 @@ def test_empty_segments_are_searched_streamed_and_exported(tmp_path: Path, way: 
     assert result.rows == 3
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_empty_segments_are_in_plans_that_are_kept(tmp_path: Path, way: str) -> None:
-    options = tier(tmp_path / "tier", way, {1, 3})
+@pytest.mark.parametrize("kind", KINDS)
+def test_stored_plans_and_caches_support_empty_segments(tmp_path: Path, kind: str) -> None:
+    options = write_tier(tmp_path / "tier", kind, {1, 3})
     plan = tmp_path / "plan.json"
     plan.write_text(kts_source.plan(options).to_json())
-    assert rows(options, planFile=str(plan)) == expected({1, 3})
+    assert read_rows(options, planFile=str(plan)) == list_expected_rows({1, 3})
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     for _ in range(2):
-        assert rows(options, cacheDir=str(cache)) == expected({1, 3})
+        assert read_rows(options, cacheDir=str(cache)) == list_expected_rows({1, 3})
 
 
-def test_command_line_shows_empty_segments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = tier(tmp_path, "no object", {1, 3})
+def test_commands_accept_empty_segments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = write_tier(tmp_path, "no object", {1, 3})
     for command in ("cat", "segments", "plan", "verify"):
         assert main([command, options["path"], "t"]) == 0, capsys.readouterr()
-    assert [line["value"] for line in map(json.loads, cat_lines(options, capsys))] == [*"024"]
+    assert [line["value"] for line in map(json.loads, read_cat_lines(options, capsys))] == [*"024"]
 
 
-def cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def read_cat_lines(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     assert main(["cat", options["path"], "t"]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_lost_log_of_a_segment_with_records_is_a_loss(tmp_path: Path, way: str) -> None:
-    options = tier(tmp_path, way, {1})
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_log_of_segment_with_records_raises_data_loss_error(tmp_path: Path, kind: str) -> None:
+    options = write_tier(tmp_path, kind, {1})
     log = sorted(tmp_path.rglob("*.log"))[-2]
     log.unlink()
     with pytest.raises(DataLossError, match=r"holds offsets \[30, 40\)"):
-        rows(options)
+        read_rows(options)
     for level in LEVELS:
         report = kts_source.audit(options, level=level)
-        assert "object-missing" in {one.name for one in report.errors}
+        assert "object-missing" in {finding.name for finding in report.errors}
         assert report.exit_code == 3
 
 
 @pytest.mark.parametrize("suffix", ["log", "index", "timeindex", "snapshot"])
-@pytest.mark.parametrize("way", WAYS)
-def test_lost_file_right_after_an_empty_segment_is_a_loss(
-    tmp_path: Path, way: str, suffix: str
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_file_after_empty_segment_raises_data_loss_error(
+    tmp_path: Path, kind: str, suffix: str
 ) -> None:
-    options = tier(tmp_path, way, {1, 2})
-    if way != "local":
-        suffix = "log"  # the others are in one object
+    options = write_tier(tmp_path, kind, {1, 2})
+    if kind != "local":
+        suffix = "log"  # the Aiven layout has the other files in one object
     next(tmp_path.rglob(f"{30:020d}-*.{suffix}")).unlink()
     with pytest.raises(DataLossError, match="30"):
-        rows(options)
+        read_rows(options)
     report = kts_source.audit(options, level="metadata")
-    assert "object-missing" in {one.name for one in report.errors}
+    assert "object-missing" in {finding.name for finding in report.errors}
 
 
-@pytest.mark.parametrize("way", ["local", "aiven"])
-def test_audit_state_keeps_no_end_of_an_empty_last_segment(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("kind", ["local", "aiven"])
+def test_audit_state_does_not_store_end_of_empty_last_segment(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "tier"
     writer = (
-        LocalTierWriter(root, topic="t") if way == "local" else AivenTierWriter(root, topic="t")
+        LocalTierWriter(root, topic="t") if kind == "local" else AivenTierWriter(root, topic="t")
     )
-    layout = {"layout": "local-tiered-storage"} if way == "local" else {}
+    layout = {"layout": "local-tiered-storage"} if kind == "local" else {}
     options = {"path": str(root), "subscribe": "t", **layout}
-    files = segments({3}, 6)
-    for number, one in enumerate(files):
-        writer.write_segment(one)
+    files = build_segments({3}, 6)
+    for number, segment in enumerate(files):
+        writer.write_segment(segment)
         if number > 2:
             report = kts_source.audit(options, level="bytes", state=str(tmp_path / "state"))
             assert report.findings == ()
             assert report.partitions[0].records == number
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_log_that_was_cut_to_nothing_is_damaged(tmp_path: Path, way: str) -> None:
-    options = tier(tmp_path, way, {1})
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_truncated_to_zero_bytes_raises_corrupt_segment_error(
+    tmp_path: Path, kind: str
+) -> None:
+    options = write_tier(tmp_path, kind, {1})
     sorted(tmp_path.rglob("*.log"))[-2].write_bytes(b"")
     with pytest.raises(CorruptSegmentError):
-        rows(options)
-    assert "empty-object" in {one.name for one in kts_source.audit(options, level="listing").errors}
+        read_rows(options)
+    assert "empty-object" in {
+        finding.name for finding in kts_source.audit(options, level="listing").errors
+    }
     for level in LEVELS:
         assert kts_source.audit(options, level=level).errors

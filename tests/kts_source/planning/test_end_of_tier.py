@@ -1,4 +1,4 @@
-"""Scans with `tail=false` end where the tier ends, also where some of the tier cannot be read."""
+"""Scans with `tail=false` stop at the end of the tier, also if the last segments are damaged."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 T0 = 1_700_000_000_000
-"""Milliseconds; segment n begins n seconds later."""
+"""In milliseconds; segment n begins n seconds later."""
 
 
-def built(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
-    """Segments of three records, each of a leader epoch."""
+def build_log(epochs: tuple[int, ...] = (0,) * 6) -> BuiltLog:
+    """Builds segments of three records; each segment has a leader epoch."""
     log = LogBuilder()
     for number, epoch in enumerate(epochs):
         if number and epoch > epochs[number - 1]:
             log.set_leader_epoch(epoch)
-        log.append([SimpleRecord(b"v", timestamp=T0 + 1000 * number + at) for at in range(3)])
+        log.append([SimpleRecord(b"v", timestamp=T0 + 1000 * number + ms) for ms in range(3)])
         log.roll()
     return log.build()
 
 
 class Scene:
-    """A topic of two partitions; three of six segments of each are tiered."""
+    """A topic of two partitions; the first three of six segments of each are tiered."""
 
     def __init__(self, tier: Path, brokers: FakeCluster) -> None:
         self.tier = tier
         self.brokers = brokers
-        self.parts = [FakePartition(fake_log(built())) for _ in range(2)]
-        self.topic_id = brokers.create("t", self.parts)
+        self.partitions = [FakePartition(fake_log(build_log())) for _ in range(2)]
+        self.topic_id = brokers.create("t", self.partitions)
         for number in range(2):
-            self.write(number, built(), [0, 1, 2])
+            self.write(number, build_log(), [0, 1, 2])
 
     def write(self, partition: int, log: BuiltLog, numbers: list[int]) -> None:
         writer = AivenTierWriter(self.tier, topic="t", partition=partition, topic_id=self.topic_id)
         for number in numbers:
             writer.write_segment(log.segments[number])
 
-    def objects(self, partition: int, pattern: str) -> list[Path]:
-        found = list(self.tier.glob(f"*/{partition}/{pattern}"))
-        assert found
-        return found
+    def find_objects(self, partition: int, pattern: str) -> list[Path]:
+        paths = list(self.tier.glob(f"*/{partition}/{pattern}"))
+        assert paths
+        return paths
 
-    def offsets(self, partition: int = 0, **options: str) -> list[int]:
+    def read_offsets(self, partition: int = 0, **options: str) -> list[int]:
         rows = kts_source.scan(
             {
                 "path": str(self.tier),
@@ -80,14 +80,14 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_last_segment_without_an_object_is_read_from_brokers(scene: Scene, suffix: str) -> None:
-    for path in scene.objects(0, f"*6-*.{suffix}"):
+def test_last_segment_without_object_is_read_from_brokers(scene: Scene, suffix: str) -> None:
+    for path in scene.find_objects(0, f"*6-*.{suffix}"):
         path.unlink()
-    assert scene.offsets() == list(range(9))
+    assert scene.read_offsets() == list(range(9))
 
 
-def test_stored_plan_and_export_end_with_a_damaged_tier(scene: Scene, tmp_path: Path) -> None:
-    for path in scene.objects(0, "*6-*.log"):
+def test_stored_plan_and_export_stop_at_end_of_damaged_tier(scene: Scene, tmp_path: Path) -> None:
+    for path in scene.find_objects(0, "*6-*.log"):
         path.unlink()
     source = {
         "path": str(scene.tier),
@@ -100,60 +100,62 @@ def test_stored_plan_and_export_end_with_a_damaged_tier(scene: Scene, tmp_path: 
     assert kts_source.scan({**source, "planFile": str(plan)}).count() == 18
     target = str(tmp_path / "table")
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 18
-    scene.write(0, built(), [3])
+    scene.write(0, build_log(), [3])
     assert kts_source.backfill(None, source=source, target=target, progress=False).rows == 3
 
 
-def test_partition_without_any_object_is_read_up_to_the_local_log_start(scene: Scene) -> None:
-    for path in scene.objects(0, "*"):
+def test_partition_without_objects_is_read_up_to_local_log_start(scene: Scene) -> None:
+    for path in scene.find_objects(0, "*"):
         path.unlink()
-    scene.parts[0].log.local_start = 9
-    assert scene.offsets() == list(range(9))
-    assert scene.offsets(partition=1) == list(range(9))
+    scene.partitions[0].log.local_start = 9
+    assert scene.read_offsets() == list(range(9))
+    assert scene.read_offsets(partition=1) == list(range(9))
 
 
-def test_segments_of_a_dead_branch_do_not_move_the_end(scene: Scene) -> None:
-    """Epoch 1 wrote segment 3, and lost it in an unclean election."""
-    scene.write(0, built((0, 0, 0, 1)), [3])
-    assert scene.offsets() == list(range(9))
+def test_segments_of_dead_branch_do_not_move_end(scene: Scene) -> None:
+    """Epoch 1 wrote segment 3 and lost it in an unclean election."""
+    scene.write(0, build_log((0, 0, 0, 1)), [3])
+    assert scene.read_offsets() == list(range(9))
 
 
-def test_newest_manifest_that_cannot_be_read_is_an_error(
+def test_unreadable_newest_manifest_raises_data_loss_error(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (manifest,) = scene.objects(0, "*6-*.rsm-manifest")
+    (manifest,) = scene.find_objects(0, "*6-*.rsm-manifest")
     manifest.write_bytes(b"{}")
     with pytest.raises(DataLossError, match=rf"{manifest.name}.*leave tail=false out"):
-        scene.offsets()
-    assert scene.offsets(failOnDataLoss="false") == list(range(6))
+        scene.read_offsets()
+    assert scene.read_offsets(failOnDataLoss="false") == list(range(6))
     assert manifest.name in caplog.text
-    scene.parts[0].log.local_start = 9
-    assert scene.offsets() == list(range(9)), "brokers deleted what was tiered, so that is its end"
+    scene.partitions[0].log.local_start = 9
+    assert scene.read_offsets() == list(range(9)), (
+        "the brokers deleted tiered offsets, so the tier ends there"
+    )
 
 
-def test_ending_timestamp_in_the_tail_ends_with_the_tier(scene: Scene) -> None:
-    assert scene.offsets(endingTimestamp=str(T0 + 4000)) == list(range(9))
-    assert scene.offsets(endingTimestamp=str(T0 + 1000)) == list(range(3))
+def test_ending_timestamp_after_tier_stops_at_end_of_tier(scene: Scene) -> None:
+    assert scene.read_offsets(endingTimestamp=str(T0 + 4000)) == list(range(9))
+    assert scene.read_offsets(endingTimestamp=str(T0 + 1000)) == list(range(3))
     by_partition = f'{{"t":{{"0":{T0 + 5000}}}}}'
-    assert scene.offsets(endingOffsetsByTimestamp=by_partition) == list(range(9))
+    assert scene.read_offsets(endingOffsetsByTimestamp=by_partition) == list(range(9))
 
 
-def test_starting_timestamp_in_the_tail_finds_nothing(scene: Scene) -> None:
+def test_starting_timestamp_after_tier_returns_no_rows(scene: Scene) -> None:
     with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated"):
-        scene.offsets(startingTimestamp=str(T0 + 4000))
-    rows = scene.offsets(
+        scene.read_offsets(startingTimestamp=str(T0 + 4000))
+    rows = scene.read_offsets(
         startingTimestamp=str(T0 + 4000), startingOffsetsByTimestampStrategy="latest"
     )
     assert rows == []
-    assert scene.offsets(startingTimestamp=str(T0 + 2000)) == [6, 7, 8]
+    assert scene.read_offsets(startingTimestamp=str(T0 + 2000)) == [6, 7, 8]
 
 
-def test_ending_offset_in_the_tail_is_an_error(scene: Scene) -> None:
+def test_ending_offset_after_tier_raises_error(scene: Scene) -> None:
     with pytest.raises(TieredKafkaError, match=r"not tiered yet \(tail=false\)"):
-        scene.offsets(endingOffsets='{"t":{"0":10}}')
+        scene.read_offsets(endingOffsets='{"t":{"0":10}}')
 
 
-def test_segment_named_by_the_metadata_topic_counts_without_its_objects() -> None:
+def test_segment_in_metadata_topic_without_objects_extends_tier() -> None:
     with FakeCluster() as cluster:
         world = NamedWorld(cluster, five_segments())
         world.write_metadata()
@@ -167,15 +169,15 @@ def test_segment_named_by_the_metadata_topic_counts_without_its_objects() -> Non
             "kafka.bootstrap.servers": cluster.bootstrap,
         }
         plan = plan_scan(parse_options(options), Tier(UnlistableStore(world.store)))
-        (part,) = plan.partitions
+        (partition,) = plan.partitions
         assert world.from_tier(plan) == [0, 1, 2]
-        assert (part.start, part.stop) == (0, 48)
-        assert part.brokers is not None
-        assert part.brokers.ranges == ((36, 48),)
+        assert (partition.start, partition.stop) == (0, 48)
+        assert partition.brokers is not None
+        assert partition.brokers.ranges == ((36, 48),)
 
 
-def test_lost_log_at_the_end_of_a_local_tier_raises_data_loss_error(tmp_path: Path) -> None:
-    log = built()
+def test_lost_log_at_end_of_local_tier_raises_data_loss_error(tmp_path: Path) -> None:
+    log = build_log()
     with FakeCluster() as brokers:
         topic_id = brokers.create("t", [FakePartition(fake_log(log))])
         writer = LocalTierWriter(tmp_path, topic="t", partition=0, topic_id=topic_id)

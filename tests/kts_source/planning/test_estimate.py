@@ -1,4 +1,4 @@
-"""Requests counted of many slices at once are those that the reader makes of each."""
+"""Request counts of many slices equal the requests that the reader makes for each slice."""
 
 from __future__ import annotations
 
@@ -39,39 +39,43 @@ def slices(draw: st.DrawFn) -> tuple[Any, bool]:
     stop = draw(st.integers(start, index.original_file_size))
     if draw(st.booleans()):
         start, stop = 0, index.original_file_size
-    part = SimpleNamespace(
+    task_slice = SimpleNamespace(
         objects=SimpleNamespace(chunk_index=index), cut_start=start, cut_stop=stop
     )
-    return part, draw(st.booleans())
+    return task_slice, draw(st.booleans())
 
 
-def whole(*sizes: int) -> tuple[Any, bool]:
-    """The first slice of a task: all of a segment with chunks of these sizes."""
+def make_full_slice(*sizes: int) -> tuple[Any, bool]:
+    """Returns the first slice of a task: a complete segment with chunks of these sizes."""
     index = variable_index(1, len(sizes), list(sizes))
-    part = SimpleNamespace(
+    task_slice = SimpleNamespace(
         objects=SimpleNamespace(chunk_index=index), cut_start=0, cut_stop=len(sizes)
     )
-    return part, True
+    return task_slice, True
 
 
-@example([whole(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)  # all limits to the byte
-@example([whole(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)  # and beyond
+# Exactly at all limits.
+@example([make_full_slice(MIB - 1, 1, 5 * MIB, 3 * MIB, 7 * MIB, 9 * MIB, 0)], 50)
+# Above the limits.
+@example([make_full_slice(MIB - 1, 2, 5 * MIB, 3 * MIB - 1, 7 * MIB, 9 * MIB + 1)], 50)
 @settings(max_examples=400, deadline=None)
 @given(st.lists(slices(), max_size=12), st.sampled_from([1, 50, 1 << 18]))
-def test_request_count_equals_reader_groups(parts: list[tuple[Any, bool]], at_a_time: int) -> None:
-    before = estimate._CHUNKS_AT_ONCE
-    estimate._CHUNKS_AT_ONCE = at_a_time  # type: ignore[misc]
+def test_request_count_equals_reader_groups(
+    drawn_slices: list[tuple[Any, bool]], chunks_at_once: int
+) -> None:
+    default = estimate._CHUNKS_AT_ONCE
+    estimate._CHUNKS_AT_ONCE = chunks_at_once  # type: ignore[misc]
     try:
-        found = [(n, size) for _, n, size in counted_requests(cast("Any", parts))]
+        counts = [(n, size) for _, n, size in counted_requests(cast("Any", drawn_slices))]
     finally:
-        estimate._CHUNKS_AT_ONCE = before  # type: ignore[misc]
+        estimate._CHUNKS_AT_ONCE = default  # type: ignore[misc]
     expected = []
-    for part, is_first in parts:
-        chunks = part.objects.chunk_index.chunks(part.cut_start, part.cut_stop)
+    for task_slice, is_first in drawn_slices:
+        chunks = task_slice.objects.chunk_index.chunks(task_slice.cut_start, task_slice.cut_stop)
         groups = list(request_groups(chunks, is_first))
         sizes = [g[-1].transformed_stop - g[0].transformed_position for g in groups]
         expected.append((len(groups), sum(sizes)))
-    assert found == expected
+    assert counts == expected
 
 
 @given(indexes())

@@ -30,31 +30,31 @@ PUBLIC, LOCAL = "public", "localtier"
 OLDER_INCARNATION = "recreated-previous"
 
 
-def summary_of(dataset: str) -> list[dict[str, Any]]:
-    """Return the topics of a data set's `summary.json`, older incarnations last."""
+def read_summary(dataset: str) -> list[dict[str, Any]]:
+    """Returns the topics of a data set's `summary.json`; older incarnations are last."""
     document = json.loads((GOLDEN_44 / dataset / "expected" / "summary.json").read_text())
     topics: list[dict[str, Any]] = document["topics"]
     return topics
 
 
-def named_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield data set, name of the expected rows, and summary of each topic incarnation."""
+def list_topics() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yields data set, name of the expected rows, and summary of each topic incarnation."""
     for dataset in (PUBLIC, LOCAL):
         names: set[str] = set()
-        for topic in summary_of(dataset):
+        for topic in read_summary(dataset):
             name = topic["topic"]
             yield dataset, OLDER_INCARNATION if name in names else name, topic
             names.add(name)
 
 
-TOPICS = list(named_topics())
+TOPICS = list(list_topics())
 topics = pytest.mark.parametrize(
     ("dataset", "name", "topic"), TOPICS, ids=[f"{dataset}-{name}" for dataset, name, _ in TOPICS]
 )
 
 
-def options_of(dataset: str, topic: dict[str, Any], **options: str) -> dict[str, str]:
-    """Return the options that read one topic incarnation, headers included."""
+def make_options(dataset: str, topic: dict[str, Any], **options: str) -> dict[str, str]:
+    """Returns the options that read one topic incarnation with headers."""
     folder = GOLDEN_44 / dataset
     layout = (
         {"keyPrefix": "tiered/", **encryption_options(folder / "keys")}
@@ -83,10 +83,10 @@ def test_expected_rows_cover_every_topic() -> None:
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @topics
-def test_scan_returns_the_rows_of_a_consumer(
+def test_scan_returns_rows_of_consumer(
     dataset: str, name: str, topic: dict[str, Any], isolation_level: IsolationLevel
 ) -> None:
-    table = scan(options_of(dataset, topic, isolationLevel=isolation_level))
+    table = scan(make_options(dataset, topic, isolationLevel=isolation_level))
     assert table.schema == SPARK_SCHEMA
     expected = expected_table(name, isolation_level, folder=GOLDEN_44 / dataset / "expected")
     assert_same_rows(table, expected)
@@ -97,7 +97,7 @@ def test_scan_returns_the_rows_of_a_consumer(
 def test_scan_rows_do_not_depend_on_task_size(
     dataset: str, name: str, topic: dict[str, Any], size: str
 ) -> None:
-    options = options_of(dataset, topic, targetPartitionBytes=size)
+    options = make_options(dataset, topic, targetPartitionBytes=size)
     plan = plan_scan(parse_options(options))
     expected = expected_table(name, "read_committed", folder=GOLDEN_44 / dataset / "expected")
     assert_same_rows(run(plan, options), expected)
@@ -112,10 +112,10 @@ def test_scan_rows_do_not_depend_on_task_size(
     ],
 )
 @topics
-def test_plan_bounds_equal_the_offsets_of_the_broker(
+def test_plan_bounds_equal_offsets_of_broker(
     dataset: str, name: str, topic: dict[str, Any], isolation_level: str, end: str
 ) -> None:
-    plan = plan_scan(parse_options(options_of(dataset, topic, isolationLevel=isolation_level)))
+    plan = plan_scan(parse_options(make_options(dataset, topic, isolationLevel=isolation_level)))
     assert {p.partition: (p.start, p.stop) for p in plan.partitions} == {
         p["partition"]: (p["log_start_offset"], p[end]) for p in topic["partitions"]
     }, name

@@ -1,7 +1,7 @@
-"""A real broker's `LocalTieredStorage` gives exactly the rows a consumer must see.
+"""Scans of a real broker's `LocalTieredStorage` return exactly the rows that a consumer receives.
 
-The golden set has no compacted topic, whose segments end above their last record; generated logs
-have.
+The golden tier has no compacted topic, whose segments can end above their last record. Generated
+logs include such segments.
 """
 
 from __future__ import annotations
@@ -46,23 +46,27 @@ EXPECTED = LOCAL_TIER / "expected"
 LAYOUT = "local-tiered-storage"
 
 
-def options_of(path: Path | str, topic: str, **options: str) -> dict[str, str]:
+def make_options(path: Path | str, topic: str, **options: str) -> dict[str, str]:
     return {"path": str(path), "layout": LAYOUT, "subscribe": topic, **options}
 
 
-def local_options(topic: str, **options: str) -> dict[str, str]:
-    return options_of(LOCAL_TIER / "tier", topic, includeHeaders="true", **options)
+def make_local_options(topic: str, **options: str) -> dict[str, str]:
+    return make_options(LOCAL_TIER / "tier", topic, includeHeaders="true", **options)
 
 
-def summaries() -> Iterable[tuple[str, dict[str, Any]]]:
+def read_summaries() -> Iterable[tuple[str, dict[str, Any]]]:
     document = json.loads((EXPECTED / "summary.json").read_text())
-    return [(topic["topic"], part) for topic in document["topics"] for part in topic["partitions"]]
+    return [
+        (topic["topic"], partition)
+        for topic in document["topics"]
+        for partition in topic["partitions"]
+    ]
 
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows(topic: str, isolation_level: IsolationLevel) -> None:
-    table = scan(local_options(topic, isolationLevel=isolation_level))
+def test_scan_returns_expected_rows(topic: str, isolation_level: IsolationLevel) -> None:
+    table = scan(make_local_options(topic, isolationLevel=isolation_level))
     assert table.schema == SPARK_SCHEMA
     assert_same_rows(table, expected_table(topic, isolation_level, folder=EXPECTED))
 
@@ -70,10 +74,10 @@ def test_rows(topic: str, isolation_level: IsolationLevel) -> None:
 @pytest.mark.parametrize("size", ["1", "1000", "16384", "100k", "1g"])
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows_do_not_depend_on_the_cut(
+def test_scan_rows_do_not_depend_on_task_size(
     topic: str, isolation_level: IsolationLevel, size: str
 ) -> None:
-    options = local_options(topic, isolationLevel=isolation_level, targetPartitionBytes=size)
+    options = make_local_options(topic, isolationLevel=isolation_level, targetPartitionBytes=size)
     plan = plan_scan(parse_options(options))
     expected = expected_table(topic, isolation_level, folder=EXPECTED)
     assert_same_rows(run(plan, options), expected)
@@ -81,13 +85,15 @@ def test_rows_do_not_depend_on_the_cut(
 
 
 @pytest.mark.parametrize(
-    ("topic", "part"), summaries(), ids=[f"{t}-{p['partition']}" for t, p in summaries()]
+    ("topic", "partition"),
+    read_summaries(),
+    ids=[f"{t}-{p['partition']}" for t, p in read_summaries()],
 )
-def test_segments_are_what_the_broker_uploaded(topic: str, part: dict[str, Any]) -> None:
+def test_described_segments_match_broker_metadata(topic: str, partition: dict[str, Any]) -> None:
     store, layout = LocalStore(LOCAL_TIER / "tier"), find_layout(LAYOUT)
     (folder,) = layout.topic_folders(store, "", topic)
-    listing = layout.list_partition(store, folder, part["partition"])
-    found = [layout.describe(store, entry) for entry in listing.segments]
+    listing = layout.list_partition(store, folder, partition["partition"])
+    segments = [layout.describe(store, entry) for entry in listing.segments]
     assert listing.orphans == ()
     assert [
         {
@@ -98,7 +104,7 @@ def test_segments_are_what_the_broker_uploaded(topic: str, part: dict[str, Any])
             "size": segment.objects.size_in_bytes,
             "max_timestamp_ms": segment.max_timestamp_ms,
         }
-        for segment in found
+        for segment in segments
     ] == [
         {
             name: uploaded[name]
@@ -111,7 +117,7 @@ def test_segments_are_what_the_broker_uploaded(topic: str, part: dict[str, Any])
                 "max_timestamp_ms",
             )
         }
-        for uploaded in part["remote_segments"]
+        for uploaded in partition["remote_segments"]
     ]
 
 
@@ -123,24 +129,28 @@ def test_segments_are_what_the_broker_uploaded(topic: str, part: dict[str, Any])
     ],
 )
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_plan_begins_and_ends_where_the_broker_says(topic: str, level: str, end: str) -> None:
-    plan = plan_scan(parse_options(local_options(topic, isolationLevel=level)))
-    found = {part.partition: (part.start, part.stop) for part in plan.partitions}
-    assert found == {
-        part["partition"]: (part["log_start_offset"], part[end])
-        for name, part in summaries()
+def test_plan_bounds_equal_offsets_of_broker(topic: str, level: str, end: str) -> None:
+    plan = plan_scan(parse_options(make_local_options(topic, isolationLevel=level)))
+    bounds = {
+        partition.partition: (partition.start, partition.stop) for partition in plan.partitions
+    }
+    assert bounds == {
+        partition["partition"]: (partition["log_start_offset"], partition[end])
+        for name, partition in read_summaries()
         if name == topic
     }
 
 
-def rows_of(path: Path | str, log: BuiltLog, level: str, **options: str) -> list[tuple[int, bytes]]:
+def write_and_read(
+    path: Path | str, log: BuiltLog, level: str, **options: str
+) -> list[tuple[int, bytes]]:
     writer = LocalTierWriter(path)
     for segment in log.segments:
         writer.write_segment(segment)
-    return table_rows(scan(options_of(path, "topic", isolationLevel=level, **options)))
+    return sort_rows(scan(make_options(path, "topic", isolationLevel=level, **options)))
 
 
-def table_rows(table: pa.Table) -> list[tuple[int, bytes]]:
+def sort_rows(table: pa.Table) -> list[tuple[int, bytes]]:
     return sorted(
         zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True),
         key=lambda row: row[0],
@@ -153,48 +163,51 @@ def table_rows(table: pa.Table) -> list[tuple[int, bytes]]:
     size=st.sampled_from(["1", "200", "1g"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_log_a_broker_might_tier(log: BuiltLog, level: str, size: str) -> None:
+def test_scan_of_random_log_returns_expected_rows(log: BuiltLog, level: str, size: str) -> None:
     expected = [(row.offset, row.value) for row in log.rows(level)]
     gaps = [
         f"[{low}, {high.base_offset})"
         for before, high in pairwise(log.segments)
-        if (low := last_offset_of(before) + 1) < high.base_offset
+        if (low := find_last_offset(before) + 1) < high.base_offset
     ]
     with tempfile.TemporaryDirectory() as folder:
-        refused = ""
+        error_text = ""
         try:
-            found = rows_of(folder, log, level, targetPartitionBytes=size)
+            rows = write_and_read(folder, log, level, targetPartitionBytes=size)
         except DataLossError as error:
-            refused = str(error)
-            options = options_of(folder, "topic", isolationLevel=level, failOnDataLoss="false")
-            found = table_rows(scan(options))
+            error_text = str(error)
+            options = make_options(folder, "topic", isolationLevel=level, failOnDataLoss="false")
+            rows = sort_rows(scan(options))
         except CorruptSegmentError as error:
             if "one bit of its offset" not in str(error):
                 raise
-            # A flipped bit and what compaction did here look the same.
-            assert any(map(ends_after_a_one_bit_gap, log.segments))
+            # Here, compaction has the same effect as a flipped bit.
+            assert any(map(has_one_bit_gap_at_end, log.segments))
             return
-    if not refused or level == "read_uncommitted":
-        assert found == expected
-    # What compaction left at the end of a segment looks like a lost segment.
-    assert not refused or any(gap in refused for gap in gaps), (gaps, refused)
+    if not error_text or level == "read_uncommitted":
+        assert rows == expected
+    # If compaction removes the end of a segment, the gap looks like a lost segment.
+    assert not error_text or any(gap in error_text for gap in gaps), (gaps, error_text)
     plain = {row.offset for row in log.all_rows if row.transaction is None}
-    assert [row for row in found if row[0] in plain] == [row for row in expected if row[0] in plain]
-    assert set(found) <= set(expected)
+    assert [row for row in rows if row[0] in plain] == [row for row in expected if row[0] in plain]
+    assert set(rows) <= set(expected)
 
 
-def ends_after_a_one_bit_gap(segment: SegmentFiles) -> bool:
+def has_one_bit_gap_at_end(segment: SegmentFiles) -> bool:
     batches = list(iter_batches(segment.log))
     before = batches[-2].last_offset + 1 if len(batches) > 1 else segment.base_offset
     return (batches[-1].base_offset ^ before).bit_count() == 1
 
 
-def last_offset_of(segment: SegmentFiles) -> int:
+def find_last_offset(segment: SegmentFiles) -> int:
     return max(batch.last_offset for batch in iter_batches(segment.log))
 
 
-def log_with_a_gap() -> BuiltLog:
-    """Offsets 2 … 6 of the first segment were compacted away; a transaction spans the gap."""
+def build_log_with_gap() -> BuiltLog:
+    """Builds a log in which compaction removed offsets 2 … 6 of the first segment.
+
+    Two transactions cross the gap.
+    """
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"committed")])
     builder.send(2, [SimpleRecord(b"aborted")])
@@ -206,39 +219,39 @@ def log_with_a_gap() -> BuiltLog:
     return builder.build()
 
 
-def test_a_gap_that_may_be_none_is_an_error_and_what_crosses_it_undecided(
+def test_unverifiable_gap_raises_data_loss_error_and_leaves_transactions_undecided(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = log_with_a_gap()
+    log = build_log_with_gap()
     with pytest.raises(DataLossError, match=r"\[2, 7\).*compaction"):
-        rows_of(tmp_path, log, "read_committed")
-    options = options_of(tmp_path, "topic", failOnDataLoss="false")
-    # A transaction that committed in the gap, and another in its place, would look the same.
-    assert table_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
+        write_and_read(tmp_path, log, "read_committed")
+    options = make_options(tmp_path, "topic", failOnDataLoss="false")
+    # One transaction may have ended in the gap, and a different one may end after it.
+    assert sort_rows(scan({**options, "isolationLevel": "read_committed"})) == [(7, b"plain")]
     assert "offsets [2, 7)" in caplog.text
     assert "1 since offset 0; failOnDataLoss=false leaves their records out" in caplog.text
-    assert [row for row, _ in table_rows(scan({**options, "isolationLevel": "read_uncommitted"}))]
-    (part,) = plan_scan(parse_options(options)).partitions
-    assert part.surviving.holes == ()
-    assert [(gap.start, gap.stop) for gap in part.surviving.unverifiable] == [(2, 7)]
+    assert [row for row, _ in sort_rows(scan({**options, "isolationLevel": "read_uncommitted"}))]
+    (partition,) = plan_scan(parse_options(options)).partitions
+    assert partition.surviving.holes == ()
+    assert [(gap.start, gap.stop) for gap in partition.surviving.unverifiable] == [(2, 7)]
 
 
-def test_markers_behind_a_gap_are_replayed_where_the_transaction_index_is_bad(
+def test_markers_after_gap_are_replayed_with_damaged_transaction_index(
     tmp_path: Path,
 ) -> None:
     writer = LocalTierWriter(tmp_path)
-    for segment in log_with_a_gap().segments:
+    for segment in build_log_with_gap().segments:
         writer.write_segment(segment)
     (index,) = tmp_path.rglob("*.txnindex")
     index.write_bytes(b"\xff" * 34)
-    options = options_of(tmp_path, "topic", isolationLevel="read_committed")
+    options = make_options(tmp_path, "topic", isolationLevel="read_committed")
     table = scan({**options, "failOnDataLoss": "false"})
     assert table["offset"].to_pylist() == [7]
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("start", [0, 3, 4])
-def test_a_lost_segment_is_a_hole(tmp_path: Path, level: str, start: int) -> None:
+def test_lost_segment_raises_data_loss_error(tmp_path: Path, level: str, start: int) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"a")] * 4)
     builder.roll()
@@ -249,7 +262,7 @@ def test_a_lost_segment_is_a_hole(tmp_path: Path, level: str, start: int) -> Non
     first, _, last = builder.build().segments
     for segment in (first, last):
         writer.write_segment(segment)
-    options = options_of(
+    options = make_options(
         tmp_path, "topic", isolationLevel=level, startingOffsets=f'{{"topic": {{"0": {start}}}}}'
     )
     with pytest.raises(DataLossError, match=r"\[4, 7\)"):
@@ -258,7 +271,7 @@ def test_a_lost_segment_is_a_hole(tmp_path: Path, level: str, start: int) -> Non
     assert table["offset"].to_pylist() == [*range(start, 4), 7]
 
 
-def test_rows_in_front_of_a_gap_are_refused_where_their_marker_may_lie_in_it(
+def test_rows_before_gap_with_possible_marker_in_gap_raise_data_loss_error(
     tmp_path: Path,
 ) -> None:
     builder = LogBuilder()
@@ -271,7 +284,7 @@ def test_rows_in_front_of_a_gap_are_refused_where_their_marker_may_lie_in_it(
     writer = LocalTierWriter(tmp_path)
     for segment in (first, last):
         writer.write_segment(segment)
-    options = options_of(
+    options = make_options(
         tmp_path,
         "topic",
         isolationLevel="read_committed",
@@ -281,7 +294,7 @@ def test_rows_in_front_of_a_gap_are_refused_where_their_marker_may_lie_in_it(
         scan(options)
 
 
-def test_what_is_missing_at_the_log_start_is_still_a_hole(tmp_path: Path) -> None:
+def test_missing_segment_at_log_start_raises_data_loss_error(tmp_path: Path) -> None:
     builder = LogBuilder()
     for _ in range(3):
         builder.append([SimpleRecord(b"a"), SimpleRecord(b"b")])
@@ -293,4 +306,4 @@ def test_what_is_missing_at_the_log_start_is_still_a_hole(tmp_path: Path) -> Non
         if segment.base_offset != 2:
             writer.write_segment(segment)
     with pytest.raises(DataLossError, match=r"\[2, 4\)"):
-        scan(options_of(tmp_path, "topic"))
+        scan(make_options(tmp_path, "topic"))

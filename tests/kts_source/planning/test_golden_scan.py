@@ -1,4 +1,4 @@
-"""Every golden topic gives exactly the rows a consumer must see, however it is cut."""
+"""Scans of every golden topic return exactly the rows that a consumer receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kts_source.planning.scanning import run, scan
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows(topic: str, isolation_level: IsolationLevel) -> None:
+def test_scan_returns_expected_rows(topic: str, isolation_level: IsolationLevel) -> None:
     options = tier_options(topic, isolationLevel=isolation_level, includeHeaders="true")
     table = scan(options)
     assert table.schema == SPARK_SCHEMA
@@ -32,7 +32,7 @@ def test_rows(topic: str, isolation_level: IsolationLevel) -> None:
 
 @pytest.mark.parametrize("size", ["1", "1000", "16384", "50k", "1m", "1g"])
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows_do_not_depend_on_the_cut(topic: str, size: str) -> None:
+def test_scan_rows_do_not_depend_on_task_size(topic: str, size: str) -> None:
     options = tier_options(topic, targetPartitionBytes=size, includeHeaders="true")
     plan = plan_scan(parse_options(options))
     assert_same_rows(run(plan, options), expected_table(topic, "read_committed"))
@@ -43,37 +43,39 @@ def test_rows_do_not_depend_on_the_cut(topic: str, size: str) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_plan_begins_and_ends_where_the_broker_says(topic: str) -> None:
+def test_plan_bounds_equal_offsets_of_broker(topic: str) -> None:
     for level, end in (
         ("read_uncommitted", "tier_end_offset"),
         ("read_committed", "tier_last_stable_offset"),
     ):
         plan = plan_scan(parse_options(tier_options(topic, isolationLevel=level)))
-        found = {part.partition: (part.start, part.stop) for part in plan.partitions}
+        bounds = {
+            partition.partition: (partition.start, partition.stop) for partition in plan.partitions
+        }
         (entry,) = [
             entry
             for entry in summary()["topics"]
             if (entry["topic"], entry["topicId"]) == (topic, plan.partitions[0].topic_id)
         ]
-        assert found == {
-            part["partition"]: (part["log_start_offset"], part[end])
-            for part in entry["partitions"]
-            if part[end] is not None
+        assert bounds == {
+            partition["partition"]: (partition["log_start_offset"], partition[end])
+            for partition in entry["partitions"]
+            if partition[end] is not None
         }
 
 
-def test_the_older_incarnation_by_its_id() -> None:
+def test_scan_with_topic_id_reads_older_incarnation() -> None:
     table = scan(tier_options("recreated", topicId="Y0eIqb0wSCGvx1A44Duolw", includeHeaders="true"))
     assert_same_rows(table, expected_table("recreated-previous", "read_committed"))
 
 
-def test_several_topics_at_once() -> None:
+def test_scan_of_several_topics_returns_all_rows() -> None:
     table = scan(tier_options(["codecs", "txn", "wide"], includeHeaders="true"))
     expected = [expected_table(topic, "read_committed") for topic in ("codecs", "txn", "wide")]
     assert_same_rows(table, pa.concat_tables(expected))
 
 
-def test_an_open_transaction_ends_the_read_and_says_so() -> None:
+def test_plan_end_reason_names_open_transaction() -> None:
     plan = plan_scan(parse_options(tier_options("txn")))
     (first, second) = plan.partitions
     assert first.end_reason == "open transaction of producer 6 since offset 3675"
@@ -83,20 +85,20 @@ def test_an_open_transaction_ends_the_read_and_says_so() -> None:
 @pytest.mark.parametrize(
     "columns", [["offset"], ["value", "offset"], ["offset", "headers"], ["partition", "offset"]]
 )
-def test_only_the_columns_asked_for(columns: list[str]) -> None:
+def test_scan_returns_only_selected_columns(columns: list[str]) -> None:
     table = scan(tier_options("codecs", columns=",".join(columns)))
     assert table.column_names == columns
     assert_same_rows(table, expected_table("codecs", "read_committed"))
 
 
 @pytest.mark.parametrize("columns", [["topic"], ["partition", "topic"]])
-def test_columns_that_no_record_holds(columns: list[str]) -> None:
+def test_scan_of_topic_and_partition_columns_returns_all_rows(columns: list[str]) -> None:
     table = scan(tier_options("wide", columns=",".join(columns)))
     assert table.column_names == columns
     expected = expected_table("wide", "read_committed").select(columns)
     counts = [
-        t.group_by(columns).aggregate([([], "count_all")]).sort_by(columns[0])
-        for t in (table, expected)
+        rows.group_by(columns).aggregate([([], "count_all")]).sort_by(columns[0])
+        for rows in (table, expected)
     ]
     assert counts[0].num_rows == counts[1].num_rows
     assert table.num_rows == expected.num_rows
@@ -115,7 +117,7 @@ OFFSETS = [
 
 @pytest.mark.parametrize(("start", "stop"), OFFSETS)
 @pytest.mark.parametrize("size", ["10000", "1g"])
-def test_offset_ranges(start: int, stop: int, size: str) -> None:
+def test_scan_of_offset_range_returns_rows_in_range(start: int, stop: int, size: str) -> None:
     table = scan(
         tier_options(
             "codecs",
@@ -127,17 +129,20 @@ def test_offset_ranges(start: int, stop: int, size: str) -> None:
     )
     expected = expected_table("codecs", "read_committed")
     offset = expected["offset"]
-    wanted = expected.filter(pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop)))
-    if wanted.num_rows:
-        assert_same_rows(table, wanted)
+    expected_rows = expected.filter(pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop)))
+    if expected_rows.num_rows:
+        assert_same_rows(table, expected_rows)
     else:
         assert table.num_rows == 0
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 5000])
-def test_records_per_partition_are_bounded(limit: int) -> None:
+def test_max_records_per_partition_limits_tasks(limit: int) -> None:
     options = tier_options("epochs", maxRecordsPerPartition=str(limit), includeHeaders="true")
     plan = plan_scan(parse_options(options))
     assert_same_rows(run(plan, options), expected_table("epochs", "read_committed"))
     for task in plan.tasks:
-        assert sum(part.stop_offset - part.start_offset for part in task.slices) <= limit
+        assert (
+            sum(task_slice.stop_offset - task_slice.start_offset for task_slice in task.slices)
+            <= limit
+        )

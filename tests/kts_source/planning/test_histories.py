@@ -1,8 +1,8 @@
-"""Random lives of a tiered topic: what is read is the surviving log, or an error says what is lost.
+"""Scans of random histories return the surviving log or raise an error about the lost offsets.
 
-Seen to fail when broken on purpose: lineage by the highest offset instead of the highest epoch; no
-clip at the divergence; only the segment's own transaction index; a clipped segment's own snapshot;
-no holes looked for; stragglers below the log start left out of account; the first topic id taken.
+These tests detect mistakes such as the following: the lineage of the highest offset instead of
+the highest epoch; no clip at the divergence; only the transaction index or snapshot of a clipped
+segment itself; no check for holes; stragglers below the log start; the first topic id.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ HISTORIES = st.builds(History, SHAPES, st.lists(STEPS, min_size=20, max_size=70)
 
 @given(HISTORIES, st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
-def test_any_history(history: History, seed: int) -> None:
+def test_history_drawn_by_hypothesis_is_read_correctly(history: History, seed: int) -> None:
     check_history(history, seed)
 
 
 @pytest.mark.slow
-def test_histories_of_every_outcome() -> None:
-    # Drawn with the weights that make histories rich, which hypothesis does not know of.
+def test_random_histories_reach_every_outcome() -> None:
+    # `random_history` uses weights for varied histories; hypothesis does not.
     outcomes: Counter[str] = Counter()
     with without_threads():
         for seed in range(200):
@@ -64,7 +64,7 @@ def test_histories_of_every_outcome() -> None:
 
 
 @pytest.mark.fuzz
-def test_histories_never_seen_before() -> None:
+def test_histories_with_new_seed_are_read_correctly() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     stop = time.monotonic() + 40
     number = 0
@@ -79,9 +79,8 @@ def test_histories_never_seen_before() -> None:
     assert number > 100
 
 
-def test_a_range_that_lies_in_a_hole_is_empty_when_loss_is_allowed() -> None:
-    # Planning such a range once failed for want of a segment to begin with; and a range of no
-    # offset at all, inside a hole, was taken for a loss.
+def test_range_in_hole_with_loss_allowed_is_empty() -> None:
+    # Such a range has no first segment. An empty range in a hole is not data loss.
     steps = (
         *(Step("append", b=2), Step("roll", a=7), Step("upload", a=15)) * 3,
         Step("lose", a=1, b=0),
@@ -96,8 +95,8 @@ def test_a_range_that_lies_in_a_hole_is_empty_when_loss_is_allowed() -> None:
     assert outcomes["read_committed"] > 5
 
 
-def test_a_transaction_that_ends_in_a_hole_behind_the_range_is_an_error() -> None:
-    # Its records were once left out with no more than a warning.
+def test_transaction_ending_in_hole_after_range_raises_data_loss_error() -> None:
+    # Skipping its records with only a warning is not enough.
     steps = (
         *(Step("send", a=1, b=2), Step("roll", a=7), Step("append"), Step("roll", a=7)),
         *(Step("commit", a=1), Step("roll", a=7), Step("append"), Step("roll", a=7)),
@@ -111,13 +110,13 @@ def test_a_transaction_that_ends_in_a_hole_behind_the_range_is_an_error() -> Non
     outcomes: Counter[str] = Counter()
     for seed in range(15):
         check_history(history, seed, outcomes)
-    # The whole log in both isolation levels, and ranges in front of the hole.
+    # The full log at both isolation levels, and ranges before the hole.
     assert outcomes["DataLossError"] > 30
 
 
-def test_unusable_snapshot_after_a_hole_is_not_compared_with_the_log() -> None:
-    # Replaying the segment after the hole once counted as knowing what was open there, so sound
-    # transaction indexes were refused.
+def test_damaged_snapshot_after_hole_is_not_compared_with_log() -> None:
+    # Replaying the segment after the hole does not show which transactions are open at its start.
+    # Otherwise, valid transaction indexes are rejected.
     steps = (
         *(Step("send", 14, 10, 10), Step("roll", 12), Step("send", 5, 3, 8), Step("roll", 7)),
         *(Step("send", 7, 0, 13), Step("abort", 8), Step("upload", 7, 4, 2)),
@@ -166,7 +165,7 @@ DEAD_BRANCH = (
     *(Step("append", b=1), *COPIED, Step("append", b=2), *COPIED),  # [0, 2) and [2, 5)
     *(Step("elect_unclean", a=1, b=2), Step("append", b=2)),
 )
-CUT_EQUALLY = (*DEAD_BRANCH, Step("append", b=1), *COPIED)  # [0, 5)
+ENDS_AT_SAME_OFFSET = (*DEAD_BRANCH, Step("append", b=1), *COPIED)  # [0, 5)
 HIGHER_LOG_START = (
     *(Step("append", b=2), Step("append", b=2), *COPIED[:1], Step("append"), Step("lag", a=1)),
     *(Step("delete_records", a=11), *COPIED[1:]),
@@ -176,15 +175,15 @@ HIGHER_LOG_START = (
 @pytest.mark.parametrize(
     ("steps", "is_unsure"),
     [
-        ((*CUT_EQUALLY, Step("append"), *COPIED, Step("lose", a=2)), True),
-        ((*CUT_EQUALLY, Step("append"), *COPIED), False),
-        # The dead branch was cut at another offset, 3.
+        ((*ENDS_AT_SAME_OFFSET, Step("append"), *COPIED, Step("lose", a=2)), True),
+        ((*ENDS_AT_SAME_OFFSET, Step("append"), *COPIED), False),
+        # The dead branch ends at a different offset, 3.
         ((*DEAD_BRANCH, *COPIED, Step("append", b=2), *COPIED, Step("lose", a=2)), False),
         ((*HIGHER_LOG_START, Step("elect", a=1), Step("append"), *COPIED, *COPIED[1:]), True),
         ((*HIGHER_LOG_START, Step("append"), *COPIED), False),
     ],
 )
-def test_only_tiers_that_a_damaged_checkpoint_would_look_like_are_refused(
+def test_tier_similar_to_damaged_checkpoint_raises_error(
     steps: tuple[Step, ...], is_unsure: bool
 ) -> None:
     history = History(Shape(), steps)
@@ -197,12 +196,12 @@ def test_only_tiers_that_a_damaged_checkpoint_would_look_like_are_refused(
     assert (outcomes["ambiguous"] > 0) == is_unsure
 
 
-def test_failing_histories_are_shortened() -> None:
+def test_shortened_removes_unneeded_steps() -> None:
     def fails(candidate: History) -> bool:
         kinds = [step.kind for step in candidate.steps]
         return "upload" in kinds and "roll" in kinds[: kinds.index("upload")]
 
-    # What a seed makes changes with the generator, so those that fail are looked for.
+    # Histories of a seed change with the generator, so the test searches for failing ones.
     drawn = (random_history(random.Random(seed)) for seed in range(40))
     failing = [history for history in drawn if fails(history)]
     assert len(failing) > 10
@@ -210,7 +209,7 @@ def test_failing_histories_are_shortened() -> None:
         assert [step.kind for step in shortened(history, fails).steps] == ["roll", "upload"]
 
 
-def test_a_history_is_the_same_tier_again() -> None:
+def test_history_reproduces_same_tier() -> None:
     history = random_history(random.Random(2))
     first, second = World(history), World(history)
     assert first.store

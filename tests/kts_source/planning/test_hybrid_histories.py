@@ -1,4 +1,4 @@
-"""Random lives of a tiered topic, read from tier and brokers: the leader's log, always."""
+"""Scans of tier and brokers of random histories return the leader's log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kts_source.planning.history import random_history
 from tests.kts_source.planning.hybrid_reading import check_hybrid, in_one_thread
 
 
-def test_hybrid_histories() -> None:
+def test_hybrid_histories_return_leader_log() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -23,7 +23,7 @@ def test_hybrid_histories() -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_histories_by_the_metadata_topic() -> None:
+def test_hybrid_histories_with_metadata_topic_return_leader_log() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster() as cluster:
         for seed in range(60):
@@ -35,8 +35,8 @@ def test_hybrid_histories_by_the_metadata_topic() -> None:
 
 
 @pytest.mark.slow
-def test_hybrid_histories_of_old_brokers() -> None:
-    """Which list no aborted transaction where they read their tier: refused, or the same rows."""
+def test_hybrid_histories_of_old_brokers_return_leader_log_or_raise() -> None:
+    """Old brokers do not list aborted transactions of tiered offsets."""
     outcomes: Counter[str] = Counter()
     with in_one_thread(), FakeCluster(versions={"ListOffsets": 9}) as cluster:
         for seed in range(60):

@@ -1,4 +1,4 @@
-"""Which incarnation of a topic that was created again is read: once for all of its partitions."""
+"""A scan of a recreated topic reads the same incarnation for all partitions."""
 
 from __future__ import annotations
 
@@ -27,69 +27,77 @@ TWO_PARTITIONS = tuple(
 OPTIONS = {"path": "/", "subscribe": TOPIC}
 
 
-def recreated(partitions: int, *steps: Step) -> World:
-    """A topic of two partitions with three segments each, and its successor."""
-    again = Step("recreate", a=partitions - 1)
-    return World(History(Shape(partitions=2), (*TWO_PARTITIONS, again, *steps)))
+def recreate_topic(partitions: int, *steps: Step) -> World:
+    """Returns a topic with two partitions of three segments, recreated and followed by `steps`."""
+    recreate = Step("recreate", a=partitions - 1)
+    return World(History(Shape(partitions=2), (*TWO_PARTITIONS, recreate, *steps)))
 
 
-def planned(world: World, **options: str) -> ScanPlan:
+def make_plan(world: World, **options: str) -> ScanPlan:
     return kts_source.plan({**OPTIONS, **options}, MemoryStore(world.store))
 
 
-def test_a_topic_created_again_with_fewer_partitions(caplog: pytest.LogCaptureFixture) -> None:
-    world = recreated(1, *SEGMENT)
+def test_recreated_topic_with_fewer_partitions_hides_older_partitions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = recreate_topic(1, *SEGMENT)
     older, newer = world.incarnations
-    plan = planned(world)
-    assert [(part.topic_id, part.partition) for part in plan.partitions] == [(newer, 0)]
-    # The older one's second partition is not stirred in.
+    plan = make_plan(world)
+    assert [(partition.topic_id, partition.partition) for partition in plan.partitions] == [
+        (newer, 0)
+    ]
+    # The second partition of the older incarnation is not read.
     assert run(plan, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 3
     assert plan.notes == (
         f"topic {TOPIC}: reading topic id {newer}, not {older}",
         f"topic {TOPIC}: no segments of partitions [1] under topic id {newer}",
     )
     assert all(note in plan.explain() and note in caplog.messages for note in plan.notes)
-    chosen = planned(world, topicId=older)
-    assert [(part.topic_id, part.partition) for part in chosen.partitions] == [
+    older_plan = make_plan(world, topicId=older)
+    assert [(partition.topic_id, partition.partition) for partition in older_plan.partitions] == [
         (older, 0),
         (older, 1),
     ]
-    assert run(chosen, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 18
+    assert run(older_plan, OPTIONS, Tier(MemoryStore(world.store))).num_rows == 18
 
 
-def test_partitions_of_the_older_one_alone_do_not_make_it_the_newest() -> None:
-    # Of the newer one, only the second partition was copied; of the older, both.
-    world = recreated(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
+def test_incarnation_with_fewer_copied_partitions_is_newest() -> None:
+    # The newer incarnation has only the second partition in the tier, the older one has both.
+    world = recreate_topic(2, *(Step(step.kind, step.a, step.b, step.c, 1) for step in SEGMENT))
     older, newer = world.incarnations
-    plan = planned(world)
-    assert [(part.topic_id, part.partition) for part in plan.partitions] == [(newer, 1)]
+    plan = make_plan(world)
+    assert [(partition.topic_id, partition.partition) for partition in plan.partitions] == [
+        (newer, 1)
+    ]
     assert "partitions [0]" in plan.notes[1]
     assert older in plan.notes[0]
 
 
-def test_a_topic_id_that_is_not_there_lists_those_that_are() -> None:
-    world = recreated(1, *SEGMENT)
-    with pytest.raises(InvalidOptionError, match="has no id") as caught:
-        planned(world, topicId="A" * 22)
-    assert all(topic_id in str(caught.value) for topic_id in world.incarnations)
+def test_unknown_topic_id_error_lists_existing_ids() -> None:
+    world = recreate_topic(1, *SEGMENT)
+    with pytest.raises(InvalidOptionError, match="has no id") as error:
+        make_plan(world, topicId="A" * 22)
+    assert all(topic_id in str(error.value) for topic_id in world.incarnations)
 
 
-def test_a_tie_is_the_users_choice() -> None:
-    world = recreated(1, *SEGMENT)
+def test_incarnations_with_same_timestamp_require_topic_id() -> None:
+    world = recreate_topic(1, *SEGMENT)
     for key, data in world.store.items():
         if key.endswith(".rsm-manifest"):
             document = json.loads(data)
             document["remoteLogSegmentMetadata"]["eventTimestampMs"] = 5
             world.store[key] = json.dumps(document).encode()
-    with pytest.raises(InvalidOptionError, match="option 'topicId'") as caught:
-        planned(world)
-    assert "same newest event timestamp" in str(caught.value)
+    with pytest.raises(InvalidOptionError, match="option 'topicId'") as error:
+        make_plan(world)
+    assert "same newest event timestamp" in str(error.value)
     for topic_id in world.incarnations:
-        assert topic_id in str(caught.value)
-        assert {part.topic_id for part in planned(world, topicId=topic_id).partitions} == {topic_id}
+        assert topic_id in str(error.value)
+        assert {
+            partition.topic_id for partition in make_plan(world, topicId=topic_id).partitions
+        } == {topic_id}
 
 
-def test_nothing_is_said_of_a_topic_that_was_created_once() -> None:
-    plan = planned(World(History(Shape(partitions=2), TWO_PARTITIONS)))
+def test_topic_with_one_incarnation_has_no_notes() -> None:
+    plan = make_plan(World(History(Shape(partitions=2), TWO_PARTITIONS)))
     assert plan.notes == ()
     assert len(plan.partitions) == 2

@@ -1,4 +1,4 @@
-"""JSON without a schema: a sample tells the type, once, before anything is read."""
+"""Without a schema, the JSON type is inferred from a sample before the read."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 JSON = {"value.format": "json"}
 
 
-def value(number: int, **fields: object) -> bytes:
+def encode_value(number: int, **fields: object) -> bytes:
     return json.dumps({"amount": number, **fields}).encode()
 
 
-def schema_of(options: dict[str, str]) -> str:
+def infer_schema(options: dict[str, str]) -> str:
     (form,) = with_types(parse_any_options(options)).formats
     return form.schema
 
 
-def test_the_oldest_and_the_newest_records_of_each_partition_tell(
+def test_schema_is_inferred_from_oldest_and_newest_records_of_each_partition(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    values: list[bytes | None] = [value(number) for number in range(1800)]
-    values[499] = value(0, old=True)
-    values[700] = value(0, between=1)  # seen by nobody
-    values[1300] = value(0, new="x")
+    values: list[bytes | None] = [encode_value(number) for number in range(1800)]
+    values[499] = encode_value(0, old=True)
+    values[700] = encode_value(0, between=1)  # not in the sample
+    values[1300] = encode_value(0, new="x")
     values[1799] = None
-    options = write(tmp_path, [values, [value(1, other=[1.5])]]) | JSON
+    options = write(tmp_path, [values, [encode_value(1, other=[1.5])]]) | JSON
     with caplog.at_level(logging.INFO):
         table = kts_source.scan(options).to_table()
     ddl = "amount bigint, old boolean, new string, other array<double>"
@@ -50,40 +50,48 @@ def test_the_oldest_and_the_newest_records_of_each_partition_tell(
     assert table["value"][1799].as_py() is None
 
 
-def test_it_is_fixed_in_what_travels(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1)]]) | JSON
+def test_pickled_scan_keeps_inferred_schema(tmp_path: Path) -> None:
+    options = write(tmp_path, [[encode_value(1)]]) | JSON
     scan = pickle.loads(pickle.dumps(kts_source.scan(options)))
     shutil.rmtree(tmp_path)
-    write(tmp_path, [[value(2, later=1)]])
+    write(tmp_path, [[encode_value(2, later=1)]])
     assert scan.schema.field("value").type == parse_ddl("amount bigint")
     assert scan.select(["value"]).to_table()["value"].to_pylist() == [{"amount": 2}]
 
 
-def test_only_what_is_selected_tells(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1), value(2), b'{"amount": "x"}'], [b"[1]"]]) | JSON
-    of_one = {"assign": '{"orders": [0]}', "endingOffsets": '{"orders": {"0": 2}}'}
+def test_schema_is_inferred_only_from_selected_records(tmp_path: Path) -> None:
+    options = (
+        write(tmp_path, [[encode_value(1), encode_value(2), b'{"amount": "x"}'], [b"[1]"]]) | JSON
+    )
+    selection = {"assign": '{"orders": [0]}', "endingOffsets": '{"orders": {"0": 2}}'}
     del options["subscribe"]
-    assert schema_of(options | of_one) == "amount bigint"
+    assert infer_schema(options | selection) == "amount bigint"
     with pytest.raises(InvalidOptionError, match=r"needs option 'value.schema': amount is an int"):
-        schema_of(options | {"assign": '{"orders": [0]}'})
+        infer_schema(options | {"assign": '{"orders": [0]}'})
 
 
-def test_a_stream_that_begins_at_the_end(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1)]]) | JSON | {"startingOffsets": "latest"}
-    assert schema_of(options) == "amount bigint"
+def test_starting_offsets_latest_infers_schema(tmp_path: Path) -> None:
+    options = write(tmp_path, [[encode_value(1)]]) | JSON | {"startingOffsets": "latest"}
+    assert infer_schema(options) == "amount bigint"
 
 
-def test_keys_and_confluents_header(tmp_path: Path) -> None:
-    values = [b"\0\0\0\0\x07" + value(3), None, b"\0", b"{}", b"\1" + bytes(16) + value(4)]
+def test_schema_is_inferred_after_confluent_header(tmp_path: Path) -> None:
+    values = [
+        b"\0\0\0\0\x07" + encode_value(3),
+        None,
+        b"\0",
+        b"{}",
+        b"\1" + bytes(16) + encode_value(4),
+    ]
     options = write(tmp_path, [values]) | {"value.format": "json-confluent"}
-    assert schema_of(options) == "amount bigint"
+    assert infer_schema(options) == "amount bigint"
     # Keys are k0, k1, …
     with pytest.raises(InvalidOptionError, match=r"'key.schema': no type can .*no sample is valid"):
         kts_source.scan(options | {"key.format": "json"})
 
 
-def test_a_topic_without_records_tells_nothing(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1)]]) | JSON
+def test_topic_without_records_requires_schema(tmp_path: Path) -> None:
+    options = write(tmp_path, [[encode_value(1)]]) | JSON
     empty = options | {"endingOffsets": '{"orders": {"0": 0}}'}
     with pytest.raises(
         InvalidOptionError, match=r"needs option .value.schema.: there is no record"
@@ -93,32 +101,35 @@ def test_a_topic_without_records_tells_nothing(tmp_path: Path) -> None:
         kts_source.scan(write(tmp_path / "nulls", [[None, b"{}"]]) | JSON)
 
 
-def test_only_some_fields(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1, user={"id": 1, "name": "x"})]]) | JSON
+def test_value_columns_select_inferred_fields(tmp_path: Path) -> None:
+    options = write(tmp_path, [[encode_value(1, user={"id": 1, "name": "x"})]]) | JSON
     table = kts_source.scan(options | {"value.columns": "user.name"}).to_table()
     assert table["value"].to_pylist() == [{"user": {"name": "x"}}]
     with pytest.raises(InvalidOptionError, match=r"'value.schema': there is no field 'x'"):
         kts_source.scan(options | {"value.columns": "x"})
 
 
-def test_what_the_sample_did_not_show_is_malformed(tmp_path: Path) -> None:
-    values: list[bytes | None] = [value(number) for number in range(1200)]
+def test_value_with_other_type_than_sample_raises_invalid_value_error(tmp_path: Path) -> None:
+    values: list[bytes | None] = [encode_value(number) for number in range(1200)]
     values[600] = b'{"amount": "x"}'
     options = write(tmp_path, [values]) | JSON
-    with pytest.raises(InvalidValueError, match="amount: ") as raised:
+    with pytest.raises(InvalidValueError, match="amount: ") as error:
         kts_source.scan(options).to_table()
-    assert raised.value.offset == 600
+    assert error.value.offset == 600
 
 
-def test_who_asks_for_a_type_too_early_is_told() -> None:
+def test_format_type_before_inference_raises_value_error() -> None:
     (form,) = parse_options({"path": "/x", "subscribe": "t", "value.format": "json"}).formats
     with pytest.raises(ValueError, match=r"needs .value.schema. here"):
         _ = form.type
 
 
-def test_a_condition_on_fields_that_a_sample_told(tmp_path: Path) -> None:
-    options = write(tmp_path, [[value(1), value(2), None, value(3, other="x")]]) | JSON
-    found = kts_source.scan(options).where("value.amount > 1 AND value.other IS NULL").to_table()
-    assert found["value"].to_pylist() == [{"amount": 2, "other": None}]
+def test_condition_on_inferred_fields_filters_rows(tmp_path: Path) -> None:
+    options = (
+        write(tmp_path, [[encode_value(1), encode_value(2), None, encode_value(3, other="x")]])
+        | JSON
+    )
+    table = kts_source.scan(options).where("value.amount > 1 AND value.other IS NULL").to_table()
+    assert table["value"].to_pylist() == [{"amount": 2, "other": None}]
     with pytest.raises(InvalidOptionError, match=r"value\.amount needs option 'value\.schema'"):
         kts_source.scan(options | {"where": "value.amount > 1"})

@@ -1,6 +1,7 @@
-"""What a read_committed read leaves out and where it ends, decided from side files alone.
+"""Skipped rows and the end of a `read_committed` read are decided from side files alone.
 
-Logs of a real broker decide: twelve complete logs with the offsets that a consumer was given.
+The expected results are from a real broker: twelve complete logs with the offsets that a consumer
+received.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from segment_format.index.producer_snapshot import ProducerStateEntry, parse_pro
 from segment_format.index.transaction_index import AbortedTxn, parse_transaction_index
 from segment_format.record.records import iter_batches
 from segment_format.testing import LogBuilder, SimpleRecord
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ VECTORS = Path(__file__).parents[2] / "golden" / "vectors" / "kafka-txn-goldens.
 
 @dataclass(frozen=True)
 class GoldenLog:
-    """One log: its segments by base offset, and what a consumer was given."""
+    """A log with its segments by base offset and the offsets that a consumer received."""
 
     bases: tuple[int, ...]
     stops: tuple[int, ...]
@@ -47,16 +48,16 @@ class GoldenLog:
         return tuple(iter_batches(self.files[f"{base:020d}.log"]))
 
     def tier(self, segments: int) -> PartitionLog:
-        """The first segments of the log as a tier."""
+        """Returns a tier of the first segments of the log."""
         described = [
-            segment(base, stop - 1)
+            make_segment(base, stop - 1)
             for base, stop in zip(self.bases[:segments], self.stops[:segments], strict=True)
         ]
-        return partition_log(described, lineage(e0=0))
+        return partition_log(described, make_lineage(e0=0))
 
 
 @cache
-def golden_logs() -> tuple[GoldenLog, ...]:
+def load_golden_logs() -> tuple[GoldenLog, ...]:
     logs = []
     document: dict[str, Any] = json.loads(VECTORS.read_text())
     for entry in document["logs"]:
@@ -72,23 +73,25 @@ def golden_logs() -> tuple[GoldenLog, ...]:
 
 @dataclass
 class FromFiles:
-    """Side files of a golden log, some of them lost on purpose: all, or by first offset."""
+    """Side files of a golden log. Lost files are given by first offset, or as true for all."""
 
     log: GoldenLog
     lose_snapshots: bool | frozenset[int] = False
     lose_indexes: bool | frozenset[int] = False
     replayed: Counter[int] = field(default_factory=Counter)
 
-    def snapshot(self, of: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
-        data = self.log.files.get(f"{of.stop_offset:020d}.snapshot")
-        if _is_lost(self.lose_snapshots, of) or data is None:
+    def snapshot(self, segment: RemoteSegment) -> tuple[ProducerStateEntry, ...] | None:
+        data = self.log.files.get(f"{segment.stop_offset:020d}.snapshot")
+        if _is_lost(self.lose_snapshots, segment) or data is None:
             return None
         return parse_producer_snapshot(data)
 
-    def aborted(self, of: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        if _is_lost(self.lose_indexes, of):
+    def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
+        if _is_lost(self.lose_indexes, segment):
             return None
-        return parse_transaction_index(self.log.files.get(f"{of.start_offset:020d}.txnindex", b""))
+        return parse_transaction_index(
+            self.log.files.get(f"{segment.start_offset:020d}.txnindex", b"")
+        )
 
     def first_ends(
         self, span: SegmentRange, open_before: Mapping[int, int]
@@ -100,17 +103,17 @@ class FromFiles:
         return replay_batches(self.log.batches(span.segment.start_offset), span, open_before)
 
 
-def side_files(of: FromFiles) -> SideFiles:
-    return cast("SideFiles", of)
+def as_side_files(files: FromFiles) -> SideFiles:
+    return cast("SideFiles", files)
 
 
-def _is_lost(lost: bool | frozenset[int], of: RemoteSegment) -> bool:
-    return of.start_offset in lost if isinstance(lost, frozenset) else lost
+def _is_lost(lost: bool | frozenset[int], segment: RemoteSegment) -> bool:
+    return segment.start_offset in lost if isinstance(lost, frozenset) else lost
 
 
 def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop: int) -> list[int]:
-    """Offsets of [start, stop) that a read_committed reader returns."""
-    decisions = decide(tier, start, stop, side_files(state))
+    """Returns the offsets of [start, stop) that a `read_committed` reader returns."""
+    decisions = decide(tier, start, stop, as_side_files(state))
     return [
         record.offset
         for span in tier.ranges
@@ -125,133 +128,136 @@ def read(log: GoldenLog, tier: PartitionLog, state: FromFiles, start: int, stop:
     ]
 
 
-def undecided_from(log: GoldenLog, stop: int) -> int:
-    """First offset of the oldest transaction without a marker below `stop`, from the batches."""
-    is_open: dict[int, int] = {}
+def find_undecided_start(log: GoldenLog, stop: int) -> int:
+    """Returns the first offset of the oldest transaction without a marker below `stop`."""
+    open_transactions: dict[int, int] = {}
     for base in log.bases:
         for batch in log.batches(base):
             if batch.base_offset >= stop:
                 continue
             if batch.is_control_batch:
-                is_open.pop(batch.producer_id, None)
+                open_transactions.pop(batch.producer_id, None)
             elif batch.is_transactional:
-                is_open.setdefault(batch.producer_id, batch.base_offset)
-    return min([stop, *is_open.values()])
+                open_transactions.setdefault(batch.producer_id, batch.base_offset)
+    return min([stop, *open_transactions.values()])
 
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("lost", ["nothing", "snapshots", "indexes", "both"])
-def test_every_prefix_of_every_log_as_the_tier(number: int, lost: str) -> None:
-    log = golden_logs()[number]
+def test_tier_of_log_prefix_returns_committed_offsets(number: int, lost: str) -> None:
+    log = load_golden_logs()[number]
     state = FromFiles(log, lost in ("snapshots", "both"), lost in ("indexes", "both"))
-    # Losing files makes it slow, and the prefixes then add little.
+    # With lost files the test is slow, and more prefixes add little.
     prefixes = range(1, len(log.bases) + 1) if lost == "nothing" else [2, len(log.bases)]
     for segments in prefixes:
         tier = log.tier(segments)
-        end = undecided_from(log, tier.stop)
+        end = find_undecided_start(log, tier.stop)
         expected = [offset for offset in log.read_committed if offset < end]
         assert read(log, tier, state, tier.log_start, tier.stop) == expected
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_every_range_between_segments(number: int) -> None:
-    log = golden_logs()[number]
+def test_range_between_segments_returns_committed_offsets(number: int) -> None:
+    log = load_golden_logs()[number]
     tier = log.tier(len(log.bases))
-    cuts = [*log.bases, tier.stop]
-    for first, start in enumerate(cuts[:-1]):
-        for stop in cuts[first + 1 :: 3]:
+    borders = [*log.bases, tier.stop]
+    for first, start in enumerate(borders[:-1]):
+        for stop in borders[first + 1 :: 3]:
             expected = [offset for offset in log.read_committed if start <= offset < stop]
             assert read(log, tier, FromFiles(log), start, stop) == expected
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_whichever_side_files_are_lost_the_rest_and_the_logs_tell_the_same(number: int) -> None:
-    log = golden_logs()[number]
+def test_decisions_with_lost_side_files_equal_decisions_with_all_files(number: int) -> None:
+    log = load_golden_logs()[number]
     source = random.Random(number)
     tier = log.tier(len(log.bases))
-    cuts = [*log.bases, tier.stop]
+    borders = [*log.bases, tier.stop]
     for share in (0.2, 0.5, 0.9):
-        start, stop = sorted(source.sample(cuts, 2))
+        start, stop = sorted(source.sample(borders, 2))
         state = FromFiles(
             log,
             frozenset(base for base in log.bases if source.random() < share),
             frozenset(base for base in log.bases if source.random() < share),
         )
-        found = decide(tier, start, stop, side_files(state))
-        sound = decide(tier, start, stop, side_files(FromFiles(log)))
-        assert found == sound
+        decisions = decide(tier, start, stop, as_side_files(state))
+        expected = decide(tier, start, stop, as_side_files(FromFiles(log)))
+        assert decisions == expected
         assert not state.replayed or max(state.replayed.values()) == 1
 
 
-def open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
-    """A log of a segment for each offset; a transaction begins at 0 and does not end."""
+def build_log_open_since_0(count: int) -> tuple[PartitionLog, FromFiles]:
+    """Returns a log with a segment for each offset and a transaction that stays open from 0."""
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"open")])
     for _ in range(count - 1):
         builder.roll()
         builder.append([SimpleRecord(b"plain")])
     files: dict[str, bytes] = {}
-    for one in builder.build().segments:
-        files[f"{one.base_offset:020d}.log"] = one.log
-        files[f"{one.next_offset:020d}.snapshot"] = one.snapshot
+    for segment_files in builder.build().segments:
+        files[f"{segment_files.base_offset:020d}.log"] = segment_files.log
+        files[f"{segment_files.next_offset:020d}.snapshot"] = segment_files.snapshot
     log = GoldenLog(tuple(range(count)), tuple(range(1, count + 1)), files, ())
     return log.tier(count), FromFiles(log)
 
 
-def test_a_row_of_bad_snapshots_is_walked_once() -> None:
-    tier, state = open_since_0(3000)
+def test_segments_without_snapshots_are_replayed_once() -> None:
+    tier, state = build_log_open_since_0(3000)
     state.lose_snapshots = True
-    decisions = decide(tier, 2000, 2001, side_files(state))
+    decisions = decide(tier, 2000, 2001, as_side_files(state))
     assert decisions.stop == 2000
     assert [txn.first_offset for txn in decisions.undecided] == [0]
     assert max(state.replayed.values()) == 1
 
 
 @pytest.mark.parametrize("first", [1, 4, 8])
-def test_what_is_open_below_the_ranges_at_hand_is_not_taken_for_nothing(first: int) -> None:
-    tier, state = open_since_0(10)
+def test_unknown_open_transactions_below_ranges_raise_unknown_start_error(first: int) -> None:
+    tier, state = build_log_open_since_0(10)
     window = replace(tier, ranges=tier.ranges[first:])
     state.lose_snapshots = frozenset(range(first, 10))
     with pytest.raises(UnknownStartError):
-        decide(window, 8, 9, side_files(state))
-    # A sound snapshot at hand is as good as all that lies below it.
+        decide(window, 8, 9, as_side_files(state))
+    # A valid snapshot replaces all segments below.
     state.lose_snapshots = frozenset(range(first + 1, 10))
-    decisions = decide(window, 8, 9, side_files(state))
+    decisions = decide(window, 8, 9, as_side_files(state))
     assert decisions.stop == 8
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
-def test_behind_a_gap_bad_snapshots_leave_it_unknown_what_was_open(is_exact: bool) -> None:
-    tier, state = open_since_0(10)
+def test_lost_snapshots_after_gap_leave_open_transactions_unknown(is_exact: bool) -> None:
+    tier, state = build_log_open_since_0(10)
     tier = partition_log(
-        [segment(base, base, end_is_exact=is_exact) for base in range(10) if base not in (3, 4)],
-        lineage(e0=0),
+        [
+            make_segment(base, base, end_is_exact=is_exact)
+            for base in range(10)
+            if base not in (3, 4)
+        ],
+        make_lineage(e0=0),
     )
     assert len(tier.missing) == 1
     state.lose_snapshots = frozenset(range(5, 10))
-    decisions = decide(tier, 7, 9, side_files(state))
+    decisions = decide(tier, 7, 9, as_side_files(state))
     assert decisions.unknown_after is not None
     assert (decisions.unknown_after.start, decisions.unknown_after.stop) == (3, 5)
     state.lose_snapshots = frozenset(range(6, 10))
-    decisions = decide(tier, 7, 9, side_files(state))
+    decisions = decide(tier, 7, 9, as_side_files(state))
     assert (decisions.unknown_after, decisions.stop) == (None, 7)
 
 
-def test_a_marker_lost_in_a_hole_is_never_taken_for_a_commit() -> None:
-    # Some transactions straddle each missing segment: their records before the hole must not be
-    # returned,
-    # whatever the truth is.
-    straddled = 0
-    for log in golden_logs():
+def test_lost_marker_in_hole_is_not_treated_as_commit() -> None:
+    # Some transactions cross the missing segment. Their records before the hole must not be
+    # returned, even if they were committed.
+    crossing_count = 0
+    for log in load_golden_logs():
         for missing in range(1, len(log.bases) - 1):
             described = [
-                segment(base, stop - 1)
+                make_segment(base, stop - 1)
                 for n, (base, stop) in enumerate(zip(log.bases, log.stops, strict=True))
                 if n != missing
             ]
-            tier = partition_log(described, lineage(e0=0))
-            given = read(log, tier, FromFiles(log), 0, tier.stop)
-            assert set(given) <= set(log.read_committed)
-            decisions = decide(tier, 0, tier.stop, side_files(FromFiles(log)))
-            straddled += bool(decisions.lost)
-    assert straddled > 0
+            tier = partition_log(described, make_lineage(e0=0))
+            offsets = read(log, tier, FromFiles(log), 0, tier.stop)
+            assert set(offsets) <= set(log.read_committed)
+            decisions = decide(tier, 0, tier.stop, as_side_files(FromFiles(log)))
+            crossing_count += bool(decisions.lost)
+    assert crossing_count > 0

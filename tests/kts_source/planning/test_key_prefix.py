@@ -1,4 +1,4 @@
-"""A wrong or missing key prefix: the error names the one that is meant, after a few listings."""
+"""With a wrong or missing key prefix, the error proposes the right prefix after a few listings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(root: Path, prefix: str, topic: str = "orders", segments: int = 3) -> 
 
 
 @pytest.mark.parametrize(
-    ("prefix", "given"),
+    ("prefix", "wrong_prefix"),
     [
         ("kts-", ""),
         ("kts-", "kts"),
@@ -50,27 +50,29 @@ def write(root: Path, prefix: str, topic: str = "orders", segments: int = 3) -> 
         ("a/b/c/", ""),
     ],
 )
-def test_the_prefix_that_is_meant_is_named(tmp_path: Path, prefix: str, given: str) -> None:
+def test_wrong_key_prefix_error_proposes_right_prefix(
+    tmp_path: Path, prefix: str, wrong_prefix: str
+) -> None:
     write(tmp_path, prefix)
     options = {"path": str(tmp_path), "subscribe": "orders"}
     assert kts_source.plan({**options, "keyPrefix": prefix}).tasks
-    with pytest.raises(TieredKafkaError, match=f"did you mean keyPrefix '{prefix}'") as caught:
-        kts_source.plan({**options, "keyPrefix": given})
-    assert isinstance(caught.value, TierNotFoundError | TopicNotFoundError)
+    with pytest.raises(TieredKafkaError, match=f"did you mean keyPrefix '{prefix}'") as error:
+        kts_source.plan({**options, "keyPrefix": wrong_prefix})
+    assert isinstance(error.value, TierNotFoundError | TopicNotFoundError)
 
 
-def test_a_pattern_meets_the_name_in_the_manifest(tmp_path: Path) -> None:
+def test_pattern_with_incomplete_prefix_raises_key_prefix_error(tmp_path: Path) -> None:
     write(tmp_path, "tiered/kts-")
     options = {"path": str(tmp_path), "subscribePattern": ".*", "keyPrefix": "tiered/"}
     for loss in ("true", "false"):
-        with pytest.raises(KeyPrefixError, match="did you mean keyPrefix 'tiered/kts-'") as caught:
+        with pytest.raises(KeyPrefixError, match="did you mean keyPrefix 'tiered/kts-'") as error:
             kts_source.plan({**options, "failOnDataLoss": loss})
-        assert caught.value.key_prefix == "tiered/kts-"
-        assert isinstance(caught.value, InvalidOptionError)
+        assert error.value.key_prefix == "tiered/kts-"
+        assert isinstance(error.value, InvalidOptionError)
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
-def test_unknown_topic_next_to_a_known_one_names_no_other_prefix(
+def test_unknown_topic_next_to_existing_topic_proposes_no_prefix(
     tmp_path: Path, layout: str
 ) -> None:
     builder = LogBuilder()
@@ -84,22 +86,22 @@ def test_unknown_topic_next_to_a_known_one_names_no_other_prefix(
         writer.write_segment(builder.build().segments[0])
     prefix = "tiered/" if layout == "aiven" else ""
     options = {"path": str(tmp_path), "keyPrefix": prefix, "layout": layout}
-    with pytest.raises(TopicNotFoundError, match="no topic 'nope'") as caught:
+    with pytest.raises(TopicNotFoundError, match="no topic 'nope'") as error:
         kts_source.plan({**options, "subscribe": "orders,nope"})
-    assert "did you mean" not in str(caught.value)
-    # The prefix of the topic that is missing is still proposed.
+    assert "did you mean" not in str(error.value)
+    # The prefix of a missing topic is proposed.
     with pytest.raises(TopicNotFoundError, match=f"did you mean keyPrefix '{prefix}my-'"):
         kts_source.plan({**options, "subscribe": "orders,missing"})
 
 
-def test_where_there_is_nothing_no_prefix_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TierNotFoundError) as caught:
+def test_empty_store_error_proposes_no_prefix(tmp_path: Path) -> None:
+    with pytest.raises(TierNotFoundError) as error:
         kts_source.plan({"path": str(tmp_path), "subscribe": "orders"})
-    assert "did you mean" not in str(caught.value)
+    assert "did you mean" not in str(error.value)
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local-tiered-storage"])
-def test_only_a_few_listings_are_asked_for(tmp_path: Path, layout: str) -> None:
+def test_prefix_search_limits_listings(tmp_path: Path, layout: str) -> None:
     for number in range(50):
         (tmp_path / f"{number}" / "deep").mkdir(parents=True)
     store = LocalStore(tmp_path)
@@ -107,7 +109,7 @@ def test_only_a_few_listings_are_asked_for(tmp_path: Path, layout: str) -> None:
     assert store.counters.list_requests <= 3 * MAX_FOLDERS
 
 
-def test_a_local_tier_in_a_folder_is_found(tmp_path: Path) -> None:
+def test_local_tier_in_subfolder_is_proposed(tmp_path: Path) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"x")])
     writer = LocalTierWriter(tmp_path / "kept" / "here", topic="orders", partition=0)
@@ -118,7 +120,7 @@ def test_a_local_tier_in_a_folder_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["kts-", "tiered/", "tiered/kts-"])
-def test_topics_finds_the_prefix_itself(
+def test_topics_command_finds_prefix_automatically(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str
 ) -> None:
     write(tmp_path, prefix, segments=20)
@@ -130,7 +132,7 @@ def test_topics_finds_the_prefix_itself(
     assert len(err.splitlines()) == 1
 
 
-def test_topics_leaves_a_choice_and_a_given_prefix_to_the_user(
+def test_topics_command_does_not_replace_explicit_or_ambiguous_prefix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, "a/")

@@ -1,4 +1,4 @@
-"""Each offset once, from the branch that survived; what is missing is named."""
+"""A partition log has each offset once, from the surviving branch, and names missing offsets."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from kts_source.planning.lineage import (
     usable_range,
 )
 from segment_format.index.checkpoints import EpochEntry
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from kts_source.layout.remote_segment import RemoteSegment
 
-SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
+SEVEN = make_lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
 
 
 @pytest.mark.parametrize(
     ("start", "end", "epochs", "usable"),
     [
-        # The segments of Kafka's RemoteLogManagerTest that lie within the lineage, whole …
+        # Segments of Kafka's RemoteLogManagerTest: complete if they are within the lineage …
         (15, 35, {1: 15, 2: 20, 3: 30}, (15, 36)),
         (15, 19, {1: 15}, (15, 20)),
         (0, 5, {0: 0}, (0, 6)),
         (70, 75, {7: 70}, (70, 76)),
         (15, 29, {1: 15, 2: 20}, (15, 30)),
-        # … and those that diverge, up to where they do.
+        # … or up to the offset where they diverge.
         (55, 85, {5: 55, 6: 60, 7: 70}, (55, 60)),
         (15, 45, {1: 15, 2: 20, 4: 40}, (15, 30)),
         (5, 25, {1: 5, 2: 20}, (10, 26)),
@@ -44,33 +44,33 @@ SEVEN = lineage(e0=0, e1=10, e2=20, e3=30, e4=40, e5=50, e7=70)
         (60, 69, {6: 60}, None),
     ],
 )
-def test_usable_range(
+def test_usable_range_stops_at_divergence(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
-    span = usable_range(segment(start, end, epochs), SEVEN)
+    span = usable_range(make_segment(start, end, epochs), SEVEN)
     assert (None if span is None else (span.start, span.stop)) == usable
 
 
 @pytest.mark.parametrize(
     ("start", "end", "epochs", "usable"),
     [
-        # An epoch that is said to begin below the segment is clipped to it …
+        # An epoch that begins below the segment is clipped to it …
         (15, 18, {1: 10}, (15, 19)),
         (15, 18, {1: 2}, (15, 19)),
-        # … those that end below it or begin above it own nothing of it …
+        # … an epoch that ends below it or begins above it is ignored …
         (25, 35, {0: 0, 1: 10, 2: 20, 3: 30}, (25, 36)),
         (15, 18, {1: 15, 6: 60}, (15, 19)),
         (60, 65, {5: 50, 7: 70}, (60, 66)),
-        # … but one that owned other offsets is of another branch.
+        # … but an epoch with other offsets belongs to a different branch.
         (25, 35, {1: 10}, None),
         (25, 35, {1: 10, 3: 30}, None),
         (60, 65, {6: 50}, None),
     ],
 )
-def test_an_epoch_says_nothing_of_offsets_outside_its_segment(
+def test_usable_range_ignores_epochs_outside_segment(
     start: int, end: int, epochs: dict[int, int], usable: tuple[int, int] | None
 ) -> None:
-    span = usable_range(segment(start, end, epochs), SEVEN)
+    span = usable_range(make_segment(start, end, epochs), SEVEN)
     assert (None if span is None else (span.start, span.stop)) == usable
 
 
@@ -79,7 +79,7 @@ def test_an_epoch_says_nothing_of_offsets_outside_its_segment(
     st.lists(st.integers(1, 30), min_size=1, max_size=4),
     st.data(),
 )
-def test_whatever_a_manifest_calls_an_epochs_start(
+def test_partition_log_accepts_any_epoch_start_in_manifest(
     sizes: list[int], epoch_sizes: list[int], data: st.DataObject
 ) -> None:
     starts = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
@@ -87,87 +87,94 @@ def test_whatever_a_manifest_calls_an_epochs_start(
     epochs = {number: begin for number, begin in enumerate(begins) if begin < starts[-1]}
     segments = []
     for low, stop in pairwise(starts):
-        inside = [e for e in epochs if epochs[e] < stop and epochs.get(e + 1, stop) > low]
-        first = data.draw(st.integers(0, inside[0]))
-        said = {e: epochs[e] for e in range(first, inside[-1] + 1)}
-        clip = data.draw(st.booleans())
-        said[inside[0]] = max(said[inside[0]], low) if clip else said[inside[0]]
-        segments.append(segment(low, stop - 1, said))
+        segment_epochs = [e for e in epochs if epochs[e] < stop and epochs.get(e + 1, stop) > low]
+        first = data.draw(st.integers(0, segment_epochs[0]))
+        manifest_epochs = {e: epochs[e] for e in range(first, segment_epochs[-1] + 1)}
+        is_clipped = data.draw(st.booleans())
+        manifest_epochs[segment_epochs[0]] = (
+            max(manifest_epochs[segment_epochs[0]], low)
+            if is_clipped
+            else manifest_epochs[segment_epochs[0]]
+        )
+        segments.append(make_segment(low, stop - 1, manifest_epochs))
     is_lost = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
-    is_lost[-1] = False  # its checkpoint is the lineage
-    kept = [one for one, gone in zip(segments, is_lost, strict=True) if not gone]
-    lost = [one for one, gone in zip(segments, is_lost, strict=True) if gone]
-    entries = lineage(**{f"e{number}": begin for number, begin in epochs.items()})
+    is_lost[-1] = False  # its checkpoint contains the lineage
+    kept = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if not was_lost]
+    lost = [entry for entry, was_lost in zip(segments, is_lost, strict=True) if was_lost]
+    entries = make_lineage(**{f"e{number}": begin for number, begin in epochs.items()})
     log = partition_log(kept, entries)
     assert [(span.start, span.stop) for span in log.ranges] == [
-        (one.start_offset, one.stop_offset) for one in kept
+        (entry.start_offset, entry.stop_offset) for entry in kept
     ]
     missing = {offset for hole in log.holes for offset in range(hole.start, hole.stop)}
     assert missing == {
         offset
-        for one in lost
-        for offset in range(one.start_offset, one.stop_offset)
+        for entry in lost
+        for offset in range(entry.start_offset, entry.stop_offset)
         if offset >= kept[0].start_offset
     }
 
 
-def test_a_damaged_segments_epoch_says_nothing_of_offsets_outside_it() -> None:
-    whole = [segment(0, 9, {0: 0}), segment(10, 19, {0: 10})]
-    # A new epoch that is said to begin at 5 cuts nothing off below its segment.
-    log = partition_log(whole, lineage(e0=0), [segment(20, 29, {3: 5})])
+def test_epoch_of_damaged_segment_affects_only_its_offsets() -> None:
+    complete = [make_segment(0, 9, {0: 0}), make_segment(10, 19, {0: 10})]
+    # A new epoch with start 5 does not truncate offsets below its segment.
+    log = partition_log(complete, make_lineage(e0=0), [make_segment(20, 29, {3: 5})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(20, 30)]
-    log = partition_log(whole, lineage(e0=0), [segment(15, 29, {0: 0, 3: 15})])
+    log = partition_log(complete, make_lineage(e0=0), [make_segment(15, 29, {0: 0, 3: 15})])
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 15)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(15, 30)]
 
 
-def test_offsets_below_a_first_epoch_are_below_the_log_start_or_missing() -> None:
-    first = segment(10, 19, {0: 13})
+def test_offsets_below_first_epoch_are_below_log_start_or_missing() -> None:
+    first = make_segment(10, 19, {0: 13})
     for start in (0, 13):
-        log = partition_log([first, segment(20, 29)], lineage(e0=start))
+        log = partition_log([first, make_segment(20, 29)], make_lineage(e0=start))
         assert (log.log_start, log.holes) == (13, ())
         assert ["[10, 13)" in skipped.reason for skipped in log.skipped] == [True]
-    log = partition_log([segment(0, 9), first, segment(20, 29)], lineage(e0=0))
+    log = partition_log([make_segment(0, 9), first, make_segment(20, 29)], make_lineage(e0=0))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(10, 13)]
 
 
-def test_epochs_older_than_the_lineage_are_cut_off_with_the_log_start() -> None:
-    span = usable_range(segment(14, 150, {5: 14, 7: 15, 9: 100}), lineage(e7=51, e9=100))
+def test_usable_range_starts_at_log_start_of_lineage() -> None:
+    span = usable_range(make_segment(14, 150, {5: 14, 7: 15, 9: 100}), make_lineage(e7=51, e9=100))
     assert span is not None
     assert (span.start, span.stop) == (51, 151)
 
 
-def test_higher_epoch_wins_over_higher_offset() -> None:
-    old, new = segment(0, 300, {0: 0}), segment(100, 200, {1: 100})
+def test_newest_segment_prefers_epoch_to_offset() -> None:
+    old, new = make_segment(0, 300, {0: 0}), make_segment(100, 200, {1: 100})
     assert newest_segment([old, new]) is new
 
 
-def test_neighbours_make_one_log() -> None:
-    log = partition_log([segment(10, 19), segment(0, 9)], lineage(e0=0))
+def test_partition_log_joins_adjacent_segments() -> None:
+    log = partition_log([make_segment(10, 19), make_segment(0, 9)], make_lineage(e0=0))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 10), (10, 20)]
     assert (log.log_start, log.stop, log.holes, log.skipped) == (0, 20, (), ())
 
 
-def test_the_checkpoint_carries_the_log_start() -> None:
-    log = partition_log([segment(0, 9), segment(10, 19), segment(20, 29)], lineage(e0=13))
+def test_checkpoint_determines_log_start() -> None:
+    log = partition_log(
+        [make_segment(0, 9), make_segment(10, 19), make_segment(20, 29)], make_lineage(e0=13)
+    )
     assert log.log_start == 13
     assert [(span.start, span.stop) for span in log.ranges] == [(13, 20), (20, 30)]
-    (cut, below) = log.skipped
+    (clipped, below) = log.skipped
     assert (below.segment.start_offset, below.reason) == (0, BELOW_LOG_START)
-    # Deleted or of a format without epochs: what of a segment is not read has a name.
-    assert cut.segment.start_offset == 10
-    assert cut.reason.startswith("offsets [10, 13) are below the first leader epoch")
+    # The offsets were deleted, or their format has no epochs.
+    assert clipped.segment.start_offset == 10
+    assert clipped.reason.startswith("offsets [10, 13) are below the first leader epoch")
 
 
-def test_a_checkpoint_below_the_first_tiered_offset_is_no_hole() -> None:
-    log = partition_log([segment(50, 99)], lineage(e0=0))
+def test_checkpoint_below_first_tiered_offset_adds_no_hole() -> None:
+    log = partition_log([make_segment(50, 99)], make_lineage(e0=0))
     assert (log.log_start, log.holes) == (50, ())
 
 
-def test_a_retried_upload_is_read_once() -> None:
+def test_repeated_upload_is_read_once() -> None:
     log = partition_log(
-        [segment(0, 9, name="a"), segment(0, 9, name="b"), segment(5, 14, name="c")], lineage(e0=0)
+        [make_segment(0, 9, name="a"), make_segment(0, 9, name="b"), make_segment(5, 14, name="c")],
+        make_lineage(e0=0),
     )
     assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
         (0, 5, "a"),
@@ -176,10 +183,14 @@ def test_a_retried_upload_is_read_once() -> None:
     assert [skipped.reason for skipped in log.skipped] == [COVERED]
 
 
-def test_the_segment_that_begins_last_serves() -> None:
+def test_overlapping_segment_with_latest_start_is_read() -> None:
     log = partition_log(
-        [segment(0, 99, name="long"), segment(20, 29, name="in it"), segment(25, 39, name="on")],
-        lineage(e0=0),
+        [
+            make_segment(0, 99, name="long"),
+            make_segment(20, 29, name="in it"),
+            make_segment(25, 39, name="on"),
+        ],
+        make_lineage(e0=0),
     )
     assert [(span.start, span.stop, span.segment.segment_id) for span in log.ranges] == [
         (0, 20, "long"),
@@ -193,32 +204,34 @@ def test_the_segment_that_begins_last_serves() -> None:
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12),
     st.integers(0, 80),
 )
-def test_who_serves_an_offset_depends_on_no_later_segment(
+def test_segment_of_offset_does_not_depend_on_later_segments(
     shapes: list[tuple[int, int]], offset: int
 ) -> None:
     segments = [
-        segment(start, start + length, name=f"{number}")
+        make_segment(start, start + length, name=f"{number}")
         for number, (start, length) in enumerate(shapes)
     ]
 
-    def server(of: list[RemoteSegment]) -> list[str]:
-        ranges = partition_log(of, lineage(e0=0)).ranges if of else ()
+    def segment_ids_at(subset: list[RemoteSegment]) -> list[str]:
+        ranges = partition_log(subset, make_lineage(e0=0)).ranges if subset else ()
         return [s.segment.segment_id for s in ranges if s.start <= offset < s.stop]
 
-    assert server([one for one in segments if one.start_offset <= offset]) == server(segments)
+    assert segment_ids_at(
+        [entry for entry in segments if entry.start_offset <= offset]
+    ) == segment_ids_at(segments)
 
 
-def test_a_dead_branch_is_not_read() -> None:
-    dead = segment(0, 99, {0: 0, 1: 40})
-    log = partition_log([dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+def test_dead_branch_is_not_read() -> None:
+    dead = make_segment(0, 99, {0: 0, 1: 40})
+    log = partition_log([dead, make_segment(0, 199, {0: 0, 2: 60})], make_lineage(e0=0, e2=60))
     assert [(span.start, span.stop) for span in log.ranges] == [(0, 200)]
-    only_dead = segment(40, 80, {1: 40})
-    log = partition_log([only_dead, segment(0, 199, {0: 0, 2: 60})], lineage(e0=0, e2=60))
+    only_dead = make_segment(40, 80, {1: 40})
+    log = partition_log([only_dead, make_segment(0, 199, {0: 0, 2: 60})], make_lineage(e0=0, e2=60))
     assert [skipped.reason for skipped in log.skipped] == [DEAD_BRANCH]
 
 
-def test_a_hole_is_named_with_its_neighbours() -> None:
-    log = partition_log([segment(0, 9), segment(30, 39)], lineage(e0=0))
+def test_hole_has_adjacent_segments() -> None:
+    log = partition_log([make_segment(0, 9), make_segment(30, 39)], make_lineage(e0=0))
     (hole,) = log.holes
     assert (hole.start, hole.stop) == (10, 30)
     assert hole.before is not None
@@ -226,24 +239,24 @@ def test_a_hole_is_named_with_its_neighbours() -> None:
     assert log.unverifiable == ()
 
 
-def test_a_hole_is_named_with_the_upload_that_is_read() -> None:
-    retried = [segment(30, 39, name="b"), segment(30, 39, name="a")]
-    log = partition_log([segment(0, 9), *retried], lineage(e0=0))
+def test_hole_refers_to_selected_upload() -> None:
+    retried = [make_segment(30, 39, name="b"), make_segment(30, 39, name="a")]
+    log = partition_log([make_segment(0, 9), *retried], make_lineage(e0=0))
     (hole,) = log.holes
     assert hole.after is log.ranges[-1].segment
     assert hole.after.segment_id == "a"
 
 
-def test_a_gap_behind_an_end_that_is_not_exact_is_not_called_a_hole() -> None:
-    first, last = segment(0, 9, end_is_exact=False), segment(50, 59, end_is_exact=False)
-    log = partition_log([first, segment(30, 39), last], lineage(e0=0))
+def test_gap_after_inexact_end_is_unverifiable() -> None:
+    first, last = make_segment(0, 9, end_is_exact=False), make_segment(50, 59, end_is_exact=False)
+    log = partition_log([first, make_segment(30, 39), last], make_lineage(e0=0))
     assert [(gap.start, gap.stop) for gap in log.unverifiable] == [(10, 30)]
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 50)]
 
 
-def test_a_gap_behind_a_dead_branch_is_a_hole_whatever_the_segments_end() -> None:
-    branched = segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
-    log = partition_log([branched, segment(60, 99, {2: 60})], lineage(e0=0, e2=50))
+def test_gap_after_dead_branch_is_hole() -> None:
+    branched = make_segment(0, 99, {0: 0, 1: 40}, end_is_exact=False)
+    log = partition_log([branched, make_segment(60, 99, {2: 60})], make_lineage(e0=0, e2=50))
     assert [(hole.start, hole.stop) for hole in log.holes] == [(40, 60)]
     assert log.unverifiable == ()
 
@@ -253,14 +266,14 @@ def test_a_gap_behind_a_dead_branch_is_a_hole_whatever_the_segments_end() -> Non
     st.integers(0, 70),
 )
 @settings(max_examples=300)
-def test_every_covered_offset_once_and_every_hole_named(
+def test_partition_log_has_covered_offsets_once_and_all_holes(
     shapes: list[tuple[int, int]], log_start: int
 ) -> None:
     segments = [
-        segment(start, start + length, name=f"{number}")
+        make_segment(start, start + length, name=f"{number}")
         for number, (start, length) in enumerate(shapes)
     ]
-    log = partition_log(segments, lineage(e0=log_start))
+    log = partition_log(segments, make_lineage(e0=log_start))
     covered = {offset for start, length in shapes for offset in range(start, start + length + 1)}
     read = [offset for span in log.ranges for offset in range(span.start, span.stop)]
     missing = [offset for hole in log.holes for offset in range(hole.start, hole.stop)]
@@ -273,13 +286,13 @@ def test_every_covered_offset_once_and_every_hole_named(
 
 
 @given(st.integers(0, 90), st.integers(0, 90), st.integers(0, 90))
-def test_a_lineage_that_was_cut_off_reaches_back(first: int, log_start: int, end: int) -> None:
-    def cut(start: int, stop: int) -> tuple[EpochEntry, ...]:
-        """What a checkpoint says while the log begins and ends there."""
+def test_joined_lineage_restores_truncated_epochs(first: int, log_start: int, end: int) -> None:
+    def checkpoint_of(start: int, stop: int) -> tuple[EpochEntry, ...]:
+        """Returns the checkpoint of a log of offsets [start, stop)."""
         before = [entry for entry in SEVEN if entry.start_offset <= start]
         after = [entry for entry in SEVEN if start < entry.start_offset < stop]
         return EpochEntry(before[-1].epoch, start), *after
 
     first, log_start = sorted((first, log_start))
-    older = cut(first, max(end, log_start))
-    assert tuple(joined_lineage(older, cut(log_start, 100))) == cut(first, 100)
+    older = checkpoint_of(first, max(end, log_start))
+    assert tuple(joined_lineage(older, checkpoint_of(log_start, 100))) == checkpoint_of(first, 100)

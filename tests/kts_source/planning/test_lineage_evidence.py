@@ -1,4 +1,4 @@
-"""One changed digit in a leader-epoch checkpoint drops no row silently."""
+"""A changed digit in a leader-epoch checkpoint never drops rows silently."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 NOW_MS = 1 << 45
-# Leader epochs of each segment and how many records they wrote. Epochs that begin with a segment
-# leave no trace in the segments below.
+# Leader epochs of each segment with their record counts. An epoch that begins with a segment is not
+# recorded in the segments below.
 SHAPES = (
     (((3, 10),), ((3, 5), (5, 5)), ((5, 10),)),
     (((3, 10),), ((5, 10),), ((5, 10),), ((12, 10),)),
@@ -37,7 +37,7 @@ SHAPES = (
 )
 
 
-def built(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) -> BuiltLog:
+def build_log(shape: tuple[tuple[tuple[int, int], ...], ...], start: int = 100) -> BuiltLog:
     newest = shape[0][0][0]
     builder = LogBuilder(start_offset=start, leader_epoch=newest)
     for segment in shape:
@@ -76,126 +76,126 @@ class World:
         layout = {"layout": "local-tiered-storage"} if self.local else {}
         return {"path": "/", "subscribe": "t", **layout}
 
-    def read(self, **more: str) -> list[int]:
-        given = {**self.options, **more}
+    def read(self, **extra: str) -> list[int]:
+        option_texts = {**self.options, **extra}
         tier = Tier(MemoryStore(self.objects))
-        rows = run(plan_scan(parse_options(given), tier), given, tier)
+        rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)
         return [int(offset) for offset in rows["offset"].to_pylist()]
 
-    def audited(self, level: str = "bytes") -> AuditReport:
+    def audit(self, level: str = "bytes") -> AuditReport:
         store = MemoryStore(self.objects)
         return kts_source.audit(self.options, level=level, store=store, now_ms=NOW_MS)
 
     def write(self, number: int, checkpoint: bytes) -> None:
-        """Replaces the checkpoint of a segment by one of the same length."""
+        """Replaces the checkpoint of a segment with a checkpoint of the same length."""
         key, old = self.checkpoints[number]
         data = self.objects[key]
-        at = data.rindex(old)
-        self.objects[key] = data[:at] + checkpoint + data[at + len(old) :]
+        start = data.rindex(old)
+        self.objects[key] = data[:start] + checkpoint + data[start + len(old) :]
         self.checkpoints[number] = key, checkpoint
 
 
-def is_log_start(checkpoint: bytes, at: int) -> bool:
-    """Whether a position is in the first start offset, which DeleteRecords may raise."""
+def is_log_start(checkpoint: bytes, position: int) -> bool:
+    """Returns whether a position is in the first start offset, which DeleteRecords can raise."""
     lines = checkpoint.split(b"\n")
     begin = len(lines[0]) + len(lines[1]) + 2 + lines[2].index(b" ") + 1
-    return begin <= at < begin + len(lines[2].split(b" ")[1])
+    return begin <= position < begin + len(lines[2].split(b" ")[1])
 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_changed_digit_of_a_checkpoint_is_harmless_or_an_error(
+def test_checkpoint_with_changed_digit_is_harmless_or_raises(
     shape: tuple[tuple[tuple[int, int], ...], ...],
     local: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World(built(shape), local=local)
+    world = World(build_log(shape), local=local)
     assert world.read() == world.rows
-    assert world.audited().findings == ()
+    assert world.audit().findings == ()
     newest = len(world.checkpoints) - 1
     changes = [
-        (number, at, digit)
+        (number, position, digit)
         for number, (_, checkpoint) in enumerate(world.checkpoints)
-        for at in range(len(checkpoint))
+        for position in range(len(checkpoint))
         for digit in b"0123456789"
-        if chr(checkpoint[at]).isdigit() and digit != checkpoint[at]
+        if chr(checkpoint[position]).isdigit() and digit != checkpoint[position]
     ]
-    refused = 0
-    for number, at, digit in random.Random(7).sample(changes, 60):
+    error_count = 0
+    for number, position, digit in random.Random(7).sample(changes, 60):
         old = world.checkpoints[number][1]
-        world.write(number, old[:at] + bytes([digit]) + old[at + 1 :])
+        world.write(number, old[:position] + bytes([digit]) + old[position + 1 :])
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             try:
                 rows = world.read()
             except (TieredKafkaError, SegmentFormatError):
-                refused += 1
-                assert world.audited().errors, (number, world.checkpoints[number])
+                error_count += 1
+                assert world.audit().errors, (number, world.checkpoints[number])
                 rows = world.rows
         if rows != world.rows:
-            # A higher log start is what DeleteRecords leaves behind; it is not silent.
-            assert (number, is_log_start(old, at)) == (newest, True)
+            # DeleteRecords also leaves a higher log start. The scan logs it.
+            assert (number, is_log_start(old, position)) == (newest, True)
             assert rows == [row for row in world.rows if row >= rows[0]]
             assert any("the log starts at" in record.message for record in caplog.records)
-            found = {one.name for one in world.audited().findings}
-            assert found & {"log-start-unconfirmed", "below-log-start"}
+            finding_names = {finding.name for finding in world.audit().findings}
+            assert finding_names & {"log-start-unconfirmed", "below-log-start"}
         world.write(number, old)
-    assert refused > 5
+    assert error_count > 5
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_contradicting_checkpoint_is_named_and_nothing_is_to_be_deleted(local: bool) -> None:
-    world = World(built(SHAPES[0], start=0), local=local)
+def test_contradicting_checkpoint_raises_error_and_advises_against_deletion(local: bool) -> None:
+    world = World(build_log(SHAPES[0], start=0), local=local)
     world.write(2, world.checkpoints[2][1].replace(b"\n3 0\n", b"\n1 0\n"))
-    with pytest.raises(DataLossError, match="follows epoch 1 in the former and epoch 3") as caught:
+    with pytest.raises(DataLossError, match="follows epoch 1 in the former and epoch 3") as error:
         world.read()
-    assert "set failOnDataLoss=false" in str(caught.value)
+    assert "set failOnDataLoss=false" in str(error.value)
     with pytest.raises(DataLossError, match="contradicts"):
         world.read(startingOffsets='{"t":{"0":5}}')
     for level in ("metadata", "indexes", "bytes"):
-        report = world.audited(level)
+        report = world.audit(level)
         (finding,) = report.errors
         assert (finding.name, finding.start, finding.stop) == ("lineage-disagrees", 0, 20)
-        assert {one.name for one in report.findings} == {"lineage-disagrees"}
+        assert {entry.name for entry in report.findings} == {"lineage-disagrees"}
         assert "delete no segment" in finding.kind.advice
         assert not report.partitions[0].is_whole
         assert report.partitions[0].digest is None
     assert world.read(failOnDataLoss="false") == list(range(20, 30))
 
 
-def test_checkpoint_that_contradicts_its_own_manifest_is_refused() -> None:
-    world = World(built(SHAPES[0], start=0), local=False)
+def test_checkpoint_contradicting_its_manifest_raises_corrupt_segment_error() -> None:
+    world = World(build_log(SHAPES[0], start=0), local=False)
     world.write(2, world.checkpoints[2][1].replace(b"\n5 15\n", b"\n7 15\n"))
-    with pytest.raises(CorruptSegmentError, match=r"epoch 7 from 20 .* epoch 5 from 20") as caught:
+    with pytest.raises(CorruptSegmentError, match=r"epoch 7 from 20 .* epoch 5 from 20") as error:
         world.read()
-    assert str(caught.value).count(".log") == 1
-    assert [one.name for one in world.audited("metadata").errors] == ["epochs-disagree"]
+    assert str(error.value).count(".log") == 1
+    assert [finding.name for finding in world.audit("metadata").errors] == ["epochs-disagree"]
 
 
-def test_deleted_records_are_read_past_in_both_layouts(caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_records_are_skipped_in_both_layouts(caplog: pytest.LogCaptureFixture) -> None:
     for local in (False, True):
-        world = World(built(SHAPES[0], start=100), local=local)
+        world = World(build_log(SHAPES[0], start=100), local=local)
         for number in (1, 2):
             world.write(number, world.checkpoints[number][1].replace(b"\n3 100\n", b"\n3 104\n"))
         with caplog.at_level(logging.WARNING):
             assert world.read() == list(range(104, 130))
-        assert "the log starts at" not in caplog.text  # two checkpoints say so
-        assert not world.audited().errors
+        assert "the log starts at" not in caplog.text  # two checkpoints confirm it
+        assert not world.audit().errors
 
 
-def entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
+def make_entries(*pairs: tuple[int, int]) -> list[EpochEntry]:
     return [EpochEntry(*pair) for pair in pairs]
 
 
-def test_unclean_elections_and_moved_log_starts_are_no_contradiction() -> None:
-    lineage = entries((1, 0), (3, 50), (6, 90))
+def test_unclean_elections_and_moved_log_starts_are_not_contradictions() -> None:
+    lineage = make_entries((1, 0), (3, 50), (6, 90))
     for other in (
-        entries((1, 0), (3, 50)),  # before the last election
-        entries((3, 70), (6, 90)),  # a later log start, or a segment's own epochs
-        entries((1, 0), (2, 40)),  # a branch that died
-        entries((1, 0), (3, 50), (4, 80), (5, 85)),
-        entries((6, 95)),
-        entries(),
+        make_entries((1, 0), (3, 50)),  # before the last election
+        make_entries((3, 70), (6, 90)),  # a later log start, or only the epochs of a segment
+        make_entries((1, 0), (2, 40)),  # a dead branch
+        make_entries((1, 0), (3, 50), (4, 80), (5, 85)),
+        make_entries((6, 95)),
+        make_entries(),
     ):
         assert difference(lineage, other) is difference(other, lineage) is None
 
@@ -209,9 +209,9 @@ def test_unclean_elections_and_moved_log_starts_are_no_contradiction() -> None:
         (((0, 0), (1, 10)), "begins at offset 0 in the former and at 10 in the latter"),
     ],
 )
-def test_other_history_before_a_shared_epoch_is_a_contradiction(
+def test_different_history_before_shared_epoch_is_contradiction(
     other: tuple[tuple[int, int], ...], text: str
 ) -> None:
-    found = difference(entries((1, 0), (3, 50), (6, 90)), entries(*other))
-    assert found is not None
-    assert text in found
+    reason = difference(make_entries((1, 0), (3, 50), (6, 90)), make_entries(*other))
+    assert reason is not None
+    assert text in reason

@@ -1,4 +1,4 @@
-"""What one object promises and the listing lacks is told: objects, offsets, partitions, topics."""
+"""Missing objects, offsets, partitions and topics are reported if other objects refer to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 OLD, NEW = (uuid_to_text(uuid.UUID(int=number << 80)) for number in (5, 6))
 
 
-def segments(count: int = 3, epoch: int = 0, start: int = 0, size: int = 5) -> list[SegmentFiles]:
+def build_segments(
+    count: int = 3, epoch: int = 0, start: int = 0, size: int = 5
+) -> list[SegmentFiles]:
     builder = LogBuilder(start_offset=start, leader_epoch=epoch)
     for _ in range(count):
         builder.append([SimpleRecord(b"%d" % epoch) for _ in range(size)])
@@ -38,193 +40,208 @@ def write(
     topic_id: str = OLD,
     layout: str = "aiven",
 ) -> None:
-    place = {"topic": "t", "partition": partition, "topic_id": topic_id}
-    writer = (AivenTierWriter if layout == "aiven" else LocalTierWriter)(str(root), **place)  # type: ignore[arg-type]
-    for one in segments() if files is None else files:
-        writer.write_segment(one)
+    kwargs = {"topic": "t", "partition": partition, "topic_id": topic_id}
+    writer = (AivenTierWriter if layout == "aiven" else LocalTierWriter)(str(root), **kwargs)  # type: ignore[arg-type]
+    for segment in build_segments() if files is None else files:
+        writer.write_segment(segment)
 
 
 def lose(root: Path, *suffixes: str, base: int | None = None, under: str = "") -> list[str]:
-    """Deletes objects, of one base offset or all; their names."""
+    """Deletes objects and returns their names.
+
+    Args:
+        root: Folder of the tier.
+        suffixes: Suffixes of the objects.
+        base: Base offset of the objects; `None` is all.
+        under: Text in the paths of the objects.
+    """
     digits = "*" if base is None else f"{base:020d}*"
-    gone = [
+    paths = [
         path
         for suffix in suffixes
         for path in root.rglob(f"{digits}.{suffix}")
         if under in str(path)
     ]
-    assert gone
-    for path in gone:
+    assert paths
+    for path in paths:
         path.unlink()
-    return [path.name for path in gone]
+    return [path.name for path in paths]
 
 
-def options(root: Path, **named: str) -> dict[str, str]:
-    return {"path": str(root), "subscribe": "t", **named}
+def make_options(root: Path, **extra: str) -> dict[str, str]:
+    return {"path": str(root), "subscribe": "t", **extra}
 
 
-def offsets(root: Path, **named: str) -> list[int]:
-    found: list[int] = scan(options(root, **named))["offset"].to_pylist()
-    return found
+def read_offsets(root: Path, **extra: str) -> list[int]:
+    rows: list[int] = scan(make_options(root, **extra))["offset"].to_pylist()
+    return rows
 
 
 @pytest.mark.parametrize("suffixes", [("log",), ("indexes",), ("log", "indexes")])
-def test_what_the_newest_manifest_promises_is_missed(
+def test_missing_objects_of_newest_manifest_raise_data_loss_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffixes: tuple[str, ...]
 ) -> None:
     write(tmp_path)
     lost = lose(tmp_path, *suffixes, base=10)
-    with pytest.raises(DataLossError, match=r"t-0: .*\[10, 15\)") as caught:
-        kts_source.plan(options(tmp_path))
-    assert f"{lost[0].partition('.')[0]}.rsm-manifest" in str(caught.value)
-    assert all(f"no .{suffix}" in str(caught.value) for suffix in suffixes)
-    assert offsets(tmp_path, endingOffsets='{"t":{"0":10}}') == [*range(10)]
+    with pytest.raises(DataLossError, match=r"t-0: .*\[10, 15\)") as error:
+        kts_source.plan(make_options(tmp_path))
+    assert f"{lost[0].partition('.')[0]}.rsm-manifest" in str(error.value)
+    assert all(f"no .{suffix}" in str(error.value) for suffix in suffixes)
+    assert read_offsets(tmp_path, endingOffsets='{"t":{"0":10}}') == [*range(10)]
     with pytest.raises(DataLossError, match=r"\[10, 12\)"):
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":12}}'))
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":12}}'))
     caplog.clear()
-    assert offsets(tmp_path, failOnDataLoss="false") == [*range(10)]
+    assert read_offsets(tmp_path, failOnDataLoss="false") == [*range(10)]
     assert "[10, 15)" in caplog.text
-    (part,) = kts_source.describe(options(tmp_path)).partitions
-    assert (part.tier_end, part.holes) == (15, ((10, 15),))
-    plan = kts_source.plan(options(tmp_path, failOnDataLoss="false"))
+    (partition,) = kts_source.describe(make_options(tmp_path)).partitions
+    assert (partition.tier_end, partition.holes) == (15, ((10, 15),))
+    plan = kts_source.plan(make_options(tmp_path, failOnDataLoss="false"))
     assert "hole: offsets [10, 15)" in plan.explain()
 
 
-def test_a_loss_in_the_middle_names_the_objects_that_are_left(tmp_path: Path) -> None:
+def test_lost_manifest_error_names_remaining_objects(tmp_path: Path) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "rsm-manifest", base=5)
-    with pytest.raises(DataLossError, match=r"\[5, 10\).*only parts") as caught:
-        kts_source.plan(options(tmp_path))
-    assert f"{lost.partition('.')[0]}.log" in str(caught.value)
+    with pytest.raises(DataLossError, match=r"\[5, 10\).*only parts") as error:
+        kts_source.plan(make_options(tmp_path))
+    assert f"{lost.partition('.')[0]}.log" in str(error.value)
 
 
-def test_what_is_damaged_below_all_others_is_being_deleted(
+def test_damaged_first_segment_is_treated_as_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "log", base=0)
-    assert offsets(tmp_path) == [*range(5, 15)]
+    assert read_offsets(tmp_path) == [*range(5, 15)]
     assert lost.partition(".")[0] in caplog.text
     with pytest.raises(OffsetOutOfRangeError, match=lost.partition(".")[0]):
-        kts_source.plan(options(tmp_path, startingOffsets='{"t":{"0":0}}'))
+        kts_source.plan(make_options(tmp_path, startingOffsets='{"t":{"0":0}}'))
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_a_partition_whose_only_segment_is_damaged_is_missed(tmp_path: Path, suffix: str) -> None:
+def test_partition_with_only_damaged_segment_raises_data_loss_error(
+    tmp_path: Path, suffix: str
+) -> None:
     write(tmp_path)
-    write(tmp_path, segments(1), partition=1)
+    write(tmp_path, build_segments(1), partition=1)
     lose(tmp_path, suffix, base=0, under="/1/")
-    with pytest.raises(DataLossError) as caught:
-        kts_source.plan(options(tmp_path))
-    assert caught.value.partition == 1
-    assert "/1/00000000000000000000-" in str(caught.value)
+    with pytest.raises(DataLossError) as error:
+        kts_source.plan(make_options(tmp_path))
+    assert error.value.partition == 1
+    assert "/1/00000000000000000000-" in str(error.value)
     for isolation in ("read_committed", "read_uncommitted"):
-        given = {"failOnDataLoss": "false", "isolationLevel": isolation}
-        assert offsets(tmp_path, **given) == [*range(15)]
-    named = '{"t":{"0":0,"1":2}}'
-    assert offsets(tmp_path, failOnDataLoss="false", startingOffsets=named) == [*range(15)]
+        extra = {"failOnDataLoss": "false", "isolationLevel": isolation}
+        assert read_offsets(tmp_path, **extra) == [*range(15)]
+    starting_offsets = '{"t":{"0":0,"1":2}}'
+    assert read_offsets(tmp_path, failOnDataLoss="false", startingOffsets=starting_offsets) == [
+        *range(15)
+    ]
 
 
 @pytest.mark.parametrize("selection", [{}, {"subscribePattern": "t", "subscribe": ""}])
-def test_a_partition_without_any_manifest_is_missed(
+def test_partition_without_manifests_raises_data_loss_error(
     tmp_path: Path, selection: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
     write(tmp_path, partition=1)
     lose(tmp_path, "rsm-manifest", under="/1/")
-    given = {name: text for name, text in options(tmp_path, **selection).items() if text}
-    with pytest.raises(DataLossError, match=r"not one whole: .*/1/0{20}-.*\.log") as caught:
-        kts_source.plan(given)
-    assert caught.value.partition == 1
-    assert scan({**given, "failOnDataLoss": "false"}).num_rows == 15
+    scan_options = {
+        name: text for name, text in make_options(tmp_path, **selection).items() if text
+    }
+    with pytest.raises(DataLossError, match=r"not one whole: .*/1/0{20}-.*\.log") as error:
+        kts_source.plan(scan_options)
+    assert error.value.partition == 1
+    assert scan({**scan_options, "failOnDataLoss": "false"}).num_rows == 15
     assert "no segments of partitions [1]" in caplog.text
     lose(tmp_path, "rsm-manifest", under="/0/")
     with pytest.raises(DataLossError):
-        kts_source.plan(given)
-    assert kts_source.plan({**given, "failOnDataLoss": "false"}).partitions == ()
+        kts_source.plan(scan_options)
+    assert kts_source.plan({**scan_options, "failOnDataLoss": "false"}).partitions == ()
 
 
-def test_a_first_copy_under_way_is_no_loss(
+def test_first_copy_in_progress_is_not_data_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(tmp_path, segments(1), partition=1)
+    write(tmp_path, build_segments(1), partition=1)
     lose(tmp_path, "rsm-manifest")
     with pytest.raises(TopicNotFoundError, match=r"no segment of topic 't'.*an upload that did"):
-        kts_source.plan(options(tmp_path))
-    assert not kts_source.plan(options(tmp_path, failOnDataLoss="false")).partitions
+        kts_source.plan(make_options(tmp_path))
+    assert not kts_source.plan(make_options(tmp_path, failOnDataLoss="false")).partitions
     write(tmp_path, partition=0)
     caplog.clear()
-    plan = kts_source.plan(options(tmp_path))
-    assert [part.partition for part in plan.partitions] == [0]
+    plan = kts_source.plan(make_options(tmp_path))
+    assert [partition.partition for partition in plan.partitions] == [0]
     assert "no segments of partitions [1]" in caplog.text
     assert "/1/00000000000000000000-" in plan.explain()
 
 
-def test_a_copy_under_way_at_the_end_is_told_where_it_matters(
+def test_copy_in_progress_at_end_is_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path)
     lose(tmp_path, "rsm-manifest", base=10)
-    assert offsets(tmp_path) == [*range(10)]
-    assert not [one for one in caplog.records if one.levelname == "WARNING"]
-    with pytest.raises(OffsetOutOfRangeError, match="not tiered yet") as caught:
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":12}}'))
-    assert "[0, 10)" in str(caught.value)
+    assert read_offsets(tmp_path) == [*range(10)]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    with pytest.raises(OffsetOutOfRangeError, match="not tiered yet") as error:
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":12}}'))
+    assert "[0, 10)" in str(error.value)
 
 
-def test_folders_without_objects_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_without_objects_are_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / f"t-{OLD}").mkdir()
     with pytest.raises(TopicNotFoundError, match="no objects"):
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
     write(tmp_path)
     (tmp_path / f"t-{OLD}" / "1").mkdir()
-    assert len(offsets(tmp_path)) == 15
+    assert len(read_offsets(tmp_path)) == 15
     assert "no segments of partitions [1]" in caplog.text
 
 
 # -- incarnations
 
 
-def aged(root: Path, topic_id: str, seconds: int) -> None:
+def set_modified(root: Path, topic_id: str, seconds: int) -> None:
     for path in root.rglob(f"t-{topic_id}/*/*"):
         os.utime(path, (seconds, seconds))
 
 
-def test_an_older_incarnation_does_not_take_the_place_of_one_that_lost_its_manifests(
+def test_older_incarnation_does_not_replace_incarnation_without_manifests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, topic_id=OLD)
-    write(tmp_path, segments(1), topic_id=NEW)
-    aged(tmp_path, OLD, 1_000_000)
-    aged(tmp_path, NEW, 2_000_000)
+    write(tmp_path, build_segments(1), topic_id=NEW)
+    set_modified(tmp_path, OLD, 1_000_000)
+    set_modified(tmp_path, NEW, 2_000_000)
     lose(tmp_path, "rsm-manifest", under=NEW)
-    with pytest.raises(DataLossError, match="option 'topicId'") as caught:
-        kts_source.plan(options(tmp_path))
-    assert OLD in str(caught.value)
-    assert NEW in str(caught.value)
-    assert len(offsets(tmp_path, topicId=OLD)) == 15
-    assert len(offsets(tmp_path, failOnDataLoss="false")) == 15
+    with pytest.raises(DataLossError, match="option 'topicId'") as error:
+        kts_source.plan(make_options(tmp_path))
+    assert OLD in str(error.value)
+    assert NEW in str(error.value)
+    assert len(read_offsets(tmp_path, topicId=OLD)) == 15
+    assert len(read_offsets(tmp_path, failOnDataLoss="false")) == 15
     assert "are older than objects of another one" in caplog.text
-    # What a deleted incarnation left behind is no reason to ask.
-    aged(tmp_path, NEW, 500_000)
-    assert len(offsets(tmp_path)) == 15
+    # Older remains of a deleted incarnation do not require option topicId.
+    set_modified(tmp_path, NEW, 500_000)
+    assert len(read_offsets(tmp_path)) == 15
 
 
-def test_damaged_segments_tell_which_incarnation_is_the_newest(tmp_path: Path) -> None:
-    place = {"topic": "t", "partition": 0}
-    for topic_id, at in ((OLD, 1_000), (NEW, 2_000)):
-        writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **place)  # type: ignore[arg-type]
-        writer.write_segment(segments(1)[0], event_timestamp_ms=at)
+def test_damaged_segments_determine_newest_incarnation(tmp_path: Path) -> None:
+    kwargs = {"topic": "t", "partition": 0}
+    for topic_id, timestamp_ms in ((OLD, 1_000), (NEW, 2_000)):
+        writer = AivenTierWriter(str(tmp_path), topic_id=topic_id, **kwargs)  # type: ignore[arg-type]
+        writer.write_segment(build_segments(1)[0], event_timestamp_ms=timestamp_ms)
     lose(tmp_path, "log", under=NEW)
     with pytest.raises(DataLossError, match=rf"\[0, 5\).*{NEW}"):
-        kts_source.plan(options(tmp_path))
+        kts_source.plan(make_options(tmp_path))
 
 
 # -- lineages
 
 
-def test_a_damaged_segment_of_a_newer_epoch_decides_which_branch_lives(tmp_path: Path) -> None:
-    write(tmp_path, segments(3, epoch=0))  # [0, 15), of which [5, 15) died
+def test_damaged_segment_of_newer_epoch_determines_branch(tmp_path: Path) -> None:
+    write(tmp_path, build_segments(3, epoch=0))  # [0, 15); the dead branch is [5, 15)
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
     builder.set_leader_epoch(1)
@@ -236,54 +253,54 @@ def test_a_damaged_segment_of_a_newer_epoch_decides_which_branch_lives(tmp_path:
         for path in tmp_path.rglob(f"{5:020d}*.rsm-manifest")
         if b'"endOffset":7' in path.read_bytes()
     )
-    assert offsets(tmp_path) == [*range(8)]
+    assert read_offsets(tmp_path) == [*range(8)]
     next(tmp_path.rglob(newer)).unlink()
-    # Without its log, its checkpoint still tells that the other branch is dead.
+    # Without its log, its checkpoint still shows that the other branch is dead.
     with pytest.raises(DataLossError, match=r"\[5, 8\)"):
-        kts_source.plan(options(tmp_path))
-    assert offsets(tmp_path, failOnDataLoss="false") == [*range(5)]
-    # Without its checkpoint nothing does.
+        kts_source.plan(make_options(tmp_path))
+    assert read_offsets(tmp_path, failOnDataLoss="false") == [*range(5)]
+    # Without its checkpoint, the branch is unknown.
     next(tmp_path.rglob(newer.replace(".log", ".indexes"))).unlink()
     with pytest.raises(DataLossError, match="it is unknown which segments belong to the log"):
-        kts_source.plan(options(tmp_path, endingOffsets='{"t":{"0":3}}'))
+        kts_source.plan(make_options(tmp_path, endingOffsets='{"t":{"0":3}}'))
 
 
 # -- LocalTieredStorage
 
 
-def local(root: Path, **named: str) -> dict[str, str]:
-    return {**options(root, **named), "layout": "local-tiered-storage"}
+def make_local_options(root: Path, **extra: str) -> dict[str, str]:
+    return {**make_options(root, **extra), "layout": "local-tiered-storage"}
 
 
 @pytest.mark.parametrize("suffix", ["log", "index", "timeindex", "leader_epoch_checkpoint"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_files_that_were_there_before_the_snapshot_are_missed(
+def test_missing_file_of_copy_with_snapshot_raises_data_loss_error(
     tmp_path: Path, suffix: str, count: int
 ) -> None:
-    write(tmp_path, segments(count), layout="local")
+    write(tmp_path, build_segments(count), layout="local")
     last = 5 * (count - 1)
     lose(tmp_path, suffix, base=last)
     with pytest.raises(DataLossError, match=rf"t-0: .*\[{last}, \d+\).*no \.{suffix}"):
-        kts_source.plan(local(tmp_path))
-    rows = scan(local(tmp_path, failOnDataLoss="false"))
+        kts_source.plan(make_local_options(tmp_path))
+    rows = scan(make_local_options(tmp_path, failOnDataLoss="false"))
     assert rows["offset"].to_pylist() == [*range(last)]
 
 
-def test_a_damaged_copy_proves_a_gap_that_could_else_be_none(tmp_path: Path) -> None:
+def test_damaged_copy_proves_gap(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "log", base=5)
     with pytest.raises(DataLossError, match=r"\[5, 10\)"):
-        kts_source.plan(local(tmp_path))
+        kts_source.plan(make_local_options(tmp_path))
 
 
-def test_a_copy_without_its_snapshot_may_be_under_way(tmp_path: Path) -> None:
+def test_copy_without_snapshot_is_not_data_loss(tmp_path: Path) -> None:
     write(tmp_path, layout="local")
     lose(tmp_path, "snapshot", base=10)
-    assert scan(local(tmp_path))["offset"].to_pylist() == [*range(10)]
+    assert scan(make_local_options(tmp_path))["offset"].to_pylist() == [*range(10)]
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
-def test_what_the_lost_end_decided_is_undecided(tmp_path: Path, layout: str) -> None:
+def test_transaction_with_marker_in_lost_end_is_undecided(tmp_path: Path, layout: str) -> None:
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"open")] * 2)
@@ -291,31 +308,34 @@ def test_what_the_lost_end_decided_is_undecided(tmp_path: Path, layout: str) -> 
     builder.abort(7)
     write(tmp_path, builder.build().segments, layout=layout)
     lose(tmp_path, "log", base=4)
-    given = local if layout == "local" else options
+    options_for = make_local_options if layout == "local" else make_options
     with pytest.raises(DataLossError, match=r"\[4, 5\)"):
-        kts_source.plan(given(tmp_path))
+        kts_source.plan(options_for(tmp_path))
     with pytest.raises(OffsetOutOfRangeError, match="ends at offset 2"):
-        kts_source.plan(given(tmp_path, endingOffsets='{"t":{"0":4}}'))
-    assert scan(given(tmp_path, failOnDataLoss="false"))["offset"].to_pylist() == [0, 1]
+        kts_source.plan(options_for(tmp_path, endingOffsets='{"t":{"0":4}}'))
+    assert scan(options_for(tmp_path, failOnDataLoss="false"))["offset"].to_pylist() == [0, 1]
 
 
 @pytest.mark.parametrize("layout", ["aiven", "local"])
-def test_a_plan_with_a_damaged_end_is_read_from_its_file(tmp_path: Path, layout: str) -> None:
-    root, file = tmp_path / "tier", tmp_path / "plan.json"
+def test_stored_plan_of_tier_with_damaged_end_is_replayed(tmp_path: Path, layout: str) -> None:
+    root, plan_file = tmp_path / "tier", tmp_path / "plan.json"
     write(root, layout=layout)
     lose(root, "log", base=10)
-    given = (local if layout == "local" else options)(root, failOnDataLoss="false")
-    plan = kts_source.plan(given)
-    file.write_text(plan.to_json())
-    again = kts_source.plan({**given, "planFile": str(file)})
-    assert again.partitions[0].surviving.holes == plan.partitions[0].surviving.holes
-    assert again.tasks == plan.tasks
+    scan_options = (make_local_options if layout == "local" else make_options)(
+        root, failOnDataLoss="false"
+    )
+    plan = kts_source.plan(scan_options)
+    plan_file.write_text(plan.to_json())
+    replayed = kts_source.plan({**scan_options, "planFile": str(plan_file)})
+    assert replayed.partitions[0].surviving.holes == plan.partitions[0].surviving.holes
+    assert replayed.tasks == plan.tasks
 
 
-def test_a_damaged_local_copy_tells_its_epoch_by_its_checkpoint_or_nothing_does(
+def test_epoch_of_damaged_local_copy_is_read_from_checkpoint(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, segments(3, epoch=0), layout="local")  # [0, 15), of which [7, 15) died
+    # [0, 15); the dead branch is [7, 15)
+    write(tmp_path, build_segments(3, epoch=0), layout="local")
     before = set(tmp_path.rglob("*.log"))
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(5)])
@@ -327,21 +347,21 @@ def test_a_damaged_local_copy_tells_its_epoch_by_its_checkpoint_or_nothing_does(
     (newer,) = set(tmp_path.rglob("*.log")) - before
     for suffix in ("log", "index"):
         newer.with_suffix(f".{suffix}").unlink()
-    # What is left says that epoch 1 began at 7, not where it ended.
+    # The remaining files contain the start of epoch 1, which is 7, but not its end.
     with pytest.raises(DataLossError, match=r"\[7, 8\)"):
-        kts_source.plan(local(tmp_path))
-    rows = scan(local(tmp_path, failOnDataLoss="false"))
+        kts_source.plan(make_local_options(tmp_path))
+    rows = scan(make_local_options(tmp_path, failOnDataLoss="false"))
     assert rows["offset"].to_pylist() == [*range(7)]
     newer.with_suffix(".leader_epoch_checkpoint").unlink()
     for ending in ('{"t":{"0":3}}', "latest"):
         with pytest.raises(DataLossError, match="it is unknown which segments belong to the log"):
-            kts_source.plan(local(tmp_path, endingOffsets=ending))
+            kts_source.plan(make_local_options(tmp_path, endingOffsets=ending))
 
 
-def test_a_damaged_segment_below_the_others_may_be_of_the_branch_that_lives(
+def test_damaged_segment_below_dead_branch_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, [one for one in segments(12, epoch=0) if one.base_offset])
+    write(tmp_path, [files for files in build_segments(12, epoch=0) if files.base_offset])
     builder = LogBuilder(leader_epoch=0)
     builder.append([SimpleRecord(b"0") for _ in range(2)])
     builder.set_leader_epoch(1)
@@ -349,10 +369,10 @@ def test_a_damaged_segment_below_the_others_may_be_of_the_branch_that_lives(
     write(tmp_path, builder.build().segments)
     lose(tmp_path, "log", base=0)
     for file in tmp_path.rglob("*.*"):
-        at = 1_000_000 + int(file.name[:20]) if int(file.name[:20]) else 2_000_000
-        os.utime(file, (at, at))
-    # All others are of a branch that died; a part of the log must not look as if it lived.
+        modified = 1_000_000 + int(file.name[:20]) if int(file.name[:20]) else 2_000_000
+        os.utime(file, (modified, modified))
+    # All other segments are of a dead branch. A range of them must raise an error, too.
     for start, ending in ((0, "latest"), (20, '{"t":{"0":30}}')):
-        given = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": ending}
+        bounds = {"startingOffsets": f'{{"t":{{"0":{start}}}}}', "endingOffsets": ending}
         with pytest.raises(DataLossError, match=r"\[0, 4\)"):
-            kts_source.plan(options(tmp_path, **given))
+            kts_source.plan(make_options(tmp_path, **bounds))

@@ -1,4 +1,7 @@
-"""Scans by the metadata topic: live segments alone, whatever the topic lacks or says twice."""
+"""Scans with the metadata topic read exactly the live segments.
+
+The topic can have missing, repeated and invalid records.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from tests.kts_source.planning.metadata_events import (
     FINISHED,
     METADATA,
     UnlistableStore,
-    announced,
     copied,
-    update,
+    make_copy_started,
+    make_update,
 )
 from tests.kts_source.planning.metadata_world import World, five_segments
 from tests.segment_format.metadata.writers import write_custom_metadata, write_metadata_record
@@ -54,7 +57,7 @@ def world(cluster: FakeCluster) -> World:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_a_tier_that_may_not_be_listed(cluster: FakeCluster, local: bool) -> None:
+def test_scan_with_metadata_topic_needs_no_listing(cluster: FakeCluster, local: bool) -> None:
     world = World(cluster, five_segments(), local=local, key_prefix="" if local else "tier/")
     world.write_metadata()
     store = UnlistableStore(world.store)
@@ -63,28 +66,28 @@ def test_a_tier_that_may_not_be_listed(cluster: FakeCluster, local: bool) -> Non
     assert plan.partitions[0].brokers is not None
     assert plan.partitions[0].brokers.ranges == ((48, 60),)
     assert set(world.store) <= set(store.looked_up)
-    assert [part.segment.stop_offset for part in plan.partitions[0].surviving.ranges] == [
+    assert [span.segment.stop_offset for span in plan.partitions[0].surviving.ranges] == [
         *(files.next_offset for files in world.closed)
     ]
 
 
-def test_a_stored_plan_keeps_what_the_catalog_told(world: World, tmp_path: Path) -> None:
+def test_stored_plan_keeps_catalog(world: World, tmp_path: Path) -> None:
     world.records[1].clear()
     world.write_metadata()
     plan = world.plan()
-    file = tmp_path / "plan.json"
-    file.write_text(plan.to_json())
-    again = world.plan(planFile=str(file))
-    assert again.partitions[0].catalog == plan.partitions[0].catalog is not None
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(plan.to_json())
+    replayed = world.plan(planFile=str(plan_file))
+    assert replayed.partitions[0].catalog == plan.partitions[0].catalog is not None
     with pytest.raises(InvalidOptionError, match="'catalog'"):
-        world.plan(planFile=str(file), catalog="listing")
+        world.plan(planFile=str(plan_file), catalog="listing")
 
 
 def test_only_live_segments_are_read(world: World) -> None:
     first, second, third, fourth = world.segment_ids
     world.records[0] += copied(world.place, world.closed[0], first, FINISHED, DELETING)[2:]
     world.records[1] += copied(world.place, world.closed[1], second, DELETING, DELETED)[1:]
-    del world.records[2][1:]  # a copy in progress, all objects of which are there
+    del world.records[2][1:]  # a copy in progress; all its objects exist
     plan = (world.write_metadata(), world.plan())[1]
     assert world.from_tier(plan) == [3]
     catalog = plan.partitions[0].catalog
@@ -99,7 +102,7 @@ def test_only_live_segments_are_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
-def test_a_named_object_that_is_missing_is_left_to_brokers(world: World, suffix: str) -> None:
+def test_segment_with_missing_object_is_read_from_brokers(world: World, suffix: str) -> None:
     world.write_metadata()
     (key,) = [key for key in world.keys(1) if key.endswith(f".{suffix}")]
     del world.store[key]
@@ -109,19 +112,19 @@ def test_a_named_object_that_is_missing_is_left_to_brokers(world: World, suffix:
     assert world.segment_ids[1] in str(orphan)
 
 
-def test_a_catalog_that_is_behind_the_tier(world: World) -> None:
-    # The last copy is not written down yet, and nothing is of the second.
+def test_segments_without_records_are_read_from_brokers(world: World) -> None:
+    # The last and the second segment have no records.
     world.records[3].clear()
     world.records[1].clear()
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 2]
 
 
-def test_entries_that_were_deleted_from_the_topic(world: World) -> None:
+def test_deleted_metadata_records_are_reported(world: World) -> None:
     partitions = world.write_metadata()
-    (mine,) = [part for part in partitions if part.log.batches]
-    # The first batch has the first segment, and the begin of the second.
-    mine.log = dataclasses.replace(mine.log, log_start=3)
+    (metadata_partition,) = [partition for partition in partitions if partition.log.batches]
+    # The first batch has the first segment and the start of the second copy.
+    metadata_partition.log = dataclasses.replace(metadata_partition.log, log_start=3)
     plan = world.plan()
     assert world.from_tier(plan) == [2, 3]
     (note,) = plan.notes
@@ -129,7 +132,7 @@ def test_entries_that_were_deleted_from_the_topic(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_offsets_that_are_in_the_tier_and_not_named(world: World, number: int) -> None:
+def test_tiered_offsets_missing_in_metadata_topic_are_reported(world: World, number: int) -> None:
     world.records[number].clear()
     start, stop = 12 * number, 12 * number + 12
     world.write_metadata()
@@ -143,7 +146,7 @@ def test_offsets_that_are_in_the_tier_and_not_named(world: World, number: int) -
     assert f"not in the catalog: offsets [{start}, {stop})" in plan.explain()
 
 
-def test_a_topic_that_is_tiered_and_not_named(world: World) -> None:
+def test_tiered_topic_missing_in_metadata_topic_raises_topic_not_found_error(world: World) -> None:
     for records in world.records:
         records.clear()
     world.write_metadata()
@@ -154,7 +157,7 @@ def test_a_topic_that_is_tiered_and_not_named(world: World) -> None:
     world.plan(failOnDataLoss="false")
 
 
-def test_a_wrong_key_prefix_does_not_move_the_scan_onto_the_brokers(world: World) -> None:
+def test_wrong_key_prefix_raises_topic_not_found_error(world: World) -> None:
     world.write_metadata()
     (user,) = world.cluster.topics["t"][1]
     user.log = dataclasses.replace(user.log, local_start=48)
@@ -162,27 +165,27 @@ def test_a_wrong_key_prefix_does_not_move_the_scan_onto_the_brokers(world: World
         world.plan(keyPrefix="other/")
 
 
-def test_events_out_of_order_and_repeated(world: World) -> None:
-    begun, finished = world.records[0]
-    world.records[0] = [finished, begun, begun, finished, finished, begun]
+def test_repeated_and_unordered_events_are_accepted(world: World) -> None:
+    started, finished = world.records[0]
+    world.records[0] = [finished, started, started, finished, finished, started]
     world.records[1] *= 2
-    world.records[2].reverse()  # told before it was announced: it never was finished
+    world.records[2].reverse()  # finished before it started: not a finished copy
     plan = (world.write_metadata(), world.plan())[1]
     assert world.from_tier(plan) == [0, 1, 3]
     assert "2 updates are of segments that it does not name" in plan.notes[0]
 
 
-def test_entries_of_other_incarnations_and_topics(world: World) -> None:
-    before = ("t", uuid_to_text(uuid.uuid4()), 0)
-    neighbour = ("other", uuid_to_text(uuid.uuid4()), 0)
-    more = [
-        *copied(before, world.closed[0], uuid_to_text(uuid.uuid4()), FINISHED),
+def test_records_of_other_incarnations_and_topics_are_ignored(world: World) -> None:
+    older_incarnation = ("t", uuid_to_text(uuid.uuid4()), 0)
+    other_topic = ("other", uuid_to_text(uuid.uuid4()), 0)
+    others = [
+        *copied(older_incarnation, world.closed[0], uuid_to_text(uuid.uuid4()), FINISHED),
         # Another partition of the topic.
         *copied(("t", world.place[1], 1), world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
-        *copied(neighbour, world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
+        *copied(other_topic, world.closed[1], uuid_to_text(uuid.uuid4()), FINISHED),
         None,  # a tombstone
     ]
-    plan = (world.write_metadata(*more), world.plan())[1]
+    plan = (world.write_metadata(*others), world.plan())[1]
     assert world.from_tier(plan) == [0, 1, 2, 3]
     catalog = plan.partitions[0].catalog
     assert catalog is not None
@@ -192,21 +195,23 @@ def test_entries_of_other_incarnations_and_topics(world: World) -> None:
 @pytest.mark.parametrize(
     "changed", [{"end_offset": 22}, {"segment_size_in_bytes": 5}, {"end_offset": 30}]
 )
-def test_objects_that_are_not_what_the_topic_says(world: World, changed: dict[str, int]) -> None:
-    begun = announced(world.place, world.closed[1], world.segment_ids[1], **changed)
-    world.records[1][0] = write_metadata_record(begun)
+def test_objects_contradicting_metadata_topic_are_read_from_brokers(
+    world: World, changed: dict[str, int]
+) -> None:
+    started = make_copy_started(world.place, world.closed[1], world.segment_ids[1], **changed)
+    world.records[1][0] = write_metadata_record(started)
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 2, 3]
 
 
 @pytest.mark.parametrize("key_prefix", ["", "moved/"])
-def test_keys_that_the_plugin_had_written_down(world: World, key_prefix: str) -> None:
-    # The first segment was copied under another prefix, the second under another name.
+def test_custom_metadata_determines_object_keys(world: World, key_prefix: str) -> None:
+    # The first segment has a different prefix, the second one a different name.
     for number, custom in (
         (0, CustomMetadata(object_prefix="before/")),
         (1, CustomMetadata(remote_size=7, object_key="elsewhere/1")),
     ):
-        event = update(
+        event = make_update(
             world.place, world.segment_ids[number], FINISHED, write_custom_metadata(custom)
         )
         world.records[number][1] = write_metadata_record(event)
@@ -225,14 +230,14 @@ def test_keys_that_the_plugin_had_written_down(world: World, key_prefix: str) ->
     ]
 
 
-def test_custom_metadata_of_another_plugin(world: World) -> None:
-    event = update(world.place, world.segment_ids[2], FINISHED, b"\xff\xff")
+def test_custom_metadata_of_other_plugin_is_ignored(world: World) -> None:
+    event = make_update(world.place, world.segment_ids[2], FINISHED, b"\xff\xff")
     world.records[2][1] = write_metadata_record(event)
     world.write_metadata()
     assert world.from_tier(world.plan()) == [0, 1, 2, 3]
 
 
-def test_a_store_that_hides_what_is_not_there(world: World) -> None:
+def test_store_denying_access_to_missing_keys_is_supported(world: World) -> None:
     world.write_metadata()
     for key in world.keys(2):
         del world.store[key]
@@ -243,25 +248,25 @@ def test_a_store_that_hides_what_is_not_there(world: World) -> None:
         world.plan(UnlistableStore(world.store, hides=True))
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_an_object_that_is_refused_when_it_is_read(world: World, is_there: bool) -> None:
-    # Looked up and then deleted, on a store that hides what is not there; or there, and encrypted
-    # with a key of the store's that may not be used.
+@pytest.mark.parametrize("exists", [False, True])
+def test_object_with_denied_read_raises_unless_it_was_deleted(world: World, exists: bool) -> None:
+    # The object is deleted after the lookup, on a store that denies access to missing keys. Or it
+    # exists and is encrypted with a key of the store that the client must not use.
     world.write_metadata()
-    refused = set(world.keys(2))
+    denied_keys = set(world.keys(2))
 
     class Refusing(UnlistableStore):
         def get_range(
             self, key: str, start: int, stop: int, *, version: str | None = None
         ) -> bytes:
-            if key in refused:
-                if not is_there:
+            if key in denied_keys:
+                if not exists:
                     world.store.pop(key, None)
                 raise AccessDeniedError("refused to read", uri=self.uri(key))
             return super().get_range(key, start, stop, version=version)
 
     store = Refusing(world.store, hides=True)
-    if is_there:
+    if exists:
         with pytest.raises(AccessDeniedError, match="refused to read"):
             world.plan(store)
     else:
@@ -269,52 +274,56 @@ def test_an_object_that_is_refused_when_it_is_read(world: World, is_there: bool)
 
 
 @pytest.mark.parametrize("kind", [METADATA_REQUEST, LIST_OFFSETS, FETCH])
-def test_without_rights_to_the_topic(world: World, kind: str) -> None:
+def test_missing_rights_for_metadata_topic_raise_broker_access_error(
+    world: World, kind: str
+) -> None:
     world.write_metadata()
 
     def deny(answer: Any) -> None:  # noqa: ANN401
-        if kind == FETCH:  # planning fetches nothing else here
+        if kind == FETCH:  # planning sends no other fetch requests here
             answer.responses[0].partitions[0].error_code = _DENIED
             return
         for topic in answer.topics:
-            for one in (topic,) if kind == METADATA_REQUEST else topic.partitions:
+            for entry in (topic,) if kind == METADATA_REQUEST else topic.partitions:
                 if topic.name == METADATA:
-                    one.error_code = _DENIED
+                    entry.error_code = _DENIED
 
     world.cluster.faults[kind].extend([Fault(edit=deny)] * 50)
     with pytest.raises(BrokerAccessError, match="operations Describe and Read on the topic __rem"):
         world.plan()
 
 
-def test_a_cluster_without_the_topic(world: World) -> None:
+def test_cluster_without_metadata_topic_raises_topic_not_found_error(world: World) -> None:
     with pytest.raises(TopicNotFoundError, match="does not tier, or keeps its metadata elsewhere"):
         world.plan()
 
 
-def test_a_record_that_cannot_be_read(world: World) -> None:
+def test_unreadable_metadata_record_raises_corrupt_segment_error(world: World) -> None:
     world.write_metadata(b"\x01\x09\x00")
-    with pytest.raises(CorruptSegmentError, match="record type 9") as caught:
+    with pytest.raises(CorruptSegmentError, match="record type 9") as error:
         world.plan()
-    assert (caught.value.topic, caught.value.offset) == (METADATA, 8)
+    assert (error.value.topic, error.value.offset) == (METADATA, 8)
 
 
-def test_a_read_that_stops_before_the_high_watermark(
+def test_metadata_read_stopping_before_high_watermark_raises_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partitions = world.write_metadata()
-    (mine,) = [part for part in partitions if part.log.batches]
-    whole = mine.log.end
-    mine.log = _Short(**{f.name: getattr(mine.log, f.name) for f in dataclasses.fields(FakeLog)})
+    (metadata_partition,) = [partition for partition in partitions if partition.log.batches]
+    end = metadata_partition.log.end
+    metadata_partition.log = _LogWithoutLastBatch(
+        **{f.name: getattr(metadata_partition.log, f.name) for f in dataclasses.fields(FakeLog)}
+    )
     monkeypatch.setattr("kts_source.broker.fetch_range._PATIENCE_SECONDS", 0.2)
-    with pytest.raises(TieredKafkaError, match="gave no batch") as caught:
+    with pytest.raises(TieredKafkaError, match="gave no batch") as error:
         world.plan()
-    assert caught.value.topic == METADATA
-    assert caught.value.offset is not None
-    assert caught.value.offset < whole
+    assert error.value.topic == METADATA
+    assert error.value.offset is not None
+    assert error.value.offset < end
 
 
-class _Short(FakeLog):
-    """A log whose last batch never comes."""
+class _LogWithoutLastBatch(FakeLog):
+    """A log that never returns its last batch."""
 
     def read(
         self, at: int, most_bytes: int, *, committed: bool

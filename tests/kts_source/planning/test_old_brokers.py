@@ -1,4 +1,4 @@
-"""Brokers before Kafka 4.0, which do not tell all aborted transactions of what is in their tier."""
+"""Brokers before Kafka 4.0 do not return all aborted transactions of tiered offsets."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 ABORTED, COMMITTED = 7, 8
 BOUND = 6
-"""Where the first segment ends; two transactions are open there."""
+"""End of the first segment; two transactions are open there."""
 
 
-def _log() -> BuiltLog:
+def _build_log() -> BuiltLog:
     builder = LogBuilder()
     for producer in (ABORTED, COMMITTED):
         builder.send(producer, [SimpleRecord(b"%d" % producer)] * 2)
@@ -49,23 +49,23 @@ def brokers() -> Iterator[FakeCluster]:
         yield cluster
 
 
-def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
-    """What a read of the first segment gives.
+def _read_offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
+    """Returns the offsets that a read of the first segment returns.
 
     Args:
-        brokers: Of the partition.
-        tiered: How many segments the reader finds in the tier.
-        moved: How many are not on the broker's disk any more.
+        brokers: Cluster of the partition.
+        tiered: Count of the segments in the tier.
+        moved: Count of the segments that the broker has deleted from its disk.
     """
-    log = _log()
+    log = _build_log()
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     for files in log.segments[:tiered]:
         writer.write_segment(files)
-    part = FakePartition(fake_log(log))
-    part.log.local_start = log.segments[moved].base_offset
-    brokers.create("t", [part], uuid_from_text(writer.topic_id))
-    given = {
+    partition = FakePartition(fake_log(log))
+    partition.log.local_start = log.segments[moved].base_offset
+    brokers.create("t", [partition], uuid_from_text(writer.topic_id))
+    option_texts = {
         "path": "/",
         "layout": "local-tiered-storage",
         "subscribe": "t",
@@ -73,45 +73,49 @@ def _offsets(brokers: FakeCluster, tiered: int, moved: int) -> list[int]:
         "endingOffsets": f'{{"t":{{"0":{BOUND}}}}}',
     }
     tier = Tier(MemoryStore(store))
-    found: list[int] = run(plan_scan(parse_options(given), tier), given, tier)["offset"].to_pylist()
-    return found
+    rows: list[int] = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)[
+        "offset"
+    ].to_pylist()
+    return rows
 
 
 @pytest.mark.parametrize("segments", [1, 2])
-def test_open_transaction_at_bound_with_old_brokers(brokers: FakeCluster, segments: int) -> None:
-    """The broker tells of its disk; of what is in the tier, the tier's next segment does."""
-    assert _offsets(brokers, segments, segments) == [2, 3, 4, 5]
+def test_open_transaction_at_bound_of_old_brokers_is_decided(
+    brokers: FakeCluster, segments: int
+) -> None:
+    """The broker lists aborted transactions of its disk; the next tiered segment has the others."""
+    assert _read_offsets(brokers, segments, segments) == [2, 3, 4, 5]
 
 
-def test_disk_after_tier_end_with_old_brokers(brokers: FakeCluster) -> None:
+def test_disk_of_old_broker_starting_after_tier_raises_broker_error(brokers: FakeCluster) -> None:
     with pytest.raises(BrokerError, match=r"began at offset 0.*KAFKA-17801.*topic t"):
-        _offsets(brokers, 1, 2)
+        _read_offsets(brokers, 1, 2)
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_segments_tiered_during_listing_are_listed_again(
     brokers: FakeCluster, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """A broker copies a segment after the tier was listed, and deletes its own."""
-    log = _log()
+    """The broker copies a segment after the listing and deletes its local segment."""
+    log = _build_log()
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     writer.write_segment(log.segments[0])
-    part = FakePartition(fake_log(log))
-    brokers.create("t", [part], uuid_from_text(writer.topic_id))
-    left = [log.segments[1], *[None] * (times - 1)]
+    partition = FakePartition(fake_log(log))
+    brokers.create("t", [partition], uuid_from_text(writer.topic_id))
+    new_segments = [log.segments[1], *[None] * (times - 1)]
     list_tier = BrokerSource.list_tier
 
-    def listed(source: BrokerSource) -> None:
+    def list_and_move(source: BrokerSource) -> None:
         list_tier(source)
-        if left:
-            files = left.pop(0)
-            part.log.local_start = log.segments[2].base_offset
+        if new_segments:
+            files = new_segments.pop(0)
+            partition.log.local_start = log.segments[2].base_offset
             if files is not None and times == 1:
                 writer.write_segment(files)
 
-    monkeypatch.setattr(BrokerSource, "list_tier", listed)
-    given = {
+    monkeypatch.setattr(BrokerSource, "list_tier", list_and_move)
+    option_texts = {
         "path": "/",
         "layout": "local-tiered-storage",
         "subscribe": "t",
@@ -120,7 +124,9 @@ def test_segments_tiered_during_listing_are_listed_again(
     tier = Tier(MemoryStore(store))
     if times == 2:
         with pytest.raises(BrokerError, match="KAFKA-17801"):
-            plan_scan(parse_options(given), tier)
+            plan_scan(parse_options(option_texts), tier)
         return
-    rows = run(plan_scan(parse_options(given), tier), given, tier)["offset"].to_pylist()
+    rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)[
+        "offset"
+    ].to_pylist()
     assert rows == [2, 3, 4, 5, 6, 9]

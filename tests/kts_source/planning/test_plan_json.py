@@ -1,4 +1,4 @@
-"""A plan file whose slices are not all that its partitions promise is refused: rows would lack."""
+"""Plan files without all slices of their partitions are rejected, because rows would be missing."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ from kts_source.planning.scan_plan import ScanPlan
 from tests.golden_data import TOPICS, tier_options
 
 
-def document(topic: str, **options: str) -> dict[str, Any]:
-    """A plan of many tasks."""
+def make_plan_document(topic: str, **options: str) -> dict[str, Any]:
+    """Returns the JSON of a plan with many tasks."""
     plan = kts_source.plan(tier_options(topic, targetPartitionBytes="20k", **options))
-    read: dict[str, Any] = json.loads(plan.to_json())
-    assert len(read["tasks"]) > 2
-    return read
+    content: dict[str, Any] = json.loads(plan.to_json())
+    assert len(content["tasks"]) > 2
+    return content
 
 
-def test_plan_without_one_task_is_refused() -> None:
-    plan = document("txn", isolationLevel="read_uncommitted")  # whole segments, cut by bytes
-    for lacking in range(len(plan["tasks"])):
-        tasks = [task for number, task in enumerate(plan["tasks"]) if number != lacking]
+def test_plan_with_missing_task_raises_invalid_option_error() -> None:
+    # The plan has complete segments, split by bytes.
+    plan = make_plan_document("txn", isolationLevel="read_uncommitted")
+    for removed in range(len(plan["tasks"])):
+        tasks = [task for number, task in enumerate(plan["tasks"]) if number != removed]
         with pytest.raises(InvalidOptionError, match="not a plan"):
             ScanPlan.from_json(json.dumps({**plan, "tasks": tasks}))
 
 
-def test_plan_without_tasks_is_refused() -> None:
+def test_plan_without_tasks_raises_invalid_option_error() -> None:
     with pytest.raises(InvalidOptionError, match="not all that is to be read of txn-0"):
-        ScanPlan.from_json(json.dumps({**document("txn"), "tasks": []}))
+        ScanPlan.from_json(json.dumps({**make_plan_document("txn"), "tasks": []}))
 
 
-def test_plan_with_where_may_skip_offsets_but_no_bytes() -> None:
-    plan = document("txn", where="offset >= 700")
+def test_plan_with_where_can_skip_offsets_but_not_bytes() -> None:
+    plan = make_plan_document("txn", where="offset >= 700")
     ScanPlan.from_json(json.dumps(plan))
-    slices = [piece for task in plan["tasks"] for piece in task]
-    goes_on = (b for a, b in pairwise(slices) if a["offsets"] == b["offsets"])
-    next(goes_on)["cuts"][0] += 1
+    slices = [task_slice for task in plan["tasks"] for task_slice in task]
+    continuations = (
+        after for before, after in pairwise(slices) if before["offsets"] == after["offsets"]
+    )
+    next(continuations)["cuts"][0] += 1
     with pytest.raises(InvalidOptionError, match="no bytes are planned"):
         ScanPlan.from_json(json.dumps(plan))
 
@@ -52,16 +55,18 @@ def test_plan_with_where_may_skip_offsets_but_no_bytes() -> None:
     ids=["plain", "few", "where"],
 )
 def test_planned_json_is_accepted_and_unchanged(topic: str, options: dict[str, str]) -> None:
-    given = tier_options(topic, targetPartitionBytes="5k", failOnDataLoss="false", **options)
-    plan = kts_source.plan(given)
+    scan_options = tier_options(topic, targetPartitionBytes="5k", failOnDataLoss="false", **options)
+    plan = kts_source.plan(scan_options)
     assert ScanPlan.from_json(plan.to_json()).to_json() == plan.to_json()
-    clipped = plan.from_offsets([(part.start + part.stop) // 2 for part in plan.partitions])
+    clipped = plan.from_offsets(
+        [(partition.start + partition.stop) // 2 for partition in plan.partitions]
+    )
     assert ScanPlan.from_json(clipped.to_json()).to_json() == clipped.to_json()
 
 
 def test_partitions_with_equal_segment_ids_are_accepted() -> None:
-    plan = document("txn")
+    plan = make_plan_document("txn")
     for number, segment in enumerate(plan["segments"]):
         before = plan["segments"][:number]
-        segment["id"] = str([one["partition"] for one in before].count(segment["partition"]))
+        segment["id"] = str([other["partition"] for other in before].count(segment["partition"]))
     assert json.loads(ScanPlan.from_json(json.dumps(plan)).to_json()) == plan

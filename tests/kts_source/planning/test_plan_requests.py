@@ -1,4 +1,4 @@
-"""What a plan asks of the store; and a plan made from few segments is the plan made from all."""
+"""Requests of planning, and equality of plans from few segments with plans from all segments."""
 
 from __future__ import annotations
 
@@ -40,102 +40,119 @@ HOUR_MS = 3_600_000
 
 
 class TimedListing:
-    """Objects listed with the time their upload began, as their manifest tells it."""
+    """Lists objects with the event timestamp of their manifest as modification time."""
 
-    def timed(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
+    def set_times(self, infos: Iterator[ObjectInfo], read: Callable[[str], bytes]) -> Iterator[Any]:
         from dataclasses import replace
 
-        found = list(infos)
+        listed = list(infos)
         times = {
-            info.key.rsplit(".", 1)[0]: manifest(read(info.key))["eventTimestampMs"]
-            for info in found
+            info.key.rsplit(".", 1)[0]: parse_manifest(read(info.key))["eventTimestampMs"]
+            for info in listed
             if info.key.endswith(".rsm-manifest")
         }
-        for info in found:
+        for info in listed:
             yield replace(info, last_modified_ms=times.get(info.key.rsplit(".", 1)[0], 0))
 
 
 class TimedLocalStore(LocalStore, TimedListing):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        return self.timed(
+        return self.set_times(
             super().list_objects(prefix, after=after), lambda key: (TIER / key).read_bytes()
         )
 
 
 class TimedMemoryStore(MemoryStore, TimedListing):
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        return self.timed(super().list_objects(prefix, after=after), self._objects.__getitem__)
+        return self.set_times(super().list_objects(prefix, after=after), self._objects.__getitem__)
 
 
-def manifest(data: bytes) -> dict[str, Any]:
+def parse_manifest(data: bytes) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(data)["remoteLogSegmentMetadata"]
     return document
 
 
-def outcome(given: Mapping[str, str], store: ObjectStore) -> object:
-    """What a plan reads, or the kind of its error."""
+def find_outcome(option_texts: Mapping[str, str], store: ObjectStore) -> object:
+    """Returns the content of a plan, or the type of its error."""
     try:
-        plan = plan_scan(parse_options(given), Tier(store))
+        plan = plan_scan(parse_options(option_texts), Tier(store))
     except TieredKafkaError as error:
         return type(error)
-    return essence(plan)
+    return extract_content(plan)
 
 
-def essence(plan: ScanPlan) -> object:
+def extract_content(plan: ScanPlan) -> object:
     tasks = [
         [
             (
-                *(part.topic, part.partition, part.segment_id, part.cut_start, part.cut_stop),
-                *(part.start_offset, part.stop_offset, part.lineage, part.objects.log),
-                part.aborted.first_offsets.tolist(),
-                part.aborted.last_offsets.tolist(),
+                *(
+                    task_slice.topic,
+                    task_slice.partition,
+                    task_slice.segment_id,
+                    task_slice.cut_start,
+                    task_slice.cut_stop,
+                ),
+                *(
+                    task_slice.start_offset,
+                    task_slice.stop_offset,
+                    task_slice.lineage,
+                    task_slice.objects.log,
+                ),
+                task_slice.aborted.first_offsets.tolist(),
+                task_slice.aborted.last_offsets.tolist(),
             )
-            for part in task.slices
+            for task_slice in task.slices
         ]
         for task in plan.tasks
     ]
     ends = [
         (
-            *(part.partition, part.start, part.stop, part.wanted_stop, part.undecided),
-            *(part.surviving.log_start, part.surviving.stop),
+            *(
+                partition.partition,
+                partition.start,
+                partition.stop,
+                partition.wanted_stop,
+                partition.undecided,
+            ),
+            *(partition.surviving.log_start, partition.surviving.stop),
         )
-        for part in plan.partitions
+        for partition in plan.partitions
     ]
     return tasks, ends
 
 
 @pytest.fixture
 def from_all(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
-    """The outcome of a plan that looks at every segment."""
+    """Returns a function that plans from all segments and returns the outcome."""
 
-    def plan(given: Mapping[str, str], store: ObjectStore) -> object:
+    def plan(option_texts: Mapping[str, str], store: ObjectStore) -> object:
         with monkeypatch.context() as patched:
             patched.setattr(tier_source, "can_plan_in_part", lambda *_, **__: False)
-            return outcome(given, store)
+            return find_outcome(option_texts, store)
 
     return plan
 
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """Counts the partitions that were planned from all segments (True) and from some (False)."""
+    """Counts the partitions that are planned from all segments (True) and from some (False)."""
     counted: Counter[bool] = Counter()
     decided = tier_source.TierLog.decided
 
     def count(self: tier_source.TierLog, start: int, stop: int) -> object:
-        found = decided(self, start, stop)
+        decision = decided(self, start, stop)
         counted[self.is_complete] += 1
-        return found
+        return decision
 
     monkeypatch.setattr(tier_source.TierLog, "decided", count)
     return counted
 
 
-# -- the same plan from few segments
+# -- plans from few segments
 
 
 @pytest.mark.parametrize("topic", only(6, TOPICS))
-def test_golden_windows(
+def test_golden_window_plan_equals_plan_from_all_segments(
     topic: str,
     from_all: Callable[..., object],
     views: Counter[bool],
@@ -144,10 +161,10 @@ def test_golden_windows(
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)  # partitions have few segments
     store = TimedLocalStore(TIER)
     source = random.Random(topic)
-    parts = partition_summaries(topic)
+    summaries = partition_summaries(topic)
     bounds = {
         str(number): (entry["log_start_offset"], entry["tier_end_offset"])
-        for number, entry in parts.items()
+        for number, entry in summaries.items()
         if entry["tier_end_offset"] is not None
     }
     for number in range(25):
@@ -155,9 +172,9 @@ def test_golden_windows(
         for partition, (low, high) in bounds.items():
             starts[partition] = source.choice([-2, source.randint(low, high)])
             least = max(starts[partition], low)
-            narrow = min(high, least + source.randint(0, 400))
-            stops[partition] = source.choice([-1, narrow, source.randint(least, high)])
-        given = tier_options(
+            near_stop = min(high, least + source.randint(0, 400))
+            stops[partition] = source.choice([-1, near_stop, source.randint(least, high)])
+        option_texts = tier_options(
             topic,
             startingOffsets=json.dumps({topic: starts}),
             endingOffsets=json.dumps({topic: stops}),
@@ -165,13 +182,18 @@ def test_golden_windows(
             failOnDataLoss=source.choice(["true", "false"]),
             isolationLevel=source.choice(["read_committed", "read_uncommitted"]),
         )
-        assert outcome(given, store) == from_all(given, store), (number, given)
+        assert find_outcome(option_texts, store) == from_all(option_texts, store), (
+            number,
+            option_texts,
+        )
     if topic in ("codecs", "timeline"):
         assert views[False] > 5, views
 
 
 @pytest.mark.slow
-def test_random_histories(from_all: Callable[..., object], views: Counter[bool]) -> None:
+def test_history_window_plan_equals_plan_from_all_segments(
+    from_all: Callable[..., object], views: Counter[bool]
+) -> None:
     counted: Counter[str] = Counter()
     for seed in range(120):
         source = random.Random(seed)
@@ -180,12 +202,14 @@ def test_random_histories(from_all: Callable[..., object], views: Counter[bool])
         lives = list(world.incarnations.values())[-1]
         for _ in range(6):
             starts, stops = {}, {}
-            for number in range(max(len(of) for of in world.incarnations.values())):
+            for number in range(
+                max(len(partition_lives) for partition_lives in world.incarnations.values())
+            ):
                 end = max((copy.stop for copy in lives[number % len(lives)].uploads), default=0)
                 start = source.randint(0, end)
                 starts[str(number)] = source.choice([start, start, -2])
                 stops[str(number)] = source.choice([source.randint(start, end), -1])
-            given = {
+            option_texts = {
                 "path": "/",
                 "subscribe": HISTORY_TOPIC,
                 "startingOffsets": json.dumps({HISTORY_TOPIC: starts}),
@@ -193,25 +217,27 @@ def test_random_histories(from_all: Callable[..., object], views: Counter[bool])
                 "failOnDataLoss": source.choice(["true", "false", "false"]),
                 "targetPartitionBytes": source.choice(["1", "300", "1m"]),
             }
-            if not newest_is_among_the_last_uploads(world.store):
+            if not has_newest_epoch_in_last_uploads(world.store):
                 counted["newest epoch not among the newest uploads"] += 1
                 continue
-            expected = from_all(given, store)
-            assert outcome(given, store) == expected, (seed, given)
+            expected = from_all(option_texts, store)
+            assert find_outcome(option_texts, store) == expected, (seed, option_texts)
             counted["plan" if isinstance(expected, tuple) else "error"] += 1
     assert counted["plan"] > 100, counted
     assert views[False] > 50, (views, counted)
 
 
-def newest_is_among_the_last_uploads(objects: Mapping[str, bytes]) -> bool:
-    """Whether the times of the uploads tell the newest epoch, as planning in part assumes."""
+def has_newest_epoch_in_last_uploads(objects: Mapping[str, bytes]) -> bool:
+    """Returns whether the last uploads contain the newest epoch, as partial planning assumes."""
     groups: dict[str, list[tuple[int, int, int]]] = {}
     for key, data in objects.items():
         if key.endswith(".rsm-manifest"):
-            facts = manifest(data)
-            epoch = max(map(int, facts["segmentLeaderEpochs"]))
-            of = groups.setdefault(key.rsplit("/", 1)[0], [])
-            of.append((facts["eventTimestampMs"], epoch, facts["endOffset"]))
+            metadata = parse_manifest(data)
+            epoch = max(map(int, metadata["segmentLeaderEpochs"]))
+            uploads_of_partition = groups.setdefault(key.rsplit("/", 1)[0], [])
+            uploads_of_partition.append(
+                (metadata["eventTimestampMs"], epoch, metadata["endOffset"])
+            )
     for uploads in groups.values():
         newest = max(uploads, key=lambda upload: upload[1:])
         if newest not in sorted(uploads)[-tier_source.NEWEST_UPLOADS :]:
@@ -220,36 +246,38 @@ def newest_is_among_the_last_uploads(objects: Mapping[str, bytes]) -> bool:
 
 
 @pytest.mark.parametrize("topic", ["timeline", "codecs", "appendtime", "txn", "epochs"])
-def test_bounds_in_time_when_records_are_not_dated_ahead(
+def test_time_window_plan_with_max_timestamp_ahead_equals_plan_from_all_segments(
     topic: str, from_all: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
     store = TimedLocalStore(TIER)
-    facts = [manifest(path.read_bytes()) for path in TIER.glob(f"*/{topic}-*/*/*.rsm-manifest")]
-    ahead = max(fact["maxTimestampMs"] - fact["eventTimestampMs"] for fact in facts)
-    times = sorted(fact["maxTimestampMs"] for fact in facts)
+    manifests = [
+        parse_manifest(path.read_bytes()) for path in TIER.glob(f"*/{topic}-*/*/*.rsm-manifest")
+    ]
+    ahead = max(metadata["maxTimestampMs"] - metadata["eventTimestampMs"] for metadata in manifests)
+    times = sorted(metadata["maxTimestampMs"] for metadata in manifests)
     source = random.Random(topic)
     for _ in range(12):
         start = source.choice(times) - source.randint(0, 100_000)
         stop = start + source.choice([0, 1000, HOUR_MS, 100 * HOUR_MS])
-        given = tier_options(
+        option_texts = tier_options(
             topic,
             startingTimestamp=f"{max(start, 1)}",
             endingTimestamp=f"{max(stop, 1)}",
             startingOffsetsByTimestampStrategy="latest",
             isolationLevel="read_uncommitted",
         )
-        expected = from_all(given, store)
-        assert outcome({**given, "maxTimestampAheadMs": f"{ahead}"}, store) == expected
+        expected = from_all(option_texts, store)
+        assert find_outcome({**option_texts, "maxTimestampAheadMs": f"{ahead}"}, store) == expected
 
 
-# -- what it costs
+# -- costs
 
 
-def window_of(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
+def make_window(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
     starts, stops = (
-        {f"{number}": tier.base_offset(at) + 40 for number in range(tier.partitions)}
-        for at in (first, last)
+        {f"{number}": tier.base_offset(segment) + 40 for number in range(tier.partitions)}
+        for segment in (first, last)
     )
     return {
         "startingOffsets": json.dumps({TOPIC: starts}),
@@ -257,58 +285,61 @@ def window_of(tier: SimulatedTier, first: int, last: int) -> dict[str, str]:
     }
 
 
-def planned(store: ObjectStore, kept: CacheSettings = NO_CACHE, /, **options: str) -> ScanPlan:
-    given = {"path": "simulated", "subscribe": TOPIC, **options}
-    return plan_scan(parse_options(given), Tier(store, Caches(kept)))
+def make_plan(store: ObjectStore, caches: CacheSettings = NO_CACHE, /, **options: str) -> ScanPlan:
+    option_texts = {"path": "simulated", "subscribe": TOPIC, **options}
+    return plan_scan(parse_options(option_texts), Tier(store, Caches(caches)))
 
 
-def requests(segments: int, **options: str) -> float:
-    """For each partition of a topic of so many segments a partition."""
+def count_requests(segments: int, **options: str) -> float:
+    """Returns the requests for each partition of a topic with `segments` segments in each."""
     tier = SimulatedTier(3, segments, latency_seconds=0, aborted_share=10**9)
-    planned(tier, **options)
+    make_plan(tier, **options)
     return tier.counters.requests / 3
 
 
-def test_a_window_of_offsets_costs_the_same_in_a_longer_log() -> None:
+def test_offset_window_requests_do_not_depend_on_log_length() -> None:
     costs = [
-        requests(count, **window_of(SimulatedTier(3, count), 20, 22)) for count in (40, 80, 160)
+        count_requests(count, **make_window(SimulatedTier(3, count), 20, 22))
+        for count in (40, 80, 160)
     ]
     assert len(set(costs)) == 1
     assert costs[0] <= 15
-    wider = requests(160, **window_of(SimulatedTier(3, 160), 20, 52))
+    wider = count_requests(160, **make_window(SimulatedTier(3, 160), 20, 52))
     assert costs[0] + 25 <= wider <= costs[0] + 35
 
 
-def test_an_hour_costs_the_same_in_a_longer_log_when_records_are_not_dated_ahead() -> None:
+def test_time_window_requests_with_max_timestamp_ahead_do_not_depend_on_log_length() -> None:
     costs = []
     for count in (40, 80, 160):
         tier = SimulatedTier(3, count)
         start = FIRST_MS + 20 * tier.segment_ms + 1000
         hour = {"startingTimestamp": f"{start}", "endingTimestamp": f"{start + HOUR_MS}"}
-        costs.append(requests(count, **hour, maxTimestampAheadMs="60000"))
-        assert requests(count, **hour) > count
+        costs.append(count_requests(count, **hour, maxTimestampAheadMs="60000"))
+        assert count_requests(count, **hour) > count
     assert max(costs) <= 20
     assert max(costs) - min(costs) <= 3
 
 
-def test_a_plan_in_part_reads_what_the_whole_plan_reads() -> None:
+def test_partial_plan_equals_full_plan() -> None:
     tier = SimulatedTier(2, 30, latency_seconds=0)
     start = FIRST_MS + 7 * tier.segment_ms + 1000
     hours = {"startingTimestamp": f"{start}", "endingTimestamp": f"{start + 30 * HOUR_MS}"}
-    plan = planned(tier, **hours)
-    assert essence(planned(tier, **hours, maxTimestampAheadMs="60000")) == essence(plan)
-    given = {"path": "simulated", "subscribe": TOPIC, "columns": "timestamp,partition"}
-    table = run(plan, given, Tier(tier))
+    plan = make_plan(tier, **hours)
+    assert extract_content(
+        make_plan(tier, **hours, maxTimestampAheadMs="60000")
+    ) == extract_content(plan)
+    option_texts = {"path": "simulated", "subscribe": TOPIC, "columns": "timestamp,partition"}
+    table = run(plan, option_texts, Tier(tier))
     stamps = table["timestamp"].cast("int64").to_pylist()
     assert min(stamps) >= start * 1000
     assert max(stamps) < (start + 30 * HOUR_MS) * 1000
-    assert table.num_rows == sum(part.stop - part.start for part in plan.partitions)
+    assert table.num_rows == sum(partition.stop - partition.start for partition in plan.partitions)
 
 
-def test_the_plan_of_many_partitions_is_the_plan_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which thread reads the manifests of a window changes nothing."""
+def test_plan_does_not_depend_on_planning_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that reads the manifests of a window depends on the partition count."""
     tier = SimulatedTier(8, 40, latency_seconds=0)
-    given = window_of(tier, 20, 22)
+    window = make_window(tier, 20, 22)
     names: list[str] = []
     described = AivenLayout.describe
 
@@ -317,41 +348,41 @@ def test_the_plan_of_many_partitions_is_the_plan_of_few(monkeypatch: pytest.Monk
         return described(self, store, entry)
 
     monkeypatch.setattr(AivenLayout, "describe", note)
-    expected = essence(planned(tier, **given))
+    expected = extract_content(make_plan(tier, **window))
     assert any("describe" in name for name in names)
     names.clear()
     monkeypatch.setattr(segment_catalog, "PLANNING_THREADS", 8)
-    assert essence(planned(tier, **given)) == expected
+    assert extract_content(make_plan(tier, **window)) == expected
     assert names
     assert not any("describe" in name for name in names)
 
 
-def test_the_second_plan_asks_only_for_listings(tmp_path: Path) -> None:
+def test_second_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
     index = CacheLimits(None, None)
-    kept = CacheSettings(index=index, folder=str(tmp_path))
-    expected = planned(first, kept)
+    caches = CacheSettings(index=index, folder=str(tmp_path))
+    expected = make_plan(first, caches)
     assert first.counters.requests > 3 * 40
-    assert essence(planned(second, kept)) == essence(expected)
+    assert extract_content(make_plan(second, caches)) == extract_content(expected)
     assert second.counters.requests == 0
     assert second.counters.list_requests == first.counters.list_requests
     assert len(list(tmp_path.glob("v1/index/*.entry"))) < 60
 
 
-def test_the_second_plan_of_a_window_asks_only_for_listings(tmp_path: Path) -> None:
+def test_second_window_plan_with_cache_sends_only_listings(tmp_path: Path) -> None:
     first, second = (SimulatedTier(3, 40, latency_seconds=0, aborted_share=5) for _ in range(2))
-    kept = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
-    given = window_of(first, 20, 22)
-    expected = planned(first, kept, **given)
+    caches = CacheSettings(index=CacheLimits(None, None), folder=str(tmp_path))
+    window = make_window(first, 20, 22)
+    expected = make_plan(first, caches, **window)
     assert first.counters.requests > 3 * 5
-    assert essence(planned(second, kept, **given)) == essence(expected)
+    assert extract_content(make_plan(second, caches, **window)) == extract_content(expected)
     assert second.counters.requests == 0
-    # One file for each partition, and that of the sweep.
+    # One file for each partition, and the file of the sweep.
     assert len(list(tmp_path.glob("v1/index/*.entry"))) == 3
 
 
-def test_a_manifest_is_asked_for_once() -> None:
+def test_each_manifest_is_requested_once() -> None:
     tier = SimulatedTier(3, 40, latency_seconds=0, aborted_share=10**9)
-    planned(tier, isolationLevel="read_uncommitted")
-    # A manifest of each segment, and the checkpoint of each partition's newest.
+    make_plan(tier, isolationLevel="read_uncommitted")
+    # The manifest of each segment, and the checkpoint of the newest segment of each partition.
     assert tier.counters.requests == 3 * 40 + 3

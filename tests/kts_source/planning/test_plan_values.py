@@ -1,6 +1,4 @@
-"""A plan is a value: it can be shown, priced, bounded, written, read back and replayed; no secret
-in it.
-"""
+"""Plans can be shown, priced, limited, written, read and replayed; they contain no secrets."""
 
 from __future__ import annotations
 
@@ -51,15 +49,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_json_round_trip(topic: str) -> None:
+def test_plan_json_round_trip_keeps_plan(topic: str) -> None:
     plan = kts_source.plan(tier_options(topic, targetPartitionBytes="50k"))
-    again = ScanPlan.from_json(plan.to_json())
-    assert again.to_json() == plan.to_json()
-    assert again.partitions == plan.partitions
-    assert [len(task.slices) for task in again.tasks] == [len(task.slices) for task in plan.tasks]
+    parsed = ScanPlan.from_json(plan.to_json())
+    assert parsed.to_json() == plan.to_json()
+    assert parsed.partitions == plan.partitions
+    assert [len(task.slices) for task in parsed.tasks] == [len(task.slices) for task in plan.tasks]
 
 
-def test_a_plan_file_replays_the_scan(tmp_path: Path) -> None:
+def test_plan_file_replays_scan(tmp_path: Path) -> None:
     plan_file = tmp_path / "plan.json"
     options = tier_options(["txn", "encrypted"], includeHeaders="true")
     plan_file.write_text(kts_source.plan(options).to_json())
@@ -69,7 +67,7 @@ def test_a_plan_file_replays_the_scan(tmp_path: Path) -> None:
     assert_same_rows(txn, expected_table("txn", "read_committed"))
 
 
-def test_a_replayed_plan_finds_changed_and_missing_objects(tmp_path: Path) -> None:
+def test_replay_of_changed_or_missing_object_raises_error(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     options = {**tier_options("codecs"), "path": str(tier)}
     plan_file = tmp_path / "plan.json"
@@ -84,7 +82,7 @@ def test_a_replayed_plan_finds_changed_and_missing_objects(tmp_path: Path) -> No
         kts_source.plan(replay)
 
 
-def test_a_replayed_plan_finds_changed_indexes_where_tasks_read_them(tmp_path: Path) -> None:
+def test_replay_checks_index_only_if_tasks_read_it(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     for size, is_found in (("100k", True), ("1g", False)):
         options = {**tier_options("codecs", targetPartitionBytes=size), "path": str(tier)}
@@ -102,14 +100,14 @@ def test_a_replayed_plan_finds_changed_indexes_where_tasks_read_them(tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version":9}', '{"version":4,"segments":[{}]}'])
-def test_a_file_that_is_no_plan(tmp_path: Path, text: str) -> None:
+def test_invalid_plan_file_raises_invalid_option_error(tmp_path: Path, text: str) -> None:
     plan_file = tmp_path / "plan.json"
     plan_file.write_text(text)
     with pytest.raises(InvalidOptionError, match="plan"):
         kts_source.plan(tier_options("codecs", planFile=str(plan_file)))
 
 
-def test_no_secret_in_a_plan_or_a_partition() -> None:
+def test_plan_and_tasks_contain_no_private_key() -> None:
     options = tier_options(
         ["encrypted", "evolved"],
         storageOptions='{"auto_mkdir":false}',
@@ -124,7 +122,7 @@ def test_no_secret_in_a_plan_or_a_partition() -> None:
         assert body[:40].encode() not in pickle.dumps(task)
 
 
-def test_explain_names_what_is_read_and_what_is_not() -> None:
+def test_explain_names_partitions_and_skipped_segments() -> None:
     text = kts_source.plan(tier_options(["trimmed", "txn", "crashed"])).explain()
     assert "trimmed-0" in text
     assert "open transaction of producer 6 since offset 3675" in text
@@ -134,7 +132,7 @@ def test_explain_names_what_is_read_and_what_is_not() -> None:
     assert "$" in text
 
 
-def test_explain_tells_what_where_leaves_out_and_what_rows_decide() -> None:
+def test_explain_reports_segments_skipped_by_where() -> None:
     segments = list(TIER.glob("tiered/codecs-*/0/*.log"))
     plain = kts_source.plan(tier_options("codecs"))
     assert "where" not in plain.explain()
@@ -148,27 +146,26 @@ def test_explain_tells_what_where_leaves_out_and_what_rows_decide() -> None:
     assert "rows of the others are decided by the tasks" in by_rows
 
 
-class DistantStore(LocalStore):
-    """Read as an object store is: files of this machine are read in smaller pieces."""
+class RemoteStore(LocalStore):
+    """A store that is read like an object store; local files are read in smaller ranges."""
 
     is_near = False
 
 
 @pytest.mark.parametrize("topic", ["codecs", "evolved", "wide"])
 @pytest.mark.parametrize("size", ["40k", "1g"])
-def test_the_estimate_is_what_the_tasks_then_ask(topic: str, size: str) -> None:
+def test_estimate_matches_requests_and_bytes_of_tasks(topic: str, size: str) -> None:
     options = tier_options(topic, targetPartitionBytes=size)
     plan = kts_source.plan(options)
     expected = estimate(plan.tasks)
-    store = DistantStore(TIER)
+    store = RemoteStore(TIER)
     before = store.counters
     run(plan, options, Tier(store))
     work = store.counters - before
-    # A cut that no index entry follows leaves a slice without bytes; its index is looked at all the
-    # same.
+    # If no index entry follows a cut, the slice has no bytes, but its index is still read.
     assert work.requests <= expected.requests
     assert work.requests == expected.requests or size == "40k"
-    # A cut reads up to one chunk more than the nominal bytes say.
+    # A slice that begins at a cut reads up to one chunk more than its nominal bytes.
     chunk = 16384 + 64
     slices = sum(len(task.slices) for task in plan.tasks)
     assert abs(work.bytes - expected.bytes) <= chunk * slices
@@ -176,7 +173,7 @@ def test_the_estimate_is_what_the_tasks_then_ask(topic: str, size: str) -> None:
         assert work.bytes == expected.bytes
 
 
-def test_limits_refuse_before_any_task() -> None:
+def test_plan_above_limits_raises_plan_too_large_error() -> None:
     with pytest.raises(PlanTooLargeError, match="maxPlanBytes=1000;"):
         kts_source.plan(tier_options("codecs", maxPlanBytes="1000"))
     with pytest.raises(PlanTooLargeError, match="maxPlanRequests=1;"):
@@ -184,32 +181,34 @@ def test_limits_refuse_before_any_task() -> None:
     kts_source.plan(tier_options("codecs", maxPlanBytes="1g", maxPlanRequests="1000"))
 
 
-def test_archived_objects_are_an_error_at_planning() -> None:
+def test_check_plan_with_archived_object_raises_archived_object_error() -> None:
     plan = kts_source.plan(tier_options("codecs"))
     (task,) = plan.tasks
-    part = task.slices[1]
-    cold = replace(part.objects, log=replace(part.objects.log, storage_class="DEEP_ARCHIVE"))
-    frozen = ScanTask((task.slices[0], replace(part, objects=cold)))
+    task_slice = task.slices[1]
+    cold = replace(
+        task_slice.objects, log=replace(task_slice.objects.log, storage_class="DEEP_ARCHIVE")
+    )
+    frozen = ScanTask((task.slices[0], replace(task_slice, objects=cold)))
     options = parse_options(tier_options("codecs"))
-    with pytest.raises(ArchivedObjectError, match=re.escape(part.objects.log.key)):
+    with pytest.raises(ArchivedObjectError, match=re.escape(task_slice.objects.log.key)):
         check_plan(replace(plan, tasks=(frozen,)), options, open_store(TIER.as_uri(), Secret({})))
 
 
 @pytest.mark.parametrize("storage_class", ["GLACIER", "DEEP_ARCHIVE", "Archive"])
-def test_what_the_listing_calls_archived_is_an_error_that_names_it(storage_class: str) -> None:
-    with pytest.raises(ArchivedObjectError) as caught:
+def test_plan_with_archived_object_in_listing_raises_error_with_names(storage_class: str) -> None:
+    with pytest.raises(ArchivedObjectError) as error:
         kts_source.plan(tier_options("codecs"), ClassedStore(log=storage_class))
     names = [path.name for path in TIER.glob("tiered/codecs-*/0/*.log")]
-    assert f"{len(names)} objects" in str(caught.value)
-    assert all(name in str(caught.value) for name in names)
-    cut = tier_options("codecs", targetPartitionBytes="100k")
+    assert f"{len(names)} objects" in str(error.value)
+    assert all(name in str(error.value) for name in names)
+    sliced = tier_options("codecs", targetPartitionBytes="100k")
     with pytest.raises(ArchivedObjectError, match=r"\.indexes"):
-        kts_source.plan(cut, ClassedStore(indexes=storage_class))
-    # Of whole segments, no task reads an index.
+        kts_source.plan(sliced, ClassedStore(indexes=storage_class))
+    # Tasks of complete segments read no index.
     kts_source.plan(tier_options("codecs"), ClassedStore(indexes=storage_class))
 
 
-def test_explain_tells_requests_and_bytes_by_the_class_that_the_listing_reports() -> None:
+def test_explain_reports_requests_and_bytes_by_storage_class() -> None:
     plan = kts_source.plan(tier_options("codecs"), ClassedStore(log="GLACIER_IR"))
     work = estimate(plan.tasks)
     text = plan.explain()
@@ -223,7 +222,7 @@ def test_explain_tells_requests_and_bytes_by_the_class_that_the_listing_reports(
     assert f"about ${dollars:.4f}" in plan.explain(prices)
 
 
-def test_cost_follows_the_price_table() -> None:
+def test_cost_uses_price_table() -> None:
     work = estimate(kts_source.plan(tier_options("codecs")).tasks)
     prices = {"STANDARD": Price(1_000_000.0, 0.0, 0.0)}
     assert work.cost(prices) == pytest.approx(work.requests)
@@ -234,43 +233,48 @@ def test_cost_follows_the_price_table() -> None:
 
 
 @pytest.mark.parametrize("topic", [topic for topic in TOPICS if topic != "recreated"])
-def test_watermarks(topic: str) -> None:
-    found = {part.partition: part for part in kts_source.describe(tier_options(topic)).partitions}
+def test_describe_equals_golden_summary(topic: str) -> None:
+    partitions = {
+        partition.partition: partition
+        for partition in kts_source.describe(tier_options(topic)).partitions
+    }
     for number, summary in partition_summaries(topic).items():
         if summary["tier_end_offset"] is None:
-            assert number not in found
+            assert number not in partitions
             continue
-        part = found[number]
-        assert part.log_start == summary["log_start_offset"]
-        assert part.tier_end == summary["tier_end_offset"]
-        assert part.last_stable_offset == summary["tier_last_stable_offset"]
-        assert part.tier_end_timestamp_ms == summary["remote_segments"][-1]["max_timestamp_ms"]
-        assert ("open transaction" in part.reason) == bool(summary["undecided_in_tier"])
+        partition = partitions[number]
+        assert partition.log_start == summary["log_start_offset"]
+        assert partition.tier_end == summary["tier_end_offset"]
+        assert partition.last_stable_offset == summary["tier_last_stable_offset"]
+        assert partition.tier_end_timestamp_ms == summary["remote_segments"][-1]["max_timestamp_ms"]
+        assert ("open transaction" in partition.reason) == bool(summary["undecided_in_tier"])
 
 
 @pytest.mark.parametrize("topic", ["encrypted", "txn", "codecs"])
-def test_the_timestamp_of_the_last_stable_offset_is_of_a_batch_below_it(topic: str) -> None:
+def test_last_stable_timestamp_is_of_batch_below_last_stable_offset(topic: str) -> None:
     options = parse_options(tier_options(topic))
     tier = open_tier(options)
     reader = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(reader, max_batch_bytes=1 << 30)
-    parts = kts_source.describe(options, tier.store).partitions
-    for mark, part in zip(parts, plan_scan(options, tier).partitions, strict=True):
-        below = [span for span in part.surviving.ranges if span.start < mark.last_stable_offset]
+    marks = kts_source.describe(options, tier.store).partitions
+    for mark, partition in zip(marks, plan_scan(options, tier).partitions, strict=True):
+        below = [
+            span for span in partition.surviving.ranges if span.start < mark.last_stable_offset
+        ]
         segment = below[-1].segment
         stamps = [
             batch.max_timestamp
             for batch in side_files.batches(segment, 0)
             if batch.last_offset < mark.last_stable_offset
         ]
-        found = mark.last_stable_timestamp_ms
-        assert found is not None
-        assert max(stamps[: stamps.index(found) + 1]) == found
+        timestamp = mark.last_stable_timestamp_ms
+        assert timestamp is not None
+        assert max(stamps[: stamps.index(timestamp) + 1]) == timestamp
         if mark.last_stable_offset == mark.tier_end:
-            assert found == max(stamps) == mark.tier_end_timestamp_ms
+            assert timestamp == max(stamps) == mark.tier_end_timestamp_ms
 
 
-def test_index_entries_at_the_last_stable_offset_are_not_below_it(
+def test_last_stable_timestamp_ignores_index_entry_at_last_stable_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = 3675
@@ -280,15 +284,18 @@ def test_index_entries_at_the_last_stable_offset_are_not_below_it(
     assert (mark.last_stable_offset, mark.last_stable_timestamp_ms) == (end, 6)
 
 
-def test_no_timestamp_is_told_without_a_time_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_stable_timestamp_without_time_index_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SideFiles, "time_index", lambda *_: None)
-    marks = {part.partition: part for part in kts_source.describe(tier_options("txn")).partitions}
+    marks = {
+        partition.partition: partition
+        for partition in kts_source.describe(tier_options("txn")).partitions
+    }
     assert marks[0].last_stable_offset < marks[0].tier_end
     assert marks[0].last_stable_timestamp_ms is None
     assert marks[1].last_stable_timestamp_ms == marks[1].tier_end_timestamp_ms
 
 
-def test_watermarks_as_a_table(tmp_path: Path) -> None:
+def test_describe_to_arrow_contains_holes(tmp_path: Path) -> None:
     tier = shutil.copytree(TIER, tmp_path / "tier")
     stem = sorted(tier.glob("tiered/codecs-*/0/*.log"))[1].stem
     for path in tier.glob(f"tiered/codecs-*/0/{stem}.*"):
@@ -298,7 +305,7 @@ def test_watermarks_as_a_table(tmp_path: Path) -> None:
     assert table["holes"].to_pylist() == [[[5841, 10634]], [], []]
 
 
-def test_lineage_columns_tell_where_a_record_came_from() -> None:
+def test_include_lineage_adds_segment_and_batch_of_record() -> None:
     table = scan(tier_options("epochs", includeLineage="true"))
     expected = expected_table("epochs", "read_committed")
     assert_same_rows(table.select(expected.column_names[:-1]), expected)
@@ -328,15 +335,15 @@ LINEAGE = (
 )
 
 
-def or_null(number: int) -> int | None:
-    """Kafka writes −1 where there is none."""
+def negative_to_none(number: int) -> int | None:
+    """Converts -1, which Kafka writes for missing numbers, to `None`."""
     return None if number < 0 else number
 
 
 @pytest.mark.parametrize("topic", ["txn", "epochs", "encrypted", "codecs"])
-def test_lineage_columns_by_name_are_what_the_batches_say(topic: str) -> None:
-    asked = ("offset", "partition", *LINEAGE)
-    options = tier_options(topic, columns=",".join(asked), isolationLevel="read_uncommitted")
+def test_lineage_columns_equal_batch_headers(topic: str) -> None:
+    columns = ("offset", "partition", *LINEAGE)
+    options = tier_options(topic, columns=",".join(columns), isolationLevel="read_uncommitted")
     plan = kts_source.plan(options)
     reader = SegmentSource(
         Tier(open_store(TIER.as_uri(), Secret({}))), parse_options(options).key_ring.loaded()
@@ -344,35 +351,35 @@ def test_lineage_columns_by_name_are_what_the_batches_say(topic: str) -> None:
     side_files = SideFiles(reader, max_batch_bytes=1 << 30)
     expected = [
         (
-            *(record.offset, part.partition, record.leader_epoch),
-            *map(or_null, (batch.producer_id, batch.producer_epoch, record.sequence)),
+            *(record.offset, partition.partition, record.leader_epoch),
+            *map(negative_to_none, (batch.producer_id, batch.producer_epoch, record.sequence)),
             *(batch.is_transactional, batch.base_offset),
             *(batch.compression_type.name.lower(), span.segment.segment_id),
         )
-        for part in plan.partitions
-        for span in part.surviving.ranges
+        for partition in plan.partitions
+        for span in partition.surviving.ranges
         for batch in side_files.batches(span.segment, 0)
         if not batch.is_control_batch
         for record in batch.records
         if span.start <= record.offset < span.stop
     ]
     table = run(plan, options)
-    assert table.column_names == list(asked)
-    found = [tuple(row.values()) for row in table.to_pylist()]
-    assert found == expected
+    assert table.column_names == list(columns)
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    assert rows == expected
     if topic == "txn":
-        assert len({row[3] for row in found}) > 3
-        assert {row[6] for row in found} == {True, False}
+        assert len({row[3] for row in rows}) > 3
+        assert {row[6] for row in rows} == {True, False}
 
 
-def test_one_lineage_column_alone_and_none_by_default() -> None:
+def test_lineage_columns_can_be_selected_and_are_off_by_default() -> None:
     assert scan(tier_options("epochs", columns="segmentId")).column_names == ["segmentId"]
     assert not set(scan(tier_options("epochs")).column_names) & set(LINEAGE)
     everything = scan(tier_options("epochs", includeLineage="true")).column_names
     assert set(LINEAGE) < set(everything)
 
 
-def test_a_plan_as_json_is_plain_json() -> None:
+def test_plan_json_has_version_and_segments() -> None:
     document = json.loads(kts_source.plan(tier_options("codecs")).to_json())
     assert document["version"] == 4
     assert len(document["segments"]) == 4

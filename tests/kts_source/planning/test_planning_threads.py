@@ -1,4 +1,4 @@
-"""Threads of a plan."""
+"""Threads of planning."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _describe = AivenLayout.describe
 
 
 def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Plans a tier; `note` is called in every thread that lists or describes."""
+    """Plans a tier and calls `note` in every thread that lists a partition."""
 
-    def listing(self: AivenLayout, *given: object) -> object:
+    def listing(self: AivenLayout, *arguments: object) -> object:
         note()
-        return _list_partition(self, *given)  # type: ignore[arg-type]
+        return _list_partition(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AivenLayout, "list_partition", listing)
     tier = SimulatedTier(partitions, 2, latency_seconds=0)
@@ -36,13 +36,13 @@ def plan_with(partitions: int, monkeypatch: pytest.MonkeyPatch, note: Callable[[
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no threads")
-def test_threads_may_run_wherever_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_threads_keep_cpu_affinity_of_process(monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
     seen: list[set[int]] = []
 
-    def describing(self: AivenLayout, *given: object) -> object:
+    def describing(self: AivenLayout, *arguments: object) -> object:
         seen.append(os.sched_getaffinity(0))
-        return _describe(self, *given)  # type: ignore[arg-type]
+        return _describe(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AivenLayout, "describe", describing)
     plan_with(2, monkeypatch, lambda: seen.append(os.sched_getaffinity(0)))
@@ -50,7 +50,7 @@ def test_threads_may_run_wherever_the_process_may(monkeypatch: pytest.MonkeyPatc
     assert all(affinity == before for affinity in seen)
 
 
-def test_as_many_requests_are_under_way_as_there_are_threads(
+def test_planning_sends_one_request_in_each_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert PLANNING_THREADS == 96

@@ -1,6 +1,4 @@
-"""A plan file is a value that nobody vouches for: options that say something else are refused, and
-whatever is wrong with the file is an error that names it.
-"""
+"""Plan files are not trusted: contradicting options and invalid contents raise errors."""
 
 from __future__ import annotations
 
@@ -28,13 +26,16 @@ IDS = {"t": "lZ6vvmajTWKDBUTV6SQAtQ", "u": "adh9f8BMS4anaUnD8KWfWg"}
 
 
 def write_tier(folder: Path, *, without: int | None = None) -> None:
-    """Two topics of four segments with ten records each, some of them of an aborted transaction."""
+    """Writes two topics of four segments.
+
+    Each segment has seven plain records and two records of an aborted transaction.
+    """
     for topic, topic_id in IDS.items():
         log = LogBuilder()
         for _ in range(4):
             first = log.next_offset
-            stamped = [SimpleRecord(b"v%d" % n, b"k", timestamp=T0 + first + n) for n in range(7)]
-            log.append(stamped)
+            records = [SimpleRecord(b"v%d" % n, b"k", timestamp=T0 + first + n) for n in range(7)]
+            log.append(records)
             log.send(7, [SimpleRecord(b"aborted", timestamp=T0 + first + 7)] * 2)
             log.abort(7)
             log.roll()
@@ -50,17 +51,17 @@ def source(tmp_path: Path) -> dict[str, str]:
     return {"path": str(tmp_path / "tier"), "keyPrefix": "p-", "subscribe": "t", "cache": "false"}
 
 
-def planned(folder: Path, given: dict[str, str]) -> str:
-    file = folder / "plan.json"
-    file.write_text(kts_source.plan(given).to_json())
-    return str(file)
+def write_plan(folder: Path, options: dict[str, str]) -> str:
+    plan_file = folder / "plan.json"
+    plan_file.write_text(kts_source.plan(options).to_json())
+    return str(plan_file)
 
 
-def by_partition(value: int) -> str:
+def format_offsets(value: int) -> str:
     return json.dumps({"t": {"0": value}})
 
 
-OTHERS: list[tuple[dict[str, str], dict[str, str]]] = [
+CONTRADICTIONS: list[tuple[dict[str, str], dict[str, str]]] = [
     ({}, {"isolationLevel": "read_uncommitted"}),
     ({"isolationLevel": "read_uncommitted"}, {"isolationLevel": "read_committed"}),
     ({"isolationLevel": "read_uncommitted"}, {}),
@@ -75,14 +76,14 @@ OTHERS: list[tuple[dict[str, str], dict[str, str]]] = [
     ({}, {"topicId": json.dumps({"t": IDS["u"]})}),
     ({}, {"keyPrefix": "q-"}),
     ({}, {"layout": "local-tiered-storage"}),
-    ({}, {"startingOffsets": by_partition(4)}),
-    ({}, {"endingOffsets": by_partition(12)}),
-    ({"startingOffsets": by_partition(4)}, {"startingOffsets": "earliest"}),
-    ({"endingOffsets": by_partition(12)}, {"endingOffsets": "latest"}),
+    ({}, {"startingOffsets": format_offsets(4)}),
+    ({}, {"endingOffsets": format_offsets(12)}),
+    ({"startingOffsets": format_offsets(4)}, {"startingOffsets": "earliest"}),
+    ({"endingOffsets": format_offsets(12)}, {"endingOffsets": "latest"}),
     ({}, {"startingTimestamp": f"{T0 + 12}"}),
     ({}, {"endingTimestamp": f"{T0 + 12}"}),
-    ({}, {"startingOffsetsByTimestamp": by_partition(T0 + 12)}),
-    ({}, {"endingOffsetsByTimestamp": by_partition(T0 + 12)}),
+    ({}, {"startingOffsetsByTimestamp": format_offsets(T0 + 12)}),
+    ({}, {"endingOffsetsByTimestamp": format_offsets(T0 + 12)}),
     ({"startingTimestamp": f"{T0 + 12}"}, {"startingTimestamp": f"{T0 + 4}"}),
     ({}, {"maxRecordsPerPartition": "5"}),
     ({}, {"minPartitions": "3"}),
@@ -94,28 +95,31 @@ OTHERS: list[tuple[dict[str, str], dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("made", "given"), OTHERS)
-def test_contradicting_option_is_refused_by_name(
-    made: dict[str, str], given: dict[str, str], source: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(("plan_options", "replay_options"), CONTRADICTIONS)
+def test_replay_with_contradicting_option_raises_error_with_name(
+    plan_options: dict[str, str],
+    replay_options: dict[str, str],
+    source: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    plan = planned(tmp_path, {**source, **made})
-    asked = {**source, **given, "planFile": plan}
-    if {"assign", "subscribePattern"} & given.keys():
-        del asked["subscribe"]
-    name = next(iter(given or made))
+    plan = write_plan(tmp_path, {**source, **plan_options})
+    options = {**source, **replay_options, "planFile": plan}
+    if {"assign", "subscribePattern"} & replay_options.keys():
+        del options["subscribe"]
+    name = next(iter(replay_options or plan_options))
     name = "where" if name == "timestampRange" else name
     with pytest.raises(InvalidOptionError, match=rf"'{name}'.*'planFile'"):
-        kts_source.plan(asked)
+        kts_source.plan(options)
 
 
 @pytest.mark.parametrize(
-    "made",
+    "plan_options",
     [
-        *[other for other, _ in OTHERS],
+        *[plan_options for plan_options, _ in CONTRADICTIONS],
         *[
-            {**given}
-            for _, given in OTHERS
-            if not {"topicId", "keyPrefix", "layout"} & given.keys()
+            {**replay_options}
+            for _, replay_options in CONTRADICTIONS
+            if not {"topicId", "keyPrefix", "layout"} & replay_options.keys()
         ],
         {"startingOffsets": "earliest", "endingOffsets": "latest"},
         {"topicId": IDS["t"]},
@@ -124,46 +128,46 @@ def test_contradicting_option_is_refused_by_name(
     ],
 )
 def test_replay_with_same_options_returns_same_rows(
-    made: dict[str, str], source: dict[str, str], tmp_path: Path
+    plan_options: dict[str, str], source: dict[str, str], tmp_path: Path
 ) -> None:
-    given = {**source, **made}
-    if {"assign", "subscribePattern"} & made.keys():
-        del given["subscribe"]
-    if made.get("assign") == '{"t":[0,1]}':
-        given["assign"] = '{"t":[0]}'
-    plan = planned(tmp_path, given)
-    assert scan({**given, "planFile": plan}) == scan(given)
+    options = {**source, **plan_options}
+    if {"assign", "subscribePattern"} & plan_options.keys():
+        del options["subscribe"]
+    if plan_options.get("assign") == '{"t":[0,1]}':
+        options["assign"] = '{"t":[0]}'
+    plan = write_plan(tmp_path, options)
+    assert scan({**options, "planFile": plan}) == scan(options)
 
 
 def test_replay_accepts_selected_empty_partitions(source: dict[str, str], tmp_path: Path) -> None:
     del source["subscribe"]
-    given = {**source, "assign": '{"t":[0,9]}'}
-    plan = planned(tmp_path, given)
-    assert scan({**given, "planFile": plan}).num_rows == scan(given).num_rows > 0
+    options = {**source, "assign": '{"t":[0,9]}'}
+    plan = write_plan(tmp_path, options)
+    assert scan({**options, "planFile": plan}).num_rows == scan(options).num_rows > 0
     with pytest.raises(InvalidOptionError, match=r"'assign'.*'planFile'"):
         kts_source.plan({**source, "assign": '{"t":[0,8]}', "planFile": plan})
 
 
 def test_replay_applies_columns_and_where(source: dict[str, str], tmp_path: Path) -> None:
-    plan = planned(tmp_path, source)
-    asked = {**source, "columns": "offset", "where": "offset IN (3, 12)", "planFile": plan}
-    assert scan(asked).to_pydict() == {"offset": [3, 12]}
+    plan = write_plan(tmp_path, source)
+    options = {**source, "columns": "offset", "where": "offset IN (3, 12)", "planFile": plan}
+    assert scan(options).to_pydict() == {"offset": [3, 12]}
 
 
-def test_replay_of_plan_with_hole_fails(tmp_path: Path) -> None:
+def test_replay_of_plan_with_hole_raises_data_loss_error(tmp_path: Path) -> None:
     write_tier(tmp_path / "tier", without=1)
-    given = {"path": str(tmp_path / "tier"), "keyPrefix": "p-", "subscribe": "t"}
-    plan = planned(tmp_path, {**given, "failOnDataLoss": "false"})
-    assert scan({**given, "failOnDataLoss": "false", "planFile": plan}).num_rows == 21
+    options = {"path": str(tmp_path / "tier"), "keyPrefix": "p-", "subscribe": "t"}
+    plan = write_plan(tmp_path, {**options, "failOnDataLoss": "false"})
+    assert scan({**options, "failOnDataLoss": "false", "planFile": plan}).num_rows == 21
     document = json.loads((tmp_path / "plan.json").read_text())
     document["madeWith"]["failOnDataLoss"] = True
     (tmp_path / "plan.json").write_text(json.dumps(document))
     with pytest.raises(DataLossError, match=r"\[10, 20\)"):
-        kts_source.plan({**given, "planFile": plan})
+        kts_source.plan({**options, "planFile": plan})
 
 
 class GuardedFiles(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Files that are given to whoever knows a token."""
+    """Local files that require a token."""
 
     protocol = "guarded"
 
@@ -177,15 +181,15 @@ def test_plan_file_is_opened_with_storage_options_of_tier(
     source: dict[str, str], tmp_path: Path
 ) -> None:
     fsspec.register_implementation("guarded", GuardedFiles, clobber=True)
-    given = {
+    options = {
         **source,
         "path": f"guarded://{tmp_path}/tier",
         "storageOptions": '{"token":"sesame"}',
     }
-    plan = planned(tmp_path, given)
-    assert scan({**given, "planFile": f"guarded://{plan}"}).num_rows == 28
-    # Another kind of store is not handed the options of the tier's.
-    assert scan({**given, "planFile": plan}).num_rows == 28
+    plan = write_plan(tmp_path, options)
+    assert scan({**options, "planFile": f"guarded://{plan}"}).num_rows == 28
+    # Stores with another protocol do not receive the storage options of the tier.
+    assert scan({**options, "planFile": plan}).num_rows == 28
     assert "sesame" not in (tmp_path / "plan.json").read_text()
 
 
@@ -209,67 +213,67 @@ BAD_FILES: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("data", "says"), BAD_FILES, ids=range(len(BAD_FILES)))
-def test_invalid_plan_file_is_refused_by_name(
-    data: bytes, says: str, source: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(("data", "reason"), BAD_FILES, ids=range(len(BAD_FILES)))
+def test_invalid_plan_file_raises_error_with_name(
+    data: bytes, reason: str, source: dict[str, str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "bad.json"
-    file.write_bytes(data)
-    with pytest.raises(InvalidOptionError, match=rf"'planFile' \(.*bad\.json\): .*{says}"):
-        kts_source.plan({**source, "planFile": str(file)})
+    plan_file = tmp_path / "bad.json"
+    plan_file.write_bytes(data)
+    with pytest.raises(InvalidOptionError, match=rf"'planFile' \(.*bad\.json\): .*{reason}"):
+        kts_source.plan({**source, "planFile": str(plan_file)})
 
 
 @pytest.mark.parametrize("name", ["none.json", "tier", "/", "no://where/plan.json", "memory://x"])
-def test_missing_plan_file_is_refused_by_name(
+def test_missing_plan_file_raises_error_with_name(
     name: str, source: dict[str, str], tmp_path: Path
 ) -> None:
     path = name if "/" in name else str(tmp_path / name)
-    with pytest.raises(TieredKafkaError, match=r"'planFile'") as caught:
+    with pytest.raises(TieredKafkaError, match=r"'planFile'") as error:
         kts_source.plan({**source, "planFile": path})
-    assert path in str(caught.value)
+    assert path in str(error.value)
 
 
-def test_large_plan_file_is_refused_by_name(
+def test_large_plan_file_raises_error_with_name(
     source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = planned(tmp_path, source)
+    plan = write_plan(tmp_path, source)
     monkeypatch.setattr("kts_source.planning.replay._MAX_BYTES", 100)
     with pytest.raises(TieredKafkaError, match=r"'planFile'.*100 allowed"):
         kts_source.plan({**source, "planFile": plan})
 
 
 def test_plan_file_url_query_is_not_in_errors(source: dict[str, str]) -> None:
-    file = "http://localhost:1/plan.json?X-Amz-Signature=c0ffee"
-    given = {**source, "planFile": file, "maxAttempts": "1"}
-    with pytest.raises(TieredKafkaError, match="'planFile'") as caught:
-        kts_source.plan(given)
-    assert "c0ffee" not in str(caught.value)
-    assert "c0ffee" not in repr(caught.value)
+    url = "http://localhost:1/plan.json?X-Amz-Signature=c0ffee"
+    options = {**source, "planFile": url, "maxAttempts": "1"}
+    with pytest.raises(TieredKafkaError, match="'planFile'") as error:
+        kts_source.plan(options)
+    assert "c0ffee" not in str(error.value)
+    assert "c0ffee" not in repr(error.value)
 
 
 def paths_to_values(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of all values but the whole, lists and objects too."""
+    """Returns the paths of all values inside `value`, including lists and objects."""
     inner: list[tuple[Any, object]] = []
     if isinstance(value, dict):
         inner = list(value.items())
     if isinstance(value, list):
         inner = list(enumerate(value))
-    found = [path] if path else []
-    for key, one in inner:
-        found += paths_to_values(one, (*path, key))
-    return found
+    paths = [path] if path else []
+    for key, child in inner:
+        paths += paths_to_values(child, (*path, key))
+    return paths
 
 
-def replaced(document: dict[str, Any], path: tuple[Any, ...], value: object) -> dict[str, Any]:
+def replace_value(document: dict[str, Any], path: tuple[Any, ...], value: object) -> dict[str, Any]:
     changed = copy.deepcopy(document)
-    at: Any = changed
+    parent: Any = changed
     for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+        parent = parent[step]
+    parent[path[-1]] = value
     return changed
 
 
-def upper(value: object) -> object:
+def to_upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
@@ -292,43 +296,47 @@ HOSTILE: list[Callable[[Any], Any]] = [
     lambda _: "../secret",
     lambda _: "/etc/passwd",
     lambda _: "s3://other/key",
-    upper,
+    to_upper,
 ]
 
 
-def test_mutated_plan_returns_same_rows_or_fails(source: dict[str, str], tmp_path: Path) -> None:
-    """Each value of a plan in turn: what is read stays within the plan's own rows."""
-    given = {**source, "endingOffsets": by_partition(15), "targetPartitionBytes": "300"}
-    plan = planned(tmp_path, given)
+def test_plan_with_replaced_value_raises_error_or_is_harmless(
+    source: dict[str, str], tmp_path: Path
+) -> None:
+    """Replaces each value of a plan. A scan must not read anything that is not in the plan."""
+    options = {**source, "endingOffsets": format_offsets(15), "targetPartitionBytes": "300"}
+    plan = write_plan(tmp_path, options)
     document = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / "secret").write_bytes(b"x" * 1000)
-    seen = 0
+    error_count = 0
     for path in paths_to_values(document):
         if path[0] in ("segments", "tasks") and path[1:2] > (0,):
-            continue  # they are as the first
-        at: Any = document
+            continue  # like the first entry
+        current: Any = document
         for step in path:
-            at = at[step]
+            current = current[step]
         for change in HOSTILE:
-            text = json.dumps(replaced(document, path, change(at)))
+            text = json.dumps(replace_value(document, path, change(current)))
             try:
                 ScanPlan.from_json(text)
             except InvalidOptionError:
-                seen += 1
+                error_count += 1
                 continue
-            if change is not upper:
-                # What can be read as a plan is compared with the tier.
+            if change is not to_upper:
+                # If the plan is valid, it is compared with the tier.
                 (tmp_path / "plan.json").write_text(text)
                 try:
-                    kts_source.plan({**given, "planFile": plan})
+                    kts_source.plan({**options, "planFile": plan})
                 except TieredKafkaError:
-                    seen += 1
-    assert seen > 500
+                    error_count += 1
+    assert error_count > 500
 
 
 @pytest.mark.parametrize("key", ["../tier/secret", "/etc/passwd", "a/../../secret", "./x"])
-def test_plan_key_outside_root_is_refused(key: str, source: dict[str, str], tmp_path: Path) -> None:
-    plan = planned(tmp_path, source)
+def test_plan_with_key_outside_root_raises_invalid_option_error(
+    key: str, source: dict[str, str], tmp_path: Path
+) -> None:
+    plan = write_plan(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
     for entry in document["segments"][0]["objects"].values():
         entry[0] = key
@@ -337,8 +345,10 @@ def test_plan_key_outside_root_is_refused(key: str, source: dict[str, str], tmp_
         kts_source.plan({**source, "planFile": plan})
 
 
-def test_chunk_count_is_bounded_by_object_size(source: dict[str, str], tmp_path: Path) -> None:
-    plan = planned(tmp_path, source)
+def test_plan_with_too_many_chunks_raises_invalid_option_error(
+    source: dict[str, str], tmp_path: Path
+) -> None:
+    plan = write_plan(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
     segment = document["segments"][0]
     size = segment["objects"][segment["facts"][6]][1]
@@ -349,15 +359,15 @@ def test_chunk_count_is_bounded_by_object_size(source: dict[str, str], tmp_path:
             kts_source.plan({**source, "planFile": plan})
 
 
-@pytest.mark.parametrize("twice", ["task", "slice", "partition"])
-def test_plan_with_repeated_slices_is_refused(
-    twice: str, source: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("repeated", ["task", "slice", "partition"])
+def test_plan_with_repeated_slices_raises_invalid_option_error(
+    repeated: str, source: dict[str, str], tmp_path: Path
 ) -> None:
-    plan = planned(tmp_path, source)
+    plan = write_plan(tmp_path, source)
     document = json.loads((tmp_path / "plan.json").read_text())
-    if twice == "task":
+    if repeated == "task":
         document["tasks"] *= 2
-    elif twice == "slice":
+    elif repeated == "slice":
         document["tasks"][0] *= 2
     else:
         document["partitions"] *= 2
@@ -367,6 +377,6 @@ def test_plan_with_repeated_slices_is_refused(
 
 
 def test_describe_ignores_plan_file(source: dict[str, str], tmp_path: Path) -> None:
-    plan = planned(tmp_path, {**source, "endingOffsets": by_partition(12)})
+    plan = write_plan(tmp_path, {**source, "endingOffsets": format_offsets(12)})
     (mark,) = kts_source.describe({**source, "planFile": plan}).partitions
     assert mark.tier_end == 40

@@ -1,4 +1,4 @@
-"""Plan files that read from brokers: the same rows, or an error that says what was lost."""
+"""Replays of plan files with broker ranges return the same rows or raise data loss errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _END = 120
 
 
 class World:
-    """A tier of all but the last segment, a broker, and plan files."""
+    """A tier with all segments but the last one, a broker, and a plan file."""
 
     def __init__(self, cluster: FakeCluster, folder: Path) -> None:
         builder = LogBuilder(segment_bytes=600)
@@ -42,35 +42,35 @@ class World:
         self.bases = [files.base_offset for files in log.segments]
         self.tier_end = log.segments[-1].base_offset
         self.cluster = cluster
-        self.part = FakePartition(fake_log(log))
-        cluster.create("t", [self.part], uuid_from_text(writer.topic_id))
+        self.partition = FakePartition(fake_log(log))
+        cluster.create("t", [self.partition], uuid_from_text(writer.topic_id))
         self.store = store
         self.tier = Tier(MemoryStore(store))
         self.file = folder / "plan.json"
 
-    def offsets(self, **given: str) -> list[int]:
-        """Plans, writes the plan down and reads it."""
+    def offsets(self, **extra: str) -> list[int]:
+        """Plans, writes the plan file and reads the plan."""
         options = parse_options(
             {
                 "path": "/",
                 "layout": "local-tiered-storage",
                 "subscribe": "t",
                 "kafka.bootstrap.servers": self.cluster.bootstrap,
-                **given,
+                **extra,
             }
         )
         plan = plan_scan(options, self.tier)
         self.file.write_text(plan.to_json())
-        found: list[int] = []
+        rows: list[int] = []
         for task in plan.tasks:
             reader = SegmentSource(self.tier, options.key_ring)
             for batch in read_task(task, reader, ReadSettings.of(options)):
-                found += pa.Table.from_batches([batch])["offset"].to_pylist()
-        return found
+                rows += pa.Table.from_batches([batch])["offset"].to_pylist()
+        return rows
 
-    def again(self, **given: str) -> list[int]:
-        """Reads by the plan file."""
-        return self.offsets(planFile=str(self.file), **given)
+    def replay(self, **extra: str) -> list[int]:
+        """Reads with the plan file."""
+        return self.offsets(planFile=str(self.file), **extra)
 
 
 @pytest.fixture
@@ -79,62 +79,64 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(cluster, tmp_path)
 
 
-def test_the_same_rows_while_the_topic_grows_or_moves(world: World) -> None:
+def test_replay_after_leader_change_returns_same_rows(world: World) -> None:
     assert world.offsets(endingOffsets='{"t":{"0":118}}') == list(range(118))
-    assert world.again() == list(range(118))
-    world.part.epoch = 3
-    world.part.log.epochs = [(0, 0), (3, 118)]
-    assert world.again() == list(range(118))
+    assert world.replay() == list(range(118))
+    world.partition.epoch = 3
+    world.partition.log.epochs = [(0, 0), (3, 118)]
+    assert world.replay() == list(range(118))
 
 
 @pytest.mark.parametrize("epochs", [[(0, 0), (3, 118)], [(0, 0), (2, 20), (3, 140)], [(3, 0)]])
-def test_a_new_leader_that_lacks_what_was_planned(
+def test_replay_with_leader_lacking_planned_offsets_raises_data_loss_error(
     world: World, epochs: list[tuple[int, int]]
 ) -> None:
     world.offsets()
-    world.part.epoch, world.part.log.epochs = 3, epochs
+    world.partition.epoch, world.partition.log.epochs = 3, epochs
     with pytest.raises(DataLossError, match=r"epoch 0 up to 120 was planned: .*unclean election"):
-        world.again()
+        world.replay()
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_what_was_deleted_since_is_lost(world: World, fail_on_data_loss: str) -> None:
+def test_replay_of_deleted_offsets_raises_data_loss_error(
+    world: World, fail_on_data_loss: str
+) -> None:
     world.offsets(failOnDataLoss=fail_on_data_loss)
-    world.part.log = with_log_start(world.part.log, 2)
+    world.partition.log = with_log_start(world.partition.log, 2)
     with pytest.raises(DataLossError, match="the log of the brokers starts at 2 now; plan again"):
-        world.again(failOnDataLoss=fail_on_data_loss)
+        world.replay(failOnDataLoss=fail_on_data_loss)
 
 
-def test_a_topic_that_was_created_again_or_deleted(world: World) -> None:
+def test_replay_of_recreated_or_deleted_topic_raises_data_loss_error(world: World) -> None:
     world.offsets()
-    world.cluster.create("t", [world.part])
+    world.cluster.create("t", [world.partition])
     with pytest.raises(DataLossError, match="was planned, and the topic has topic id"):
-        world.again()
+        world.replay()
     world.cluster.topics.clear()
     with pytest.raises(DataLossError, match="was planned, and the topic is gone"):
-        world.again()
+        world.replay()
 
 
-def test_tail_is_what_the_plan_was_made_with(world: World) -> None:
-    # A plan with ranges of brokers was once read as it was, though tail=false was given.
+def test_replay_with_other_tail_option_raises_invalid_option_error(world: World) -> None:
+    # A plan with broker ranges must not be read with tail=false.
     world.offsets()
     with pytest.raises(InvalidOptionError, match=r"'tail' .*was made with True"):
-        world.again(tail="false")
+        world.replay(tail="false")
     assert world.offsets(tail="false") == list(range(world.tier_end))
-    assert world.again() == world.again(tail="false") == list(range(world.tier_end))
+    assert world.replay() == world.replay(tail="false") == list(range(world.tier_end))
     with pytest.raises(InvalidOptionError, match=r"'tail' .*was made with False"):
-        world.again(tail="true")
+        world.replay(tail="true")
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_without_the_tail_brokers_fill_holes(world: World, lost: int) -> None:
-    gone = [key for key in world.store if f"/{world.bases[lost]:020}-" in key]
-    assert gone
-    for key in gone:
+def test_scan_without_tail_reads_holes_from_brokers(world: World, lost: int) -> None:
+    lost_keys = [key for key in world.store if f"/{world.bases[lost]:020}-" in key]
+    assert lost_keys
+    for key in lost_keys:
         del world.store[key]
     assert world.offsets(tail="false") == list(range(world.tier_end))
 
 
-def test_without_the_tail_nothing_is_read_where_nothing_is_tiered(world: World) -> None:
+def test_scan_without_tail_of_empty_tier_returns_no_rows(world: World) -> None:
     world.store.clear()
     assert world.offsets(tail="false") == []

@@ -1,4 +1,4 @@
-"""What planning reads beside manifests: batch headers in place of a side file that is bad."""
+"""Planning replays batch headers if a side file is damaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 
 
 @pytest.mark.parametrize("damage", ["cut", "negative length", "too long"])
-def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
+def test_replay_of_log_ending_inside_batch_raises_error_with_position(
     damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = parse_options(tier_options("txn"))
@@ -32,10 +32,10 @@ def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
     source = SegmentSource(tier, options.key_ring.loaded())
     side_files = SideFiles(source, max_batch_bytes=1 << 30)
     segment = plan_scan(options, tier).partitions[0].surviving.ranges[0].segment
-    whole = list(side_files.batches(segment, 0))
+    intact_batches = list(side_files.batches(segment, 0))
     size = segment.objects.size_in_bytes
-    place = segment.topic, segment.partition, segment.start_offset, segment.objects
-    span = SegmentSpan(*place, 0, size)
+    segment_key = segment.topic, segment.partition, segment.start_offset, segment.objects
+    span = SegmentSpan(*segment_key, 0, size)
     log = bytearray(b"".join(bytes(window) for _, window in source.windows([span])))
     *_, last = iter_entries(log)
     if damage == "cut":
@@ -45,12 +45,12 @@ def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
         log[last.position + 8 : last.position + 12] = length.to_bytes(4, "big", signed=True)
     monkeypatch.setattr(source, "windows", lambda _: [(span, log[:999]), (span, log[999:])])
     batches = side_files.batches(segment, 0)
-    # The batch before the damaged one waits for a next batch that confirms its offsets.
-    found = [next(batches).base_offset for _ in whole[:-2]]
-    assert found == [batch.base_offset for batch in whole[:-2]]
-    with pytest.raises(CorruptSegmentError, match="record batch") as raised:
+    # The batch before the damaged batch is returned only after the next batch confirms its offsets.
+    base_offsets = [next(batches).base_offset for _ in intact_batches[:-2]]
+    assert base_offsets == [batch.base_offset for batch in intact_batches[:-2]]
+    with pytest.raises(CorruptSegmentError, match="record batch") as error:
         next(batches)
-    assert raised.value.position == last.position
+    assert error.value.position == last.position
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_a_log_that_ends_inside_a_batch_is_named_where_its_headers_are_replayed(
         (20, 22, "last stable offset 22 is above the abort marker at offset 20"),
     ],
 )
-def test_transaction_index_of_other_offsets_is_not_used(
+def test_transaction_index_with_wrong_offsets_is_not_used(
     marker: int, stable: int, text: str
 ) -> None:
-    (files,) = [one for one in healthy_segments() if one.txnindex]
+    (files,) = [segment_files for segment_files in healthy_segments() if segment_files.txnindex]
     objects: dict[str, bytes] = {}
     index = write_transaction_index([AbortedTxn(7, 5, marker, stable)])
     written = replace(files, base_offset=10, next_offset=30, txnindex=index)

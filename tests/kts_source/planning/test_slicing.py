@@ -1,4 +1,4 @@
-"""Tasks are even by bytes, whole segments and slices stand in them in order, and limits hold."""
+"""Tasks are balanced by bytes, keep the order of the log, and respect the limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CHUNK = 1000
 CLOSED = Encryption(WrappedDataKey("key", b"x" * 16), b"")
 
 
-def segment(
+def make_segment(
     size: int,
     *,
     number: int = 0,
@@ -52,7 +52,7 @@ def segment(
     compressed: bool = False,
     encrypted: bool = False,
 ) -> SegmentSlice:
-    """A whole segment of so many bytes and offsets, with an index of so many entries."""
+    """Returns a slice of a complete segment; its offset index has `borders` entries."""
     log = ObjectRef(f"{partition}/{number}.log", size, "1")
     index = ObjectRef(f"{partition}/{number}.indexes", 8 * borders, "1")
     last = size % CHUNK or CHUNK
@@ -78,14 +78,14 @@ def segment(
     )
 
 
-def packed(wanted: Sequence[SegmentSlice], **options: str) -> list[ScanTask]:
+def pack_slices(slices: Sequence[SegmentSlice], **options: str) -> list[ScanTask]:
     parsed = parse_options({"path": "/", "subscribe": "t", **options})
-    target = target_bytes(wanted, parsed)
-    return list(pack((part for one in wanted for part in cut(one, target)), target, parsed))
+    target = target_bytes(slices, parsed)
+    return list(pack((piece for entry in slices for piece in cut(entry, target)), target, parsed))
 
 
-def work(task: ScanTask) -> int:
-    return sum(part.work for part in task.slices)
+def sum_work(task: ScanTask) -> int:
+    return sum(task_slice.work for task_slice in task.slices)
 
 
 @settings(deadline=None)
@@ -94,109 +94,122 @@ def work(task: ScanTask) -> int:
     st.integers(1, 20_000),
     st.integers(1, 5),
 )
-def test_everything_once_in_order_within_the_limits(
-    sizes: list[tuple[int, int]], target: int, at_most: int
+def test_tasks_contain_all_bytes_in_order_within_limits(
+    sizes: list[tuple[int, int]], target: int, max_segments: int
 ) -> None:
-    wanted = [segment(size, number=n, borders=borders) for n, (size, borders) in enumerate(sizes)]
-    tasks = packed(wanted, targetPartitionBytes=f"{target}", maxSegmentsPerTask=f"{at_most}")
-    slices = [part for task in tasks for part in task.slices]
-    assert sum(part.nominal_bytes for part in slices) == sum(size for size, _ in sizes)
-    for one, other in itertools.pairwise(slices):
-        if one.segment_id == other.segment_id:
-            assert one.cut_stop == other.cut_start
+    segments = [
+        make_segment(size, number=n, borders=borders) for n, (size, borders) in enumerate(sizes)
+    ]
+    tasks = pack_slices(
+        segments, targetPartitionBytes=f"{target}", maxSegmentsPerTask=f"{max_segments}"
+    )
+    slices = [task_slice for task in tasks for task_slice in task.slices]
+    assert sum(task_slice.nominal_bytes for task_slice in slices) == sum(size for size, _ in sizes)
+    for previous, following in itertools.pairwise(slices):
+        if previous.segment_id == following.segment_id:
+            assert previous.cut_stop == following.cut_start
         else:
-            assert one.cut_stop == one.objects.size_in_bytes
-            assert (other.cut_start, other.start_offset) == (0, one.segment_start + 1_000_000)
-    counted = Counter(part.segment_id for part in slices)
-    for one in wanted:  # a slice without a border of its own would be empty
-        assert counted[one.segment_id] <= one.offset_index.size // 8 + 1
+            assert previous.cut_stop == previous.objects.size_in_bytes
+            next_start = previous.segment_start + 1_000_000
+            assert (following.cut_start, following.start_offset) == (0, next_start)
+    counted = Counter(task_slice.segment_id for task_slice in slices)
+    for entry in segments:  # a slice without its own border would be empty
+        assert counted[entry.segment_id] <= entry.offset_index.size // 8 + 1
     for task in tasks:
-        assert len(task.slices) <= at_most
-        assert len(task.slices) == 1 or work(task) <= target
-    for one_task, other_task in itertools.pairwise(tasks):  # no room is left unused
-        full = len(one_task.slices) == at_most
-        assert full or work(one_task) + other_task.slices[0].work > target
+        assert len(task.slices) <= max_segments
+        assert len(task.slices) == 1 or sum_work(task) <= target
+    for task, next_task in itertools.pairwise(tasks):  # no task could include the next slice
+        full = len(task.slices) == max_segments
+        assert full or sum_work(task) + next_task.slices[0].work > target
 
 
-@pytest.mark.parametrize("wished", [2, 7, 16, 100])
-def test_more_partitions_are_made_by_bytes_not_by_offsets(wished: int) -> None:
-    # Of the same size, but one has a thousand times the other's offsets.
-    few, many = segment(400_000, offsets=10), segment(400_000, number=1, offsets=10_000)
-    tasks = packed([few, many], minPartitions=f"{wished}")
-    assert wished <= len(tasks) <= wished + 2
+@pytest.mark.parametrize("min_partitions", [2, 7, 16, 100])
+def test_min_partitions_splits_by_bytes_instead_of_offsets(min_partitions: int) -> None:
+    # Both have the same size, but one has a thousand times as many offsets.
+    few, many = make_segment(400_000, offsets=10), make_segment(400_000, number=1, offsets=10_000)
+    tasks = pack_slices([few, many], minPartitions=f"{min_partitions}")
+    assert min_partitions <= len(tasks) <= min_partitions + 2
     sizes = [task.nominal_bytes for task in tasks]
-    assert max(sizes) <= 800_000 / wished + CHUNK
+    assert max(sizes) <= 800_000 / min_partitions + CHUNK
     halves = [
-        sum(part.nominal_bytes for task in tasks for part in task.slices if part.segment_id == name)
+        sum(
+            task_slice.nominal_bytes
+            for task in tasks
+            for task_slice in task.slices
+            if task_slice.segment_id == name
+        )
         for name in (few.segment_id, many.segment_id)
     ]
     assert halves == [400_000, 400_000]
-    counted = Counter(part.segment_id for task in tasks for part in task.slices)
+    counted = Counter(task_slice.segment_id for task in tasks for task_slice in task.slices)
     assert counted[few.segment_id] == counted[many.segment_id]
 
 
-def test_what_takes_more_work_counts_for_more() -> None:
-    plain = [segment(100, number=n) for n in range(600)]
-    compressed = [segment(100, number=n, compressed=True) for n in range(600)]
-    both = [segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]
+def test_compressed_and_encrypted_segments_make_more_tasks() -> None:
+    plain = [make_segment(100, number=n) for n in range(600)]
+    compressed = [make_segment(100, number=n, compressed=True) for n in range(600)]
+    both = [make_segment(100, number=n, compressed=True, encrypted=True) for n in range(600)]
     limits = {"targetPartitionBytes": "10000", "maxSegmentsPerTask": "1000"}
-    tasks = [len(packed(some, **limits)) for some in (plain, compressed, both)]
+    tasks = [len(pack_slices(slices, **limits)) for slices in (plain, compressed, both)]
     assert tasks[0] == 6
     assert tasks == sorted(set(tasks))
 
 
-def test_small_segments_of_several_partitions_share_a_task_up_to_64() -> None:
-    wanted = [segment(10, number=n % 50, partition=n // 50) for n in range(150)]
-    tasks = packed(wanted)
+def test_small_segments_share_task_up_to_64_slices() -> None:
+    slices = [make_segment(10, number=n % 50, partition=n // 50) for n in range(150)]
+    tasks = pack_slices(slices)
     assert [len(task.slices) for task in tasks] == [64, 64, 22]
-    assert {part.partition for part in tasks[0].slices} == {0, 1}
-    assert len(packed(wanted, maxSegmentsPerTask="1000")) == 1
+    assert {task_slice.partition for task_slice in tasks[0].slices} == {0, 1}
+    assert len(pack_slices(slices, maxSegmentsPerTask="1000")) == 1
 
 
-def in_order(plan: ScanPlan) -> bool:
-    """Whether topics, partitions, offsets and bytes ascend within each task and between them."""
-    places = [
-        (part.topic, part.partition, part.start_offset, part.cut_start)
+def is_in_order(plan: ScanPlan) -> bool:
+    """Returns whether topics, partitions, offsets and bytes of all slices ascend."""
+    positions = [
+        (task_slice.topic, task_slice.partition, task_slice.start_offset, task_slice.cut_start)
         for task in plan.tasks
-        for part in task.slices
+        for task_slice in task.slices
     ]
-    return places == sorted(places)
+    return positions == sorted(positions)
 
 
-@pytest.mark.parametrize("given", [{}, {"targetPartitionBytes": "30k"}, {"minPartitions": "20"}])
-def test_golden_plans_are_in_order(given: dict[str, str]) -> None:
-    plan = kts_source.plan(tier_options(TOPICS, failOnDataLoss="false", **given))
-    assert in_order(plan)
-    if "minPartitions" in given:
+@pytest.mark.parametrize("options", [{}, {"targetPartitionBytes": "30k"}, {"minPartitions": "20"}])
+def test_golden_plans_are_in_order(options: dict[str, str]) -> None:
+    plan = kts_source.plan(tier_options(TOPICS, failOnDataLoss="false", **options))
+    assert is_in_order(plan)
+    if "minPartitions" in options:
         assert len(plan.tasks) >= 20
-    if not given:
-        assert max(len({part.partition for part in task.slices}) for task in plan.tasks) > 1
-        assert max(len({part.topic for part in task.slices}) for task in plan.tasks) > 1
+    if not options:
+        assert (
+            max(len({task_slice.partition for task_slice in task.slices}) for task in plan.tasks)
+            > 1
+        )
+        assert max(len({task_slice.topic for task_slice in task.slices}) for task in plan.tasks) > 1
 
 
-def test_a_large_topic_is_cut_evenly() -> None:
+def test_large_topic_is_split_evenly() -> None:
     tier = SimulatedTier(3, 20, latency_seconds=0)
-    given = {"path": "simulated", "subscribe": TOPIC, "isolationLevel": "read_uncommitted"}
-    plan = kts_source.plan({**given, "targetPartitionBytes": "10m"}, tier)
-    assert in_order(plan)
-    assert max(work(task) for task in plan.tasks) <= (10 << 20) + (1 << 20)
-    spread = [task.nominal_bytes for task in plan.tasks]
-    assert max(spread) <= 2 * min(spread)
-    wished = kts_source.plan({**given, "minPartitions": "500"}, tier)
-    assert 500 <= len(wished.tasks) <= 600
-    assert sum(task.nominal_bytes for task in wished.tasks) == plan.nominal_bytes
+    options = {"path": "simulated", "subscribe": TOPIC, "isolationLevel": "read_uncommitted"}
+    plan = kts_source.plan({**options, "targetPartitionBytes": "10m"}, tier)
+    assert is_in_order(plan)
+    assert max(sum_work(task) for task in plan.tasks) <= (10 << 20) + (1 << 20)
+    task_bytes = [task.nominal_bytes for task in plan.tasks]
+    assert max(task_bytes) <= 2 * min(task_bytes)
+    larger_plan = kts_source.plan({**options, "minPartitions": "500"}, tier)
+    assert 500 <= len(larger_plan.tasks) <= 600
+    assert sum(task.nominal_bytes for task in larger_plan.tasks) == plan.nominal_bytes
 
 
-def test_a_cut_of_a_cut_segment_keeps_its_offsets() -> None:
-    part = replace(segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
-    slices = list(cut(part, 2000))
-    assert [(one.cut_start, one.cut_stop) for one in slices] == [
+def test_cut_of_partial_slice_keeps_offsets() -> None:
+    partial = replace(make_segment(9000), cut_start=2500, start_offset=30, stop_offset=60)
+    slices = list(cut(partial, 2000))
+    assert [(piece.cut_start, piece.cut_stop) for piece in slices] == [
         (2500, 4000),
         (4000, 6000),
         (6000, 7000),
         (7000, 9000),
     ]
-    assert {(one.start_offset, one.stop_offset) for one in slices} == {(30, 60)}
+    assert {(piece.start_offset, piece.stop_offset) for piece in slices} == {(30, 60)}
 
 
 def write_log(folder: Path, log: LogBuilder) -> dict[str, str]:
@@ -206,8 +219,8 @@ def write_log(folder: Path, log: LogBuilder) -> dict[str, str]:
     return {"path": str(folder), "subscribe": "t", "cache": "false"}
 
 
-def rows_of(options: dict[str, str]) -> list[int]:
-    """Rows of each task, all of which have their place in the log."""
+def count_rows(options: dict[str, str]) -> list[int]:
+    """Returns the row count of each task; checks that offsets ascend."""
     plan = kts_source.plan(options)
     tables = [run(replace(plan, tasks=(task,)), options) for task in plan.tasks]
     offsets = [offset for table in tables for offset in table["offset"].to_pylist()]
@@ -217,11 +230,10 @@ def rows_of(options: dict[str, str]) -> list[int]:
 
 @pytest.mark.parametrize("limit", [1, 10, 100, 100_000])
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_what_compaction_left_makes_tasks_by_its_bytes(
-    codec: str, limit: int, tmp_path: Path
-) -> None:
-    """Few records, millions of offsets apart: a task for each record at most, and not for each
-    stretch of offsets.
+def test_sparse_records_are_split_by_bytes(codec: str, limit: int, tmp_path: Path) -> None:
+    """After compaction, few records have millions of offsets between them.
+
+    The plan has at most one task for each record, and no tasks for ranges without records.
     """
     log = LogBuilder()
     for number in range(20):
@@ -231,55 +243,57 @@ def test_what_compaction_left_makes_tasks_by_its_bytes(
             log.roll()
     size = sum(len(segment.log) for segment in log.build().segments)
     options = write_log(tmp_path, log)
-    counts = rows_of({**options, "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**options, "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 20
     assert len(counts) <= min(size // limit + 2, 20)
 
 
 @pytest.mark.parametrize("limit", [3, 64])
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_dense_records_are_bounded_whatever_they_compress_to(
+def test_max_records_limits_tasks_of_dense_records_with_any_codec(
     codec: str, limit: int, tmp_path: Path
 ) -> None:
     log = LogBuilder()
     for _ in range(2):
         log.append([SimpleRecord(None, None)] * 150, codec=codec)
-    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 300
     assert max(counts) == limit
     assert len(counts) == -(-300 // limit)
 
 
 @pytest.mark.parametrize("limit", [1, 10, 1000])
-def test_dense_and_sparse_stretches_of_one_segment(limit: int, tmp_path: Path) -> None:
-    """The index tells where records are: before a gap, between two of them, behind."""
+def test_max_records_splits_segment_with_dense_and_sparse_offsets(
+    limit: int, tmp_path: Path
+) -> None:
+    """The offset index shows the positions of records: before, between and after gaps."""
     log = LogBuilder()
     for _ in range(4):
         for _ in range(5):
             log.append([SimpleRecord(b"v" * 2000)] * 5)
         log.skip_offsets(500_000_000)
     log.append([SimpleRecord(b"v")])
-    counts = rows_of({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
+    counts = count_rows({**write_log(tmp_path, log), "maxRecordsPerPartition": f"{limit}"})
     assert sum(counts) == 101
     assert len(counts) <= -(-101 // limit) + 8
-    assert max(counts) <= max(limit, 10)  # two appends, between which the index has no entry
+    assert max(counts) <= max(limit, 10)  # two batches without an index entry between them
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "targetPartitionBytes"])
 @pytest.mark.parametrize("value", ["1", "2147483647"])
-def test_extremes_give_all_rows(name: str, value: str, tmp_path: Path) -> None:
+def test_extreme_task_sizes_return_all_rows(name: str, value: str, tmp_path: Path) -> None:
     log = LogBuilder()
     for _ in range(40):
         log.append([SimpleRecord(b"v" * 500)] * 10)
     options = write_log(tmp_path, log)
-    counts = rows_of({**options, name: value})
+    counts = count_rows({**options, name: value})
     assert sum(counts) == 400
     few = (name, value) in (("minPartitions", "1"), ("targetPartitionBytes", "2147483647"))
     assert (len(counts) == 1) == few
     assert len(counts) <= 42
 
 
-def test_a_plan_of_too_many_slices_is_refused(
+def test_plan_with_too_many_slices_raises_plan_too_large_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogBuilder()

@@ -1,4 +1,4 @@
-"""A tier and disks beside it: what is read from where, and what is refused by name."""
+"""Scans of a tier and broker disks (`tailPath`): sources of the rows, and rejected options."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.kts_source.layout.kafka_logs.disk import (
     TOPIC,
     TOPIC_ID,
     Disk,
-    expected,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from segment_format.testing.log_builder import BuiltLog
 
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions(segments=5)
+LOG = build_transactions(segments=5)
 END = LOG.end_offset()
 
 
-class Both:
+class TierAndDisk:
     """A tier and a disk of one topic, in folders."""
 
     def __init__(self, root: Path) -> None:
@@ -53,7 +53,7 @@ class Both:
             writer.write_segment(log.segments[number])
 
     def drop(self, log: BuiltLog, count: int) -> None:
-        """Deletes the first segments of the disk, as a broker does that has copied them."""
+        """Deletes the first segments of the disk, like a broker after they were tiered."""
         for segment in log.segments[:count]:
             for path in self.disk.folder.glob(f"{segment.base_offset:020d}.*"):
                 path.unlink()
@@ -61,54 +61,54 @@ class Both:
         self.disk.put(f"{base:020d}.snapshot", log.segments[count - 1].snapshot)
         self.disk.checkpoint(LOG_STARTS, 0)
 
-    def options(self, level: str = "read_committed", **more: str) -> dict[str, str]:
-        """The options of a scan of both."""
+    def make_options(self, level: str = "read_committed", **extra: str) -> dict[str, str]:
+        """Returns the options of a scan of tier and disk."""
         return {
             "path": str(self.tier),
             "tailPath": str(self.disk.root),
             "subscribe": TOPIC,
             "isolationLevel": level,
-            **more,
+            **extra,
         }
 
-    def offsets(self, level: str = "read_committed", **more: str) -> list[int]:
-        """What a scan returns."""
-        found: list[int] = scan(self.options(level, **more))["offset"].to_pylist()
-        return found
+    def read_offsets(self, level: str = "read_committed", **extra: str) -> list[int]:
+        """Returns the offsets that a scan reads."""
+        rows: list[int] = scan(self.make_options(level, **extra))["offset"].to_pylist()
+        return rows
 
-    def pieces(self, **more: str) -> list[tuple[bool, int, int]]:
-        """Whether of the disk, and offsets, in order."""
-        tasks = plan(self.options(**more)).tasks
+    def list_slices(self, **extra: str) -> list[tuple[bool, int, int]]:
+        """Returns for each slice whether it is on the disk, and its offsets, in plan order."""
+        tasks = plan(self.make_options(**extra)).tasks
         return [
-            (is_beside(one.objects.log.key), one.start_offset, one.stop_offset)
+            (is_beside(task_slice.objects.log.key), task_slice.start_offset, task_slice.stop_offset)
             for task in tasks
-            for one in task.slices
+            for task_slice in task.slices
         ]
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Both:
-    return Both(tmp_path)
+def scene(tmp_path: Path) -> TierAndDisk:
+    return TierAndDisk(tmp_path)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_tail_comes_from_the_disk(both: Both, level: str, *, clean: bool) -> None:
-    both.copy(LOG, 0, 1, 2)
-    both.disk.write(LOG, clean=clean)
-    both.drop(LOG, 2)
-    assert both.offsets(level) == expected(LOG, level)
-    seam = LOG.segments[3].base_offset
-    assert all(is_disk == (start >= seam) for is_disk, start, _ in both.pieces())
+def test_tail_is_read_from_disk(scene: TierAndDisk, level: str, *, clean: bool) -> None:
+    scene.copy(LOG, 0, 1, 2)
+    scene.disk.write(LOG, clean=clean)
+    scene.drop(LOG, 2)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
+    tier_end = LOG.segments[3].base_offset
+    assert all(is_disk == (start >= tier_end) for is_disk, start, _ in scene.list_slices())
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_hole_of_the_tier_is_read_from_the_disk(both: Both, level: str) -> None:
-    both.copy(LOG, 0, 2, 4)
-    both.disk.write(LOG)
-    both.drop(LOG, 1)
-    assert both.offsets(level) == expected(LOG, level)
-    assert [is_disk for is_disk, _, _ in both.pieces(isolationLevel="read_uncommitted")] == [
+def test_hole_of_tier_is_read_from_disk(scene: TierAndDisk, level: str) -> None:
+    scene.copy(LOG, 0, 2, 4)
+    scene.disk.write(LOG)
+    scene.drop(LOG, 1)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
+    assert [is_disk for is_disk, _, _ in scene.list_slices(isolationLevel="read_uncommitted")] == [
         False,
         True,
         False,
@@ -117,59 +117,61 @@ def test_hole_of_the_tier_is_read_from_the_disk(both: Both, level: str) -> None:
     ]
 
 
-def test_hole_of_both_is_an_error_that_names_it(both: Both) -> None:
-    both.copy(LOG, 0, 2)
-    both.disk.write(LOG)
-    both.drop(LOG, 2)
+def test_hole_of_tier_and_disk_raises_data_loss_error(scene: TierAndDisk) -> None:
+    scene.copy(LOG, 0, 2)
+    scene.disk.write(LOG)
+    scene.drop(LOG, 2)
     low, high = LOG.segments[1].base_offset, LOG.segments[2].base_offset
     with pytest.raises(DataLossError, match=rf"the disks holds offsets \[{low}, {high}\)"):
-        both.offsets("read_uncommitted")
-    want = [o for o in expected(LOG, "read_uncommitted") if not low <= o < high]
-    assert both.offsets("read_uncommitted", failOnDataLoss="false") == want
+        scene.read_offsets("read_uncommitted")
+    rows = [o for o in list_expected_offsets(LOG, "read_uncommitted") if not low <= o < high]
+    assert scene.read_offsets("read_uncommitted", failOnDataLoss="false") == rows
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_disk_that_is_older_than_the_tier(both: Both, level: str) -> None:
-    """It was copied before the last segments were: theirs are rows all the same."""
-    older = transactions(segments=5)
-    both.disk.write(older, high_watermark=LOG.segments[2].base_offset)
+def test_disk_older_than_tier_is_completed_from_tier(scene: TierAndDisk, level: str) -> None:
+    """The disk was copied before the last segments existed."""
+    older = build_transactions(segments=5)
+    scene.disk.write(older, high_watermark=LOG.segments[2].base_offset)
     for segment in LOG.segments[3:]:
-        for path in both.disk.folder.glob(f"{segment.base_offset:020d}.*"):
+        for path in scene.disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
-    both.copy(LOG, 0, 1, 2, 3, 4)
-    assert both.offsets(level) == expected(LOG, level)
-    assert not any(is_disk for is_disk, _, _ in both.pieces())
+    scene.copy(LOG, 0, 1, 2, 3, 4)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level)
+    assert not any(is_disk for is_disk, _, _ in scene.list_slices())
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_what_was_copied_had_been_replicated(both: Both, level: str) -> None:
-    """The disk's high watermark is of an earlier moment than the tier: it may fill its hole."""
-    both.copy(LOG, 0, 1, 3)
-    both.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
+def test_disk_fills_hole_below_tiered_segment_above_high_watermark(
+    scene: TierAndDisk, level: str
+) -> None:
+    """The high watermark of the disk is older than the tier. Tiered records are replicated."""
+    scene.copy(LOG, 0, 1, 3)
+    scene.disk.write(LOG, high_watermark=LOG.segments[2].base_offset + 3)
     stop = LOG.segments[4].base_offset
-    assert both.offsets(level) == expected(LOG, level, stop=stop)
+    assert scene.read_offsets(level) == list_expected_offsets(LOG, level, stop=stop)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_records_deleted_are_not_read_again(both: Both, level: str) -> None:
-    both.copy(LOG, 0, 1, 2)
-    both.disk.write(LOG)
-    both.drop(LOG, 2)
+def test_records_below_log_start_of_disk_are_not_read(scene: TierAndDisk, level: str) -> None:
+    scene.copy(LOG, 0, 1, 2)
+    scene.disk.write(LOG)
+    scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
-    both.disk.checkpoint(LOG_STARTS, start)
-    assert both.offsets(level) == [o for o in expected(LOG, level) if o >= start]
+    scene.disk.checkpoint(LOG_STARTS, start)
+    assert scene.read_offsets(level) == [o for o in list_expected_offsets(LOG, level) if o >= start]
 
 
-def test_log_start_of_the_epoch_checkpoint_counts_after_a_crash(both: Both) -> None:
-    both.copy(LOG, 0, 1, 2)
-    both.disk.write(LOG, clean=False)
-    both.drop(LOG, 2)
+def test_log_start_after_crash_is_read_from_epoch_checkpoint(scene: TierAndDisk) -> None:
+    scene.copy(LOG, 0, 1, 2)
+    scene.disk.write(LOG, clean=False)
+    scene.drop(LOG, 2)
     start = LOG.segments[1].base_offset + 4
-    both.disk.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, start)]))
-    assert both.offsets() == [o for o in expected(LOG) if o >= start]
+    scene.disk.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, start)]))
+    assert scene.read_offsets() == [o for o in list_expected_offsets(LOG) if o >= start]
 
 
-def test_transaction_that_the_disk_aborts_is_not_read_from_the_tier(both: Both) -> None:
+def test_tiered_records_aborted_on_disk_are_not_read(scene: TierAndDisk) -> None:
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"never")])
     builder.append([SimpleRecord(b"always")])
@@ -177,22 +179,22 @@ def test_transaction_that_the_disk_aborts_is_not_read_from_the_tier(both: Both) 
     builder.append([SimpleRecord(b"too")])
     builder.abort(7)
     log = builder.build()
-    both.copy(log, 0)
+    scene.copy(log, 0)
     for clean in (True, False):
-        root = both.disk.root / str(clean)
-        both.disk = Disk(root)
-        both.disk.write(log, clean=clean)
-        both.drop(log, 1)
-        assert scan(both.options())["value"].to_pylist() == [b"always", b"too"]
-    # Without the snapshot of the first segment, nothing tells what was open there.
-    (both.disk.folder / f"{log.segments[1].base_offset:020d}.snapshot").unlink()
+        root = scene.disk.root / str(clean)
+        scene.disk = Disk(root)
+        scene.disk.write(log, clean=clean)
+        scene.drop(log, 1)
+        assert scan(scene.make_options())["value"].to_pylist() == [b"always", b"too"]
+    # Without the snapshot of the first segment, its open transactions are unknown.
+    (scene.disk.folder / f"{log.segments[1].base_offset:020d}.snapshot").unlink()
     with pytest.raises(DataLossError, match="producer snapshot"):
-        scan(both.options())
-    assert len(scan(both.options("read_uncommitted"))) == 3
+        scan(scene.make_options())
+    assert len(scan(scene.make_options("read_uncommitted"))) == 3
 
 
-def test_dead_branch_of_the_tier_is_not_read(both: Both) -> None:
-    """An unclean leader wrote other records; the tier has the ones that were lost."""
+def test_dead_branch_in_tier_is_not_read(scene: TierAndDisk) -> None:
+    """After an unclean election, the leader wrote other records than the tier has."""
     dead, alive = LogBuilder(), LogBuilder()
     for builder in (dead, alive):
         builder.append([SimpleRecord(b"first")] * 3)
@@ -201,115 +203,115 @@ def test_dead_branch_of_the_tier_is_not_read(both: Both) -> None:
     dead.append([SimpleRecord(b"dead")] * 4)
     alive.set_leader_epoch(1)
     alive.append([SimpleRecord(b"alive")] * 2)
-    both.copy(dead.build(), 0, 1)
-    both.disk.write(alive.build())
-    values = scan(both.options("read_uncommitted"))["value"].to_pylist()
+    scene.copy(dead.build(), 0, 1)
+    scene.disk.write(alive.build())
+    values = scan(scene.make_options("read_uncommitted"))["value"].to_pylist()
     assert values == [b"first"] * 3 + [b"second"] * 2 + [b"alive"] * 2
 
 
-def test_dead_branch_of_the_disk_is_not_read(both: Both) -> None:
+def test_dead_branch_on_disk_is_not_read(scene: TierAndDisk) -> None:
     dead, alive = LogBuilder(), LogBuilder()
     for builder in (dead, alive):
         builder.append([SimpleRecord(b"first")] * 3)
     alive.set_leader_epoch(1)
     alive.append([SimpleRecord(b"alive")] * 2)
     dead.append([SimpleRecord(b"dead")] * 8)
-    both.copy(alive.build(), 0)
-    both.disk.write(dead.build())
-    values = scan(both.options("read_uncommitted"))["value"].to_pylist()
+    scene.copy(alive.build(), 0)
+    scene.disk.write(dead.build())
+    values = scan(scene.make_options("read_uncommitted"))["value"].to_pylist()
     assert values == [b"first"] * 3 + [b"alive"] * 2
 
 
-def test_another_topic_id_is_refused_unless_one_is_chosen(both: Both) -> None:
+def test_different_topic_ids_require_topic_id_option(scene: TierAndDisk) -> None:
     other = "X" * 21 + "A"
-    both.copy(LOG, 0, 1, topic_id=other)
-    both.disk.write(LOG)
+    scene.copy(LOG, 0, 1, topic_id=other)
+    scene.disk.write(LOG)
     with pytest.raises(InvalidOptionError, match=f"{other}.*{TOPIC_ID}.*topicId"):
-        both.offsets()
+        scene.read_offsets()
     with pytest.raises(InvalidOptionError, match=f"{other}.*{TOPIC_ID}"):
-        both.offsets(topicId=other)
-    assert both.offsets(topicId=TOPIC_ID) == expected(LOG)
+        scene.read_offsets(topicId=other)
+    assert scene.read_offsets(topicId=TOPIC_ID) == list_expected_offsets(LOG)
 
 
-def test_partition_of_another_topic_id_alone_is_told(both: Both) -> None:
-    # Its `partition.metadata` was not copied, perhaps: nothing else tells that it is not read.
-    both.copy(LOG, 0, 1)
-    folder = both.disk.write(LOG).folder
+def test_partition_with_only_another_topic_id_is_reported(scene: TierAndDisk) -> None:
+    # Possibly its `partition.metadata` was not copied. Only the note shows that it is not read.
+    scene.copy(LOG, 0, 1)
+    folder = scene.disk.write(LOG).folder
     folder.rename(folder.with_name(f"{TOPIC}-1"))
     (folder.with_name(f"{TOPIC}-1") / "partition.metadata").unlink()
-    Disk(both.disk.root).write(LOG)
-    (note,) = plan(both.options()).notes
+    Disk(scene.disk.root).write(LOG)
+    (note,) = plan(scene.make_options()).notes
     assert note == f"topic {TOPIC}: on disks, partitions [1] are of another topic id only"
 
 
-def test_topic_that_was_never_tiered_comes_from_the_disk(both: Both) -> None:
-    both.disk.write(LOG)
-    assert both.offsets() == expected(LOG)
-    (note,) = plan(both.options()).notes
+def test_topic_without_tiered_segments_is_read_from_disk(scene: TierAndDisk) -> None:
+    scene.disk.write(LOG)
+    assert scene.read_offsets() == list_expected_offsets(LOG)
+    (note,) = plan(scene.make_options()).notes
     assert "all of it is on disks" in note
 
 
-def test_tier_that_is_not_where_it_should_be_is_data_loss(both: Both) -> None:
-    """The disk says that it was tiered: its log starts below its first segment."""
-    both.disk.write(LOG)
-    both.drop(LOG, 2)
+def test_missing_tier_raises_data_loss_error(scene: TierAndDisk) -> None:
+    """The disk shows that the topic is tiered: its log starts below its first segment."""
+    scene.disk.write(LOG)
+    scene.drop(LOG, 2)
     with pytest.raises(DataLossError, match=rf"\[0, {LOG.segments[2].base_offset}\)"):
-        both.offsets()
+        scene.read_offsets()
 
 
-def test_path_without_log_directories_is_named(both: Both, tmp_path: Path) -> None:
-    both.copy(LOG, 0)
-    both.disk.write(LOG)
+def test_tail_path_without_log_directories_raises_error(scene: TierAndDisk, tmp_path: Path) -> None:
+    scene.copy(LOG, 0)
+    scene.disk.write(LOG)
     (tmp_path / "typo").mkdir()
     with pytest.raises(TierNotFoundError, match=r"tailPath.*typo"):
-        both.offsets(tailPath=f"{both.disk.root},{tmp_path / 'typo'}")
+        scene.read_offsets(tailPath=f"{scene.disk.root},{tmp_path / 'typo'}")
     with pytest.raises(TopicNotFoundError, match=r"'nothing'.*orders"):
-        both.offsets(subscribe="nothing")
+        scene.read_offsets(subscribe="nothing")
 
 
-def test_several_paths_are_several_brokers(both: Both, tmp_path: Path) -> None:
-    both.copy(LOG, 0, 1)
+def test_several_tail_paths_are_read_as_brokers(scene: TierAndDisk, tmp_path: Path) -> None:
+    scene.copy(LOG, 0, 1)
     lagging = Disk(tmp_path / "lagging").write(LOG, high_watermark=2)
     last = lagging.files("log")[-1]
     for path in lagging.folder.glob(f"{last.stem}.*"):
         path.unlink()
-    both.disk.write(LOG)
-    for paths in (f"{lagging.root}, {both.disk.root}", f"{both.disk.root},{lagging.root}"):
-        assert both.offsets(tailPath=paths) == expected(LOG)
+    scene.disk.write(LOG)
+    for paths in (f"{lagging.root}, {scene.disk.root}", f"{scene.disk.root},{lagging.root}"):
+        assert scene.read_offsets(tailPath=paths) == list_expected_offsets(LOG)
 
 
-def test_explain_and_describe_tell_the_seam(both: Both) -> None:
-    both.copy(LOG, 0, 1, 2)
-    both.disk.write(LOG, high_watermark=END - 1)
-    both.drop(LOG, 1)
-    seam = LOG.segments[3].base_offset
-    text = plan(both.options()).explain()
-    assert f"the tier ends at {seam}" in text
+def test_explain_and_describe_report_end_of_tier(scene: TierAndDisk) -> None:
+    scene.copy(LOG, 0, 1, 2)
+    scene.disk.write(LOG, high_watermark=END - 1)
+    scene.drop(LOG, 1)
+    tier_end = LOG.segments[3].base_offset
+    text = plan(scene.make_options()).explain()
+    assert f"the tier ends at {tier_end}" in text
     assert "  disk tailPath:/0/orders-0/" in text
-    (found,) = describe(both.options()).partitions
-    assert (found.tier_end, found.high_watermark) == (seam, END - 1)
-    assert found.local_start == LOG.segments[1].base_offset
-    assert found.disk_offsets == END - 1 - seam
-    assert found.disk_bytes
-    first = next(row for row in LOG.all_rows if row.offset >= seam)
-    assert found.oldest_untiered_ms == first.timestamp
+    (partition,) = describe(scene.make_options()).partitions
+    assert (partition.tier_end, partition.high_watermark) == (tier_end, END - 1)
+    assert partition.local_start == LOG.segments[1].base_offset
+    assert partition.disk_offsets == END - 1 - tier_end
+    assert partition.disk_bytes
+    first = next(row for row in LOG.all_rows if row.offset >= tier_end)
+    assert partition.oldest_untiered_ms == first.timestamp
 
 
-def test_timestamps_are_looked_up_in_both(both: Both) -> None:
+def test_starting_timestamp_is_found_in_tier_and_disk(scene: TierAndDisk) -> None:
     builder = LogBuilder()
     for number in range(30):
         builder.append([SimpleRecord(b"x", timestamp=1000 * number)])
         if number % 10 == 9:
             builder.roll()
     log = builder.build()
-    both.copy(log, 0, 1)
-    both.disk.write(log)
+    scene.copy(log, 0, 1)
+    scene.disk.write(log)
     for start in (5, 15, 25):
-        assert both.offsets(startingTimestamp=str(1000 * start)) == list(range(start, 30))
+        assert scene.read_offsets(startingTimestamp=str(1000 * start)) == list(range(start, 30))
 
 
 @pytest.mark.parametrize(
-    ("more", "named"),
+    ("extra", "message"),
     [
         ({"kafka.bootstrap.servers": "localhost:1"}, "tailPath.*kafka.bootstrap.servers"),
         ({"layout": "kafka-logs"}, "tailPath.*kafka-logs"),
@@ -323,19 +325,21 @@ def test_timestamps_are_looked_up_in_both(both: Both) -> None:
         ({"tailPath": "s3://key:word@bucket"}, "credentials"),
     ],
 )
-def test_what_does_not_go_together_is_refused(more: dict[str, str], named: str) -> None:
-    given = {"path": "/tier", "tailPath": "/disk", "subscribe": TOPIC, **more}
-    if not given["tailPath"]:
-        del given["tailPath"]
-    with pytest.raises(InvalidOptionError, match=named) as caught:
-        parse_options(given)
-    assert "word" not in str(caught.value)
-    assert "s3cr3t" not in str(caught.value)
+def test_conflicting_options_raise_invalid_option_error(
+    extra: dict[str, str], message: str
+) -> None:
+    options = {"path": "/tier", "tailPath": "/disk", "subscribe": TOPIC, **extra}
+    if not options["tailPath"]:
+        del options["tailPath"]
+    with pytest.raises(InvalidOptionError, match=message) as error:
+        parse_options(options)
+    assert "word" not in str(error.value)
+    assert "s3cr3t" not in str(error.value)
 
 
-def test_end_of_log_is_of_the_disk(both: Both) -> None:
-    both.copy(LOG, 0)
-    both.disk.write(LOG, high_watermark=LOG.segments[3].base_offset)
-    both.disk.checkpoint(HIGH_WATERMARKS, LOG.segments[3].base_offset)
-    assert both.offsets(endOfLog="true") == expected(LOG)
-    assert both.offsets() == expected(LOG, stop=LOG.segments[3].base_offset)
+def test_end_of_log_reads_disk_above_high_watermark(scene: TierAndDisk) -> None:
+    scene.copy(LOG, 0)
+    scene.disk.write(LOG, high_watermark=LOG.segments[3].base_offset)
+    scene.disk.checkpoint(HIGH_WATERMARKS, LOG.segments[3].base_offset)
+    assert scene.read_offsets(endOfLog="true") == list_expected_offsets(LOG)
+    assert scene.read_offsets() == list_expected_offsets(LOG, stop=LOG.segments[3].base_offset)

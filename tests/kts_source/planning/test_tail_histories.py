@@ -1,4 +1,4 @@
-"""Random lives of a tiered topic, read from tier and disks: the leader's log, always."""
+"""Scans of tier and disks of random histories return the leader's log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kts_source.planning.tail_reading import (
 )
 
 
-def test_tail_histories() -> None:
+def test_tail_histories_return_leader_log() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread():
         for seed in range(50):
@@ -24,7 +24,7 @@ def test_tail_histories() -> None:
     assert outcomes["lost"] + outcomes["spoiled"] < 20, outcomes
 
 
-def test_histories_of_disks_that_are_older_than_the_tier() -> None:
+def test_histories_with_disks_older_than_tier_return_leader_log() -> None:
     outcomes: Counter[str] = Counter()
     with in_one_thread():
         for seed in range(60):

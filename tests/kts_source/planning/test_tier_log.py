@@ -1,4 +1,4 @@
-"""A partition seen in part: when it is enough, and when it looks at everything after all."""
+"""A partial view of a partition: when it is sufficient, and when it reads all segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kts_source.planning import tier_source
 from kts_source.planning.bounds import Place
 from kts_source.planning.tier_source import TierLog
 from kts_source.store.object_store import ObjectInfo
-from tests.kts_source.planning.segments import lineage, segment
+from tests.kts_source.planning.segments import make_lineage, make_segment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,149 +23,159 @@ if TYPE_CHECKING:
 
 
 class Listed:
-    """Segments of facts alone, listed with their event timestamp as the time of the upload."""
+    """Segments of metadata only; the listing has their event timestamps as upload times."""
 
     topic_id = "id"
 
-    def __init__(self, segments: Iterable[RemoteSegment], *, gone: str = "") -> None:
-        self._segments = sorted(segments, key=lambda one: (one.start_offset, one.segment_id))
-        self._gone = gone
-        self.asked: set[str] = set()
+    def __init__(self, segments: Iterable[RemoteSegment], *, deleted_id: str = "") -> None:
+        self._segments = sorted(
+            segments, key=lambda segment: (segment.start_offset, segment.segment_id)
+        )
+        self._deleted_id = deleted_id
+        self.described_ids: set[str] = set()
         self.entries = [
             SegmentEntry(
                 "t",
-                one.topic_id,
+                segment.topic_id,
                 0,
-                one.start_offset,
-                one.segment_id,
+                segment.start_offset,
+                segment.segment_id,
                 "",
-                (("log", ObjectInfo(one.segment_id, 1, "1", one.event_timestamp_ms)),),
+                (("log", ObjectInfo(segment.segment_id, 1, "1", segment.event_timestamp_ms)),),
             )
-            for one in self._segments
+            for segment in self._segments
         ]
 
     def damaged(self) -> list[RemoteSegment]:
         return []
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
-        found = [self._segments[number] for number in numbers]
-        self.asked |= {one.segment_id for one in found}
-        return [one for one in found if one.segment_id != self._gone]
+        segments = [self._segments[number] for number in numbers]
+        self.described_ids |= {segment.segment_id for segment in segments}
+        return [segment for segment in segments if segment.segment_id != self._deleted_id]
 
     def all(self) -> list[RemoteSegment]:
         return self.described(range(len(self._segments)))
 
 
-def view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> TierLog:
-    def leader_epochs(of: RemoteSegment) -> object:
-        return SimpleNamespace(entries=checkpoints.get(of.segment_id, lineage(e0=0)))
+def make_view(listed: Listed, checkpoints: Mapping[str, tuple[EpochEntry, ...]]) -> TierLog:
+    def leader_epochs(remote_segment: RemoteSegment) -> object:
+        return SimpleNamespace(
+            entries=checkpoints.get(remote_segment.segment_id, make_lineage(e0=0))
+        )
 
     side_files = cast("Any", SimpleNamespace(leader_epochs=leader_epochs))
     return TierLog(Place("t", 0), cast("Any", listed), side_files, in_part=True)
 
 
 @pytest.fixture(autouse=True)
-def _one_upload_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def _newest_upload_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_source, "NEWEST_UPLOADS", 1)
 
 
-def plain(count: int) -> list[RemoteSegment]:
+def make_segments(count: int) -> list[RemoteSegment]:
     return [
-        segment(100 * number, 100 * number + 99, name=f"{number}", event_timestamp_ms=number)
+        make_segment(100 * number, 100 * number + 99, name=f"{number}", event_timestamp_ms=number)
         for number in range(count)
     ]
 
 
-def served(log: PartitionLog) -> list[tuple[str, int, int]]:
+def list_ranges(log: PartitionLog) -> list[tuple[str, int, int]]:
     return [(span.segment.segment_id, span.start, span.stop) for span in log.ranges]
 
 
 def test_plain_log_reads_segments_around_window_only() -> None:
-    listed = Listed(plain(50))
-    seen = view(listed, {})
-    assert (seen.log.log_start, seen.log.stop) == (0, 5000)
-    assert listed.asked == {"0", "49"}
-    assert served(seen.covering(2050, 2220)) == [
+    listed = Listed(make_segments(50))
+    log_view = make_view(listed, {})
+    assert (log_view.log.log_start, log_view.log.stop) == (0, 5000)
+    assert listed.described_ids == {"0", "49"}
+    assert list_ranges(log_view.covering(2050, 2220)) == [
         ("20", 2050, 2100),
         ("21", 2100, 2200),
         ("22", 2200, 2300),
     ]
-    assert listed.asked == {"0", "20", "21", "22", "49"}
-    assert not seen.is_complete
+    assert listed.described_ids == {"0", "20", "21", "22", "49"}
+    assert not log_view.is_complete
 
 
 def test_long_earlier_segment_serves_window() -> None:
-    segments = plain(50)
+    segments = make_segments(50)
     del segments[15:20]
-    listed = Listed([*segments, segment(1250, 2100, name="long", event_timestamp_ms=3)])
-    seen = view(listed, {})
-    assert served(seen.covering(1950, 2010)) == [("long", 1950, 2000), ("20", 2000, 2100)]
-    assert "2" not in listed.asked
-    assert not seen.is_complete
+    listed = Listed([*segments, make_segment(1250, 2100, name="long", event_timestamp_ms=3)])
+    log_view = make_view(listed, {})
+    assert list_ranges(log_view.covering(1950, 2010)) == [("long", 1950, 2000), ("20", 2000, 2100)]
+    assert "2" not in listed.described_ids
+    assert not log_view.is_complete
 
 
 def test_higher_epoch_in_window_reads_all_segments() -> None:
-    old = [*plain(10), segment(1000, 1099, name="last", event_timestamp_ms=99)]
-    winner = segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
-    seen = view(Listed([*old, winner]), {"winner": lineage(e0=0, e1=510)})
-    assert seen.log.stop == 1100
-    seen.covering(450, 520)
-    assert seen.is_complete
-    assert seen.log.stop == 550
-    assert served(seen.covering(450, 520))[-1] == ("winner", 510, 550)
+    old = [*make_segments(10), make_segment(1000, 1099, name="last", event_timestamp_ms=99)]
+    winner = make_segment(510, 549, {1: 510}, name="winner", event_timestamp_ms=6)
+    log_view = make_view(Listed([*old, winner]), {"winner": make_lineage(e0=0, e1=510)})
+    assert log_view.log.stop == 1100
+    log_view.covering(450, 520)
+    assert log_view.is_complete
+    assert log_view.log.stop == 550
+    assert list_ranges(log_view.covering(450, 520))[-1] == ("winner", 510, 550)
 
 
 def test_overtaken_upload_is_described() -> None:
-    # A leader elected uncleanly, whose branch knows only lower epochs, copied all of it anew.
+    # After an unclean election, a leader with only lower epochs copied all its segments again.
     copied = [
-        segment(100 * n, 100 * n + 99, name=f"anew{n}", event_timestamp_ms=20 + n)
+        make_segment(100 * n, 100 * n + 99, name=f"again{n}", event_timestamp_ms=20 + n)
         for n in range(3, 12)
     ]
-    winner = segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
-    seen = view(Listed([*plain(3), winner, *copied]), {"winner": lineage(e0=0, e1=350)})
-    assert seen.log.stop == 400
-    assert seen.is_complete  # branches died, so no window will do
+    winner = make_segment(350, 399, {1: 350}, name="winner", event_timestamp_ms=15)
+    log_view = make_view(
+        Listed([*make_segments(3), winner, *copied]), {"winner": make_lineage(e0=0, e1=350)}
+    )
+    assert log_view.log.stop == 400
+    assert log_view.is_complete  # with dead branches, a partial view is not sufficient
 
 
 def test_higher_end_in_window_reads_all_segments() -> None:
-    listed = Listed([*plain(10), segment(405, 2000, name="long", event_timestamp_ms=5)])
-    seen = view(listed, {})
-    assert seen.log.stop == 1000
-    assert seen.covering(410, 420).stop == 2001
-    assert seen.is_complete
+    listed = Listed(
+        [*make_segments(10), make_segment(405, 2000, name="long", event_timestamp_ms=5)]
+    )
+    log_view = make_view(listed, {})
+    assert log_view.log.stop == 1000
+    assert log_view.covering(410, 420).stop == 2001
+    assert log_view.is_complete
 
 
 def test_hole_in_window_reads_all_segments() -> None:
-    segments = plain(50)
+    segments = make_segments(50)
     del segments[20]
-    seen = view(Listed(segments), {})
-    (hole,) = seen.covering(1950, 2050).holes
+    log_view = make_view(Listed(segments), {})
+    (hole,) = log_view.covering(1950, 2050).holes
     assert (hole.start, hole.stop) == (2000, 2100)
-    assert seen.is_complete
+    assert log_view.is_complete
 
 
-@pytest.mark.parametrize("gone", ["0", "20", "49"])
-def test_deleted_segment_reads_all_segments(gone: str) -> None:
-    seen = view(Listed(plain(50), gone=gone), {})
-    seen.covering(2010, 2020)
-    assert seen.is_complete
+@pytest.mark.parametrize("deleted_id", ["0", "20", "49"])
+def test_deleted_segment_reads_all_segments(deleted_id: str) -> None:
+    log_view = make_view(Listed(make_segments(50), deleted_id=deleted_id), {})
+    log_view.covering(2010, 2020)
+    assert log_view.is_complete
 
 
 def test_missing_upload_times_read_all_segments() -> None:
-    segments = plain(50)
+    segments = make_segments(50)
     listed = Listed(segments)
     first = listed.entries[0]
     listed.entries[0] = SegmentEntry(
         *("t", first.topic_id, 0, 0, first.segment_id, "", (("log", ObjectInfo("0", 1, "1")),))
     )
-    assert view(listed, {}).is_complete
-    same = [segment(100 * n, 100 * n + 99, name=f"{n}", event_timestamp_ms=7) for n in range(50)]
-    assert view(Listed(same), {}).is_complete
+    assert make_view(listed, {}).is_complete
+    same = [
+        make_segment(100 * n, 100 * n + 99, name=f"{n}", event_timestamp_ms=7) for n in range(50)
+    ]
+    assert make_view(Listed(same), {}).is_complete
 
 
 def test_checkpoint_moves_log_start() -> None:
-    listed = Listed(plain(50))
-    seen = view(listed, {"49": lineage(e0=150)})
-    assert (seen.log.log_start, seen.log.stop) == (150, 5000)
-    assert served(seen.covering(150, 210)) == [("1", 150, 200), ("2", 200, 300)]
-    assert not seen.is_complete
+    listed = Listed(make_segments(50))
+    log_view = make_view(listed, {"49": make_lineage(e0=150)})
+    assert (log_view.log.log_start, log_view.log.stop) == (150, 5000)
+    assert list_ranges(log_view.covering(150, 210)) == [("1", 150, 200), ("2", 200, 300)]
+    assert not log_view.is_complete

@@ -1,4 +1,4 @@
-"""A damaged time index leaves no row out: it is a hint, and the log decides."""
+"""Scans with a damaged time index lose no rows, because they check the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segment_format.errors import SegmentFormatError
 from segment_format.record.recovery import max_timestamps_from
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from segment_format.testing.legacy import write_message_set
-from tests.kts_source.planning.written_logs import index_key, read, written
+from tests.kts_source.planning.written_logs import find_index_key, read, write_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,70 +26,79 @@ if TYPE_CHECKING:
 FIRST_MS = 1_700_000_000_000
 
 
-def built(seed: int) -> BuiltLog:
-    """Three segments with timestamps that mostly ascend, and indexes with many entries."""
+def build_log(seed: int) -> BuiltLog:
+    """Builds three segments with mostly ascending timestamps, and indexes with many entries."""
     source = random.Random(seed)
     builder = LogBuilder(index_interval_bytes=source.choice((0, 150)))
     for segment in range(3):
         for batch in range(12):
-            at = FIRST_MS + 1000 * (60 * segment + 5 * batch)
+            timestamp = FIRST_MS + 1000 * (60 * segment + 5 * batch)
             late = source.choice((0, 0, 0, 40_000, -30_000))
-            builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n + late) for n in range(5)])
+            builder.append(
+                [SimpleRecord(b"v", timestamp=timestamp + 1000 * n + late) for n in range(5)]
+            )
         builder.roll()
     return builder.build()
 
 
-def largest_at(
+def find_largest(
     read: Callable[[int, int], bytes], log: bytes, position: int, offset: int
 ) -> int | None:
-    """The largest timestamp of the batch at an offset."""
+    """Returns the largest timestamp of the batch at an offset."""
     return next(max_timestamps_from(read, len(log), position, offset), None)
 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_flipped_byte_of_a_time_index_loses_no_row(seed: int, local: bool) -> None:
-    log = built(seed)
-    objects = written(log, local=local)
+def test_flipped_bit_of_time_index_loses_no_row(seed: int, local: bool) -> None:
+    log = build_log(seed)
+    objects = write_log(log, local=local)
     source = random.Random(seed)
     rows = [(row.offset, row.timestamp) for row in log.all_rows]
-    changed = 0
+    error_count = 0
     for _ in range(60):
-        files = source.choice([one for one in log.segments if one.timeindex])
-        key = index_key(objects, files.base_offset, ".timeindex", local=local)
-        whole = objects[key]
-        at = whole.index(files.timeindex) + source.randrange(len(files.timeindex))
+        files = source.choice([segment for segment in log.segments if segment.timeindex])
+        key = find_index_key(objects, files.base_offset, ".timeindex", local=local)
+        original = objects[key]
+        position = original.index(files.timeindex) + source.randrange(len(files.timeindex))
         objects[key] = (
-            whole[:at] + bytes([whole[at] ^ (1 << source.randrange(8))]) + whole[at + 1 :]
+            original[:position]
+            + bytes([original[position] ^ (1 << source.randrange(8))])
+            + original[position + 1 :]
         )
         since = FIRST_MS + source.randrange(-5_000, 185_000)
         first = min((offset for offset, dated in rows if dated >= since), default=len(rows))
         latest = {"startingOffsetsByTimestampStrategy": "latest"}
         dated = [offset for offset, dated in rows if dated >= since]
-        for more, wanted in (
+        for time_options, expected in (
             ({"startingTimestamp": str(since), **latest}, [o for o, _ in rows if o >= first]),
             ({"endingTimestamp": str(since)}, [o for o, _ in rows if o < first]),
             ({"timestampRange": f"{since},"}, dated),
         ):
             try:
-                assert read(objects, local, **more) == wanted, (files.base_offset, at, since, more)
+                assert read(objects, local, **time_options) == expected, (
+                    files.base_offset,
+                    position,
+                    since,
+                    time_options,
+                )
             except (TieredKafkaError, SegmentFormatError):
-                changed += 1
-        objects[key] = whole
-    assert changed < 20  # most damage needs no refusal: the log has the answer
+                error_count += 1
+        objects[key] = original
+    assert error_count < 20  # most damage raises no error, because the log has the timestamps
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_time_index_without_its_last_entries_loses_no_row(seed: int) -> None:
-    log = built(seed)
-    objects = written(log, local=True)
+def test_time_index_without_last_entries_loses_no_row(seed: int) -> None:
+    log = build_log(seed)
+    objects = write_log(log, local=True)
     rows = [(row.offset, row.timestamp) for row in log.all_rows]
     (key, *_) = sorted(key for key in objects if key.endswith(".timeindex"))
-    whole = objects[key]
-    entries = len(whole) // 12
+    original = objects[key]
+    entries = len(original) // 12
     assert entries > 1
     for kept in range(1, entries):
-        objects[key] = whole[: 12 * kept]
+        objects[key] = original[: 12 * kept]
         for since in range(FIRST_MS + 500, FIRST_MS + 70_000, 7_000):
             dated = [offset for offset, dated in rows if dated >= since]
             assert read(objects, True, timestampRange=f"{since},") == dated
@@ -97,11 +106,11 @@ def test_time_index_without_its_last_entries_loses_no_row(seed: int) -> None:
             assert started == [offset for offset, _ in rows if offset >= dated[0]]
 
 
-def test_largest_timestamp_far_before_the_end_is_read_and_no_finding(tmp_path: Path) -> None:
+def test_largest_timestamp_before_end_is_found_without_findings(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(40):
-        at = FIRST_MS + (10_000 if number == 3 else number)
-        builder.append([SimpleRecord(bytes(60_000), timestamp=at)])
+        timestamp = FIRST_MS + (10_000 if number == 3 else number)
+        builder.append([SimpleRecord(bytes(60_000), timestamp=timestamp)])
     builder.roll()
     LocalTierWriter(tmp_path, topic="t").write_segment(builder.build().segments[0])
     options = {"path": str(tmp_path), "subscribe": "t", "layout": "local-tiered-storage"}
@@ -111,31 +120,31 @@ def test_largest_timestamp_far_before_the_end_is_read_and_no_finding(tmp_path: P
     index = next(tmp_path.rglob("*.timeindex"))
     index.write_bytes(index.read_bytes()[:12])
     report = kts_source.audit(options, level="indexes")
-    assert [one.name for one in report.findings] == ["time-index-disagrees"]
+    assert [finding.name for finding in report.findings] == ["time-index-disagrees"]
 
 
-def test_largest_timestamps_of_later_batches_are_read_in_windows() -> None:
-    (files, *_) = built(1).segments
+def test_max_timestamps_of_many_batches_need_one_read() -> None:
+    (files, *_) = build_log(1).segments
     log = files.log
     largest = [
-        max(row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5)
+        max(row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5)
         for entry in range(0, 60, 5)
     ]
     reads = []
 
-    def counted(start: int, stop: int) -> bytes:
+    def read_and_record(start: int, stop: int) -> bytes:
         reads.append((start, stop))
         return log[start:stop]
 
-    assert list(max_timestamps_from(counted, len(log), 0, 12)) == largest[2:]
+    assert list(max_timestamps_from(read_and_record, len(log), 0, 12)) == largest[2:]
     assert len(reads) == 1
 
 
-def test_time_index_that_ends_after_its_segment_is_not_used(tmp_path: Path) -> None:
+def test_time_index_ending_after_its_segment_is_not_used(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=150)
     for batch in range(12):
-        at = FIRST_MS + 5000 * batch
-        builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n) for n in range(5)])
+        timestamp = FIRST_MS + 5000 * batch
+        builder.append([SimpleRecord(b"v", timestamp=timestamp + 1000 * n) for n in range(5)])
     builder.roll()
     AivenTierWriter(tmp_path, topic="t").write_segment(builder.build().segments[0])
     manifest = next(tmp_path.rglob("*.rsm-manifest"))
@@ -151,23 +160,23 @@ def test_time_index_that_ends_after_its_segment_is_not_used(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_largest_timestamp_of_old_message_formats_is_in_the_wrapper(codec: str) -> None:
-    records = [SimpleRecord(b"v", timestamp=dated) for dated in (10, 30, 20)]
+def test_largest_timestamp_of_old_formats_is_read_from_wrapper(codec: str) -> None:
+    records = [SimpleRecord(b"v", timestamp=timestamp) for timestamp in (10, 30, 20)]
     log = write_message_set(records, base_offset=5, magic=1, codec=codec)
 
-    def at(offset: int, data: bytes = log, position: int = 0) -> int | None:
-        return largest_at(lambda start, stop: data[start:stop], data, position, offset)
+    def largest_of(offset: int, data: bytes = log, position: int = 0) -> int | None:
+        return find_largest(lambda start, stop: data[start:stop], data, position, offset)
 
-    assert [at(offset) for offset in (5, 6, 7, 8)] == (
+    assert [largest_of(offset) for offset in (5, 6, 7, 8)] == (
         [10, 30, 20, None] if codec == "none" else [30, 30, 30, None]
     )
-    assert at(5, write_message_set(records, base_offset=5, magic=0, codec=codec)) is None
-    assert at(7, log[:-1]) is None
-    assert at(5, bytes(100)) is None
+    assert largest_of(5, write_message_set(records, base_offset=5, magic=0, codec=codec)) is None
+    assert largest_of(7, log[:-1]) is None
+    assert largest_of(5, bytes(100)) is None
 
 
-def test_largest_timestamp_of_a_batch_is_read_from_its_header() -> None:
-    (files, *_) = built(1).segments
+def test_largest_timestamp_is_read_from_batch_header() -> None:
+    (files, *_) = build_log(1).segments
     log = files.log
     reads = []
 
@@ -176,28 +185,28 @@ def test_largest_timestamp_of_a_batch_is_read_from_its_header() -> None:
         return log[start:stop]
 
     for entry in range(0, 60, 5):
-        batch = [row.timestamp for row in built(1).all_rows if entry <= row.offset < entry + 5]
+        batch = [row.timestamp for row in build_log(1).all_rows if entry <= row.offset < entry + 5]
         for offset in (entry, entry + 4):
-            assert largest_at(read, log, 0, offset) == max(batch)
-    assert largest_at(read, log, 0, 60) is None
+            assert find_largest(read, log, 0, offset) == max(batch)
+    assert find_largest(read, log, 0, 60) is None
     assert all(stop <= len(log) for _, stop in reads)
     second = log.index((5).to_bytes(8, "big"))
-    assert largest_at(read, log, second, 3) is None  # begins after the offset
+    assert find_largest(read, log, second, 3) is None  # the batch begins after the offset
 
 
-def ascending() -> BuiltLog:
-    """Three segments of 12 records each, one record a second."""
+def build_ascending_log() -> BuiltLog:
+    """Builds three segments of 12 records each, with one record each second."""
     builder = LogBuilder(index_interval_bytes=150)
     for _ in range(3):
         for _ in range(4):
-            at = FIRST_MS + 1000 * builder.next_offset
-            builder.append([SimpleRecord(b"v", timestamp=at + 1000 * n) for n in range(3)])
+            timestamp = FIRST_MS + 1000 * builder.next_offset
+            builder.append([SimpleRecord(b"v", timestamp=timestamp + 1000 * n) for n in range(3)])
         builder.roll()
     return builder.build()
 
 
-def with_lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
-    """The objects with a lower largest timestamp in one manifest."""
+def lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> dict[str, bytes]:
+    """Returns the objects with a lower largest timestamp in one manifest."""
     (key,) = (key for key in objects if f"/{base:020d}-" in key and key.endswith("manifest"))
     manifest = json.loads(objects[key])
     manifest["remoteLogSegmentMetadata"]["maxTimestampMs"] -= by_ms
@@ -206,8 +215,8 @@ def with_lower_timestamp(objects: dict[str, bytes], base: int, by_ms: int) -> di
 
 @pytest.mark.parametrize("base", [0, 12, 24])
 @pytest.mark.parametrize("by_ms", [1, 4_000, 20_000, 600_000_000_000])
-def test_lower_largest_timestamp_in_a_manifest_loses_no_row(base: int, by_ms: int) -> None:
-    objects = with_lower_timestamp(written(ascending(), local=False), base, by_ms)
+def test_lower_max_timestamp_in_manifest_loses_no_row(base: int, by_ms: int) -> None:
+    objects = lower_timestamp(write_log(build_ascending_log(), local=False), base, by_ms)
     for second in range(36):
         since = FIRST_MS + 1000 * second
         assert read(objects, False, startingTimestamp=str(since)) == [*range(second, 36)]
@@ -216,17 +225,15 @@ def test_lower_largest_timestamp_in_a_manifest_loses_no_row(base: int, by_ms: in
 
 
 @pytest.mark.parametrize("base", [12, 24])
-def test_timestamp_out_of_order_in_a_manifest_loses_no_row_of_a_filter(
-    tmp_path: Path, base: int
-) -> None:
+def test_lower_max_timestamp_in_manifest_loses_no_row_of_filter(tmp_path: Path, base: int) -> None:
     writer = AivenTierWriter(tmp_path, topic="t")
-    for files in ascending().segments[:3]:
+    for files in build_ascending_log().segments[:3]:
         writer.write_segment(files)
     objects = {str(path): path.read_bytes() for path in tmp_path.rglob("*-manifest")}
-    for key, data in with_lower_timestamp(objects, base, 600_000_000_000).items():
+    for key, data in lower_timestamp(objects, base, 600_000_000_000).items():
         Path(key).write_bytes(data)
-    rows = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
+    scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})
     for second in (0, 5, 12, 20, 30):
-        found = rows.where(f"timestamp >= timestamp_millis({FIRST_MS + 1000 * second})")
-        offsets = sorted(found.to_table(threads=1)["offset"].to_pylist())
+        filtered = scan.where(f"timestamp >= timestamp_millis({FIRST_MS + 1000 * second})")
+        offsets = sorted(filtered.to_table(threads=1)["offset"].to_pylist())
         assert offsets == [*range(second, 36)]

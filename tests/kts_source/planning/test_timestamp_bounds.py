@@ -1,6 +1,4 @@
-"""Timestamps as bounds: the first offset dated at or after them, in whatever order they were
-written.
-"""
+"""Timestamp bounds select the first offset with the same or a later timestamp."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 TOPICS = ("timeline", "codecs", "appendtime", "epochs", "trimmed", "evolved")
 
 
-def truth(topic: str) -> list[tuple[int, int]]:
-    """(offset, timestamp) of every tiered record."""
+def read_expected(topic: str) -> list[tuple[int, int]]:
+    """Returns offset and timestamp of every tiered record."""
     records = expected_records(topic)
     records = records.filter(records["in_tier"])
     return list(
@@ -32,39 +30,41 @@ def truth(topic: str) -> list[tuple[int, int]]:
     )
 
 
-def first_at_or_after(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
+def find_first(rows: list[tuple[int, int]], timestamp_ms: int) -> int | None:
     return next((offset for offset, stamp in rows if stamp >= timestamp_ms), None)
 
 
-def moments(rows: list[tuple[int, int]]) -> list[int]:
-    """Timestamps of records all over the topic, and the moments right beside them."""
+def sample_moments(rows: list[tuple[int, int]]) -> list[int]:
+    """Returns timestamps of sampled records, each with the milliseconds before and after."""
     stamps = sorted({stamp for _, stamp in rows if stamp >= 0})
-    some = stamps[:: max(1, len(stamps) // 7)]
-    return sorted({max(0, stamp + delta) for stamp in [*some, stamps[-1]] for delta in (-1, 0, 1)})
+    sampled = stamps[:: max(1, len(stamps) // 7)]
+    return sorted(
+        {max(0, stamp + delta) for stamp in [*sampled, stamps[-1]] for delta in (-1, 0, 1)}
+    )
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_start_and_end_are_the_first_offset_at_or_after(topic: str) -> None:
-    rows = truth(topic)
+def test_timestamp_bounds_select_first_offset_at_or_after(topic: str) -> None:
+    rows = read_expected(topic)
     end = rows[-1][0] + 1
-    for moment in moments(rows):
-        first = first_at_or_after(rows, moment)
+    for moment in sample_moments(rows):
+        first = find_first(rows, moment)
         options = tier_options(
             topic, endingTimestamp=str(moment), isolationLevel="read_uncommitted"
         )
-        (part,) = kts_source.plan(options).partitions
-        assert part.stop == (end if first is None else first)
+        (partition,) = kts_source.plan(options).partitions
+        assert partition.stop == (end if first is None else first)
         options = tier_options(
             topic,
             startingOffsetsByTimestamp=f'{{"{topic}":{{"0":{moment}}}}}',
             startingOffsetsByTimestampStrategy="latest",
             isolationLevel="read_uncommitted",
         )
-        (part,) = kts_source.plan(options).partitions
-        assert part.start == (end if first is None else first)
+        (partition,) = kts_source.plan(options).partitions
+        assert partition.start == (end if first is None else first)
 
 
-def test_no_record_at_or_after_is_an_error_or_an_empty_range() -> None:
+def test_starting_timestamp_after_last_record_raises_error_or_is_empty() -> None:
     options = tier_options("timeline", startingTimestamp=str(1 << 42))
     with pytest.raises(OffsetOutOfRangeError, match="no record in the tier is dated at or after"):
         kts_source.plan(options)
@@ -72,13 +72,13 @@ def test_no_record_at_or_after_is_an_error_or_an_empty_range() -> None:
     assert scan(options).num_rows == 0
 
 
-def test_late_records_are_not_lost_between_two_timestamps() -> None:
-    rows = truth("timeline")
+def test_timestamp_bounds_include_late_records() -> None:
+    rows = read_expected("timeline")
     stamps = sorted(stamp for _, stamp in rows)
     low, high = stamps[len(stamps) // 3], stamps[2 * len(stamps) // 3]
-    # Some records are late by days, so offsets and timestamps disagree.
+    # Some records are late by days, so timestamps do not ascend with offsets.
     assert any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(rows))
-    start, stop = first_at_or_after(rows, low), first_at_or_after(rows, high)
+    start, stop = find_first(rows, low), find_first(rows, high)
     assert start is not None
     assert stop is not None
     table = scan(tier_options("timeline", startingTimestamp=str(low), endingTimestamp=str(high)))
@@ -87,7 +87,7 @@ def test_late_records_are_not_lost_between_two_timestamps() -> None:
     assert table["offset"].to_pylist() == expected.filter(offsets)["offset"].to_pylist()
 
 
-def test_a_timestamp_for_each_partition() -> None:
+def test_starting_timestamps_by_partition_are_applied() -> None:
     bounds = '{"txn":{"0":0,"1":99999999999999}}'
     options = tier_options(
         "txn",
@@ -100,7 +100,7 @@ def test_a_timestamp_for_each_partition() -> None:
 
 
 @pytest.mark.parametrize("side", ["both", "start", "stop"])
-def test_a_timestamp_range_filters_rows_wherever_they_stand(side: str) -> None:
+def test_timestamp_range_filters_rows(side: str) -> None:
     expected = expected_table("timeline", "read_committed")
     stamps = expected["timestamp"].cast(pa.int64()).to_pylist()  # microseconds
     ordered = sorted(stamp // 1000 for stamp in stamps)
@@ -109,22 +109,24 @@ def test_a_timestamp_range_filters_rows_wherever_they_stand(side: str) -> None:
     lowest = low if side != "stop" else min(ordered)
     highest = high if side != "start" else max(ordered) + 1
     table = scan(tier_options("timeline", timestampRange=text))
-    wanted = expected.filter(pa.array([lowest <= stamp // 1000 < highest for stamp in stamps]))
-    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()
-    # Both the range and the other condition must hold.
-    last = wanted["offset"].to_pylist()[-1]
+    matching = expected.filter(pa.array([lowest <= stamp // 1000 < highest for stamp in stamps]))
+    assert table["offset"].to_pylist() == matching["offset"].to_pylist()
+    # Rows must match the range and the other condition.
+    last = matching["offset"].to_pylist()[-1]
     table = scan(tier_options("timeline", timestampRange=text, where=f"offset < {last}"))
-    assert table["offset"].to_pylist() == wanted["offset"].to_pylist()[:-1]
+    assert table["offset"].to_pylist() == matching["offset"].to_pylist()[:-1]
 
 
 @pytest.mark.parametrize("text", ["", ",", "5", "7,5", "a,b"])
-def test_a_timestamp_range_that_is_none(text: str) -> None:
+def test_timestamp_range_invalid_raises_invalid_option_error(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="timestampRange"):
         kts_source.plan(tier_options("timeline", timestampRange=text))
 
 
-@pytest.mark.parametrize("more", [{}, {"maxTimestampAheadMs": "60000"}])
-def test_a_hole_where_a_start_time_begins_is_an_error(tmp_path: Path, more: dict[str, str]) -> None:
+@pytest.mark.parametrize("extra", [{}, {"maxTimestampAheadMs": "60000"}])
+def test_starting_timestamp_in_hole_raises_data_loss_error(
+    tmp_path: Path, extra: dict[str, str]
+) -> None:
     hour, zero = 3_600_000, 1_700_000_000_000
     builder = LogBuilder()
     for number in range(20):
@@ -136,4 +138,4 @@ def test_a_hole_where_a_start_time_begins_is_an_error(tmp_path: Path, more: dict
             os.utime(tmp_path / key, ((zero + number * hour) / 1000 + 60,) * 2)
     options = {"path": str(tmp_path), "subscribe": "t", "startingTimestamp": str(zero + 15 * hour)}
     with pytest.raises(DataLossError, match=r"\[150, 160\)"):
-        kts_source.plan({**options, **more})
+        kts_source.plan({**options, **extra})

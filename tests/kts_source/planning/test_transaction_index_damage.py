@@ -1,4 +1,4 @@
-"""A flipped bit of a transaction index gives the right rows or an error."""
+"""With a flipped bit in a transaction index, scans return the right rows or raise an error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.planning.transaction_damage import (
     Damage,
-    built,
-    hybrid_reads_of_damage,
+    build_log,
     read,
-    reads_of_damage,
+    read_damaged_hybrid_tiers,
+    read_damaged_tiers,
 )
-from tests.kts_source.planning.written_logs import written
+from tests.kts_source.planning.written_logs import write_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from tests.kts_source.planning.transaction_damage import Outcome
 
 
-def flips(
+def flip_bits(
     log: BuiltLog, objects: dict[str, bytes], *, local: bool
 ) -> Iterator[tuple[int, int, int, dict[str, bytes]]]:
-    """Segment, byte and bit of its index, and the tier with that bit flipped."""
+    """Yields segment, byte and bit of its index, and the tier with that bit flipped."""
     for files in log.segments:
         if not files.txnindex:
             continue
@@ -47,60 +47,77 @@ def flips(
             if key.endswith(".txnindex" if local else ".indexes")
             and f"/{files.base_offset:020d}-" in key
         )
-        whole = objects[key]
-        start = whole.index(files.txnindex)
-        for at in range(len(files.txnindex)):
+        original = objects[key]
+        start = original.index(files.txnindex)
+        for position in range(len(files.txnindex)):
             for bit in range(8):
-                damaged = bytearray(whole)
-                damaged[start + at] ^= 1 << bit
-                yield files.base_offset, at, bit, {**objects, key: bytes(damaged)}
+                damaged = bytearray(original)
+                damaged[start + position] ^= 1 << bit
+                yield files.base_offset, position, bit, {**objects, key: bytes(damaged)}
 
 
-def outcomes(
-    seed: int, *, local: bool, more: dict[str, str], start: int, stop: int, most: int = 1 << 20
+def count_errors(
+    seed: int,
+    *,
+    local: bool,
+    options: dict[str, str],
+    start: int,
+    stop: int,
+    max_flips: int = 1 << 20,
 ) -> int:
-    """Reads the tier with each bit flipped, or `most` of those that keep the index plausible;
-    returns how many flips were refused.
+    """Reads the tier with flipped bits and returns how many reads raised an error.
+
+    Args:
+        seed: Seed of the log.
+        local: Whether the tier has the layout of `LocalTieredStorage`.
+        options: Options of the scan.
+        start: First expected offset.
+        stop: One past the last expected offset.
+        max_flips: Limit of flipped bits; with a limit, only bits that keep the index plausible are
+            flipped.
     """
-    log = built(seed)
-    objects = written(log, local=local)
+    log = build_log(seed)
+    objects = write_log(log, local=local)
     expected = [row.offset for row in log.rows("read_committed", start=start, stop=stop)]
-    assert read(objects, local, more) == expected
-    refused = 0
+    assert read(objects, local, options) == expected
+    error_count = 0
     wrong = []
-    damages = list(flips(log, objects, local=local))
-    if most < len(damages):
+    damages = list(flip_bits(log, objects, local=local))
+    if max_flips < len(damages):
         low = [damage for damage in damages if damage[1] % 34 in (9, 17, 25)]
-        damages = random.Random(seed).sample(low, min(most, len(low)))
-    for base, at, bit, damaged in damages:
-        if at % 34 in range(3, 7) and bit:  # high bytes of a producer id are alike
+        damages = random.Random(seed).sample(low, min(max_flips, len(low)))
+    for base, position, bit, damaged in damages:
+        # All bits of the high bytes of a producer id have the same effect.
+        if position % 34 in range(3, 7) and bit:
             continue
         try:
-            rows = read(damaged, local, more)
+            rows = read(damaged, local, options)
         except TieredKafkaError as error:
-            refused += (error.topic, error.partition) == ("t", 0)
+            error_count += (error.topic, error.partition) == ("t", 0)
         else:
             if rows != expected:
-                wrong.append((base, at, bit))
+                wrong.append((base, position, bit))
     assert wrong == []
-    return refused
+    return error_count
 
 
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_flipped_bit_of_a_transaction_index_changes_no_row(seed: int, local: bool) -> None:
-    assert outcomes(seed, local=local, more={}, start=0, stop=1 << 40) > 50
+def test_flipped_bit_of_transaction_index_changes_no_row(seed: int, local: bool) -> None:
+    assert count_errors(seed, local=local, options={}, start=0, stop=1 << 40) > 50
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_flipped_bit_changes_no_row_of_small_slices(seed: int) -> None:
-    more = {"targetPartitionBytes": "1"}
-    refused = outcomes(seed, local=seed % 2 == 0, more=more, start=0, stop=1 << 40, most=60)
-    assert refused > 10
+def test_flipped_bit_changes_no_row_with_small_slices(seed: int) -> None:
+    options = {"targetPartitionBytes": "1"}
+    error_count = count_errors(
+        seed, local=seed % 2 == 0, options=options, start=0, stop=1 << 40, max_flips=60
+    )
+    assert error_count > 10
 
 
 def check(outcomes: Iterable[Outcome]) -> None:
-    """Fails on a wrong read without an error, and if the damages do nothing."""
+    """Fails on a wrong read without an error, or if damages have no effect."""
     results = list(outcomes)
     assert any(result.rows is None for result in results)
     assert any(result.rows == result.expected for result in results)
@@ -108,28 +125,28 @@ def check(outcomes: Iterable[Outcome]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_damaged_index_is_never_silent_at_any_entry_point(seed: int) -> None:
-    check(reads_of_damage(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
+def test_damaged_index_returns_right_rows_or_raises(seed: int) -> None:
+    check(read_damaged_tiers(seed, local=seed == 0, flips=1, damage=Damage(), share=0.3))
 
 
-def test_damaged_index_with_lost_snapshots_is_never_silent() -> None:
+def test_damaged_index_with_lost_snapshots_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_snapshots=True)
-    check(reads_of_damage(2, local=True, flips=1, damage=damage, share=0.3))
+    check(read_damaged_tiers(2, local=True, flips=1, damage=damage, share=0.3))
 
 
-def test_damaged_index_around_a_hole_is_never_silent() -> None:
+def test_damaged_index_around_hole_returns_right_rows_or_raises() -> None:
     damage = Damage(lost_segment=1)
-    check(reads_of_damage(1, local=False, flips=1, damage=damage, share=0.3))
+    check(read_damaged_tiers(1, local=False, flips=1, damage=damage, share=0.3))
 
 
-def test_damaged_index_of_a_tier_with_brokers_is_never_silent() -> None:
-    results = list(hybrid_reads_of_damage(0, flips=1, share=0.06))
+def test_damaged_index_of_tier_with_brokers_returns_right_rows_or_raises() -> None:
+    results = list(read_damaged_hybrid_tiers(0, flips=1, share=0.06))
     assert any(result.rows == result.expected for result in results)
     assert [str(result) for result in results if result.is_silently_wrong] == []
 
 
 @pytest.mark.parametrize("first_offset", [0, 1, 2, 3])
-def test_first_offset_that_is_too_high_is_refused_in_every_slice(first_offset: int) -> None:
+def test_first_offset_too_high_raises_error_in_every_slice(first_offset: int) -> None:
     builder = LogBuilder(index_interval_bytes=0)
     builder.send(2, [SimpleRecord(b"aborted")])
     for _ in range(3):
@@ -143,13 +160,13 @@ def test_first_offset_that_is_too_high_is_refused_in_every_slice(first_offset: i
     for count in range(1, 6):
         options = {"maxRecordsPerPartition": str(count)}
         if first_offset == 0:
-            assert read(written(log, local=True), True, options) == [1, 2, 3]
+            assert read(write_log(log, local=True), True, options) == [1, 2, 3]
         else:
             with pytest.raises(CorruptSegmentError):
-                read(written(log, local=True), True, options)
+                read(write_log(log, local=True), True, options)
 
 
-def test_lost_entry_of_a_hybrid_tier_is_found_if_a_condition_excludes_its_marker() -> None:
+def test_lost_index_entry_of_hybrid_tier_is_detected_by_task_with_marker() -> None:
     builder = LogBuilder()
     builder.send(1, [SimpleRecord(b"aborted")])
     builder.append([SimpleRecord(b"plain")])
@@ -171,7 +188,7 @@ def test_lost_entry_of_a_hybrid_tier_is_found_if_a_condition_excludes_its_marker
         brokers.create("t", [partition], topic_id)
         options = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
         assert read(objects, True, {**options, "where": "offset < 2"}) == [1]
-        with pytest.raises(CorruptSegmentError):  # the task that reads the marker refuses
+        with pytest.raises(CorruptSegmentError):  # the task that reads the marker raises
             read(objects, True, options)
 
 
@@ -310,15 +327,15 @@ def test_lost_entry_and_snapshots_around_an_empty_segment_are_found(
 
 
 @pytest.mark.fuzz
-def test_random_damages_of_indexes_are_never_silent() -> None:
+def test_random_index_damages_return_right_rows_or_raise() -> None:
     seconds = float(os.environ.get("KTS_FUZZ_SECONDS", "240")) / 8
     end = time.monotonic() + seconds
     first = int(os.environ.get("KTS_FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))
     for seed in itertools.count(first):
         damage = (Damage(), Damage(undecided=True), Damage(lost_segment=1))[seed % 3]
         results = itertools.chain(
-            reads_of_damage(seed, local=seed % 2 == 0, flips=6, damage=damage),
-            hybrid_reads_of_damage(seed, flips=2, share=0.1),
+            read_damaged_tiers(seed, local=seed % 2 == 0, flips=6, damage=damage),
+            read_damaged_hybrid_tiers(seed, flips=2, share=0.1),
         )
         wrong = [str(result) for result in results if result.is_silently_wrong]
         assert wrong == [], f"KTS_FUZZ_SEED={seed}"

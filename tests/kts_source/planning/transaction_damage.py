@@ -1,4 +1,4 @@
-"""Tiers with one damaged transaction index, and reads of them at every entry point."""
+"""Reads tiers with one damaged transaction index in different ways."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PRODUCERS: Final = (1, 2, 3, 2**40)
 _ENTRY_BYTES: Final = 34
 
 
-def built(seed: int, *, undecided: bool = False) -> BuiltLog:
+def build_log(seed: int, *, undecided: bool = False) -> BuiltLog:
     """Builds segments with interleaved, long, empty, fenced and plain transactions.
 
     Args:
-        seed: Decides everything.
+        seed: Seed of all random choices.
         undecided: Whether transactions stay open at the end of the log.
     """
     source = random.Random(seed)
@@ -39,7 +39,8 @@ def built(seed: int, *, undecided: bool = False) -> BuiltLog:
             producer = source.choice(PRODUCERS)
             action = source.random()
             if producer in open_producers and action < 0.45:
-                if source.random() < 0.3:  # a fenced producer's transaction ends at a new epoch
+                # The transaction of a fenced producer ends with a new epoch.
+                if source.random() < 0.3:
                     epoch[producer] += 1
                 end = builder.abort if source.random() < 0.6 else builder.commit
                 end(producer, producer_epoch=epoch[producer])
@@ -67,18 +68,18 @@ def read(objects: dict[str, bytes], local: bool, options: dict[str, str]) -> lis
     return written_logs.read(objects, local, **{"isolationLevel": "read_committed", **options})
 
 
-def damaged_indexes(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
-    """Yields a transaction index with an entry removed or doubled, or with one bit flipped."""
-    entries = [index[at : at + _ENTRY_BYTES] for at in range(0, len(index), _ENTRY_BYTES)]
+def damage_index(index: bytes, source: random.Random, flips: int) -> Iterator[bytes]:
+    """Yields copies of a transaction index with a removed entry, repeated entry or flipped bit."""
+    entries = [index[start : start + _ENTRY_BYTES] for start in range(0, len(index), _ENTRY_BYTES)]
     for number, entry in enumerate(entries):
         yield b"".join(entries[:number] + entries[number + 1 :])
         yield b"".join([*entries[: number + 1], entry, *entries[number + 1 :]])
-    # Low bytes of the producer, the first and the last offset keep an entry plausible.
+    # An entry stays plausible if low bytes of its producer, first or last offset change.
     bits = [
-        at * 8 + bit
-        for at in range(len(index))
+        byte * 8 + bit
+        for byte in range(len(index))
         for bit in range(8)
-        if at % _ENTRY_BYTES in (4, 9, 17, 25, 33)
+        if byte % _ENTRY_BYTES in (4, 9, 17, 25, 33)
     ]
     for position in source.sample(bits, min(flips, len(bits))):
         damaged = bytearray(index)
@@ -91,10 +92,10 @@ class Read:
     """A read of the tier.
 
     Attributes:
-        name: The entry point.
+        name: How the tier is read.
         options: Options of the scan.
-        start: First offset wanted.
-        stop: First offset not wanted any more.
+        start: First offset of the result.
+        stop: One past the last offset of the result.
     """
 
     name: str
@@ -103,8 +104,8 @@ class Read:
     stop: int
 
 
-def reads(log: BuiltLog, source: random.Random) -> list[Read]:
-    """Returns one read for each entry point, with random bounds."""
+def make_reads(log: BuiltLog, source: random.Random) -> list[Read]:
+    """Returns a read of each type, with random bounds."""
     end = log.end_offset()
     low = source.randint(0, end - 1)
     high = source.randint(low + 1, end)
@@ -116,19 +117,19 @@ def reads(log: BuiltLog, source: random.Random) -> list[Read]:
             "endingOffsets": json.dumps({"t": {"0": stop}}),
         }
 
-    cut = {"targetPartitionBytes": "1"}
+    small_slices = {"targetPartitionBytes": "1"}
     few = {"maxRecordsPerPartition": str(source.randint(1, 9))}
     many = {"minPartitions": str(source.randint(2, 40))}
     condition = {"where": f"offset >= {low} and offset < {high}"}
     return [
-        Read("whole", {}, 0, end),
-        Read("cut by bytes", cut, 0, end),
+        Read("unbounded", {}, 0, end),
+        Read("cut by bytes", small_slices, 0, end),
         Read("cut by records", few, 0, end),
         Read("cut by partitions", many, 0, end),
         Read("bounded", bounds(low, high), low, high),
         Read("bounded and cut", {**bounds(low, high), **few}, low, high),
         Read("where", condition, low, high),
-        Read("where and cut", {**condition, **cut}, low, high),
+        Read("where and cut", {**condition, **small_slices}, low, high),
         Read("to a border", bounds(0, border), 0, border),
         Read("from a border", bounds(border, end), border, end),
     ]
@@ -136,12 +137,12 @@ def reads(log: BuiltLog, source: random.Random) -> list[Read]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a read of a damaged tier ended.
+    """Result of a read of a damaged tier.
 
     Attributes:
-        read: The entry point.
-        damage: Number of the segment times 1000, and number of its damage.
-        rows: Offsets of the rows; `None` if the read was refused.
+        read: The read.
+        damage: 1000 times the segment number, plus the number of its damage.
+        rows: Offsets of the rows; `None` if the read raised an error.
         expected: Offsets of the rows without the damage.
     """
 
@@ -152,7 +153,7 @@ class Outcome:
 
     @property
     def is_silently_wrong(self) -> bool:
-        """Whether rows were returned that are not the expected ones."""
+        """Whether the read returned wrong rows."""
         return self.rows is not None and self.rows != self.expected
 
 
@@ -163,7 +164,7 @@ class Damage:
     Attributes:
         lost_snapshots: Whether all producer snapshots are empty.
         undecided: Whether transactions stay open at the end of the log.
-        lost_segment: Number of a segment that is missing; reads skip it.
+        lost_segment: Number of a missing segment; reads skip it.
     """
 
     lost_snapshots: bool = False
@@ -171,100 +172,101 @@ class Damage:
     lost_segment: int | None = None
 
 
-def reads_of_damage(
+def read_damaged_tiers(
     seed: int, *, local: bool, flips: int, damage: Damage, share: float = 1
 ) -> Iterator[Outcome]:
-    """Damages each transaction index of a log and reads the tier at every entry point.
+    """Damages each transaction index of a log and reads the tier in every way.
 
-    Expects the rows of the undamaged index, which are those of the log itself, except in a hole.
+    The expected rows are the rows of the undamaged tier. Without a lost segment, these are the
+    rows of the log.
 
     Args:
-        seed: Decides the log, the bounds and the flipped bits.
+        seed: Seed of the log, the bounds and the flipped bits.
         local: Whether the tier has the layout of `LocalTieredStorage`.
-        flips: Flipped bits of each index.
+        flips: Count of flipped bits in each index.
         damage: Other damage of the tier.
-        share: Share of the reads that are done.
+        share: Share of the reads to do.
     """
     source = random.Random(seed)
-    log = built(seed, undecided=damage.undecided)
+    log = build_log(seed, undecided=damage.undecided)
     segments = [
         replace(files, snapshot=b"") if damage.lost_snapshots else files for files in log.segments
     ]
     log = replace(log, segments=tuple(segments))
-    wanted = reads(log, source)
+    tier_reads = make_reads(log, source)
     if damage.lost_segment is not None:
         loss = {"failOnDataLoss": "false"}
-        wanted = [replace(entry, options={**entry.options, **loss}) for entry in wanted]
-    whole = written_logs.written(log, local=local, lost_segment=damage.lost_segment)
+        tier_reads = [replace(entry, options={**entry.options, **loss}) for entry in tier_reads]
+    undamaged = written_logs.write_log(log, local=local, lost_segment=damage.lost_segment)
     healthy = []
-    for entry_point in wanted:
+    for tier_read in tier_reads:
         expected = [
             row.offset
-            for row in log.rows("read_committed", start=entry_point.start, stop=entry_point.stop)
+            for row in log.rows("read_committed", start=tier_read.start, stop=tier_read.stop)
         ]
         try:
-            rows = read(whole, local, entry_point.options)
+            rows = read(undamaged, local, tier_read.options)
         except TieredKafkaError:
             if not (damage.undecided or damage.lost_segment is not None):
                 raise
             continue  # the range ends after the last stable offset, or begins in the hole
         if damage.lost_segment is None:
-            assert rows == expected, entry_point
-        assert set(rows) <= set(expected), entry_point
+            assert rows == expected, tier_read
+        assert set(rows) <= set(expected), tier_read
         expected = rows
-        healthy.append((entry_point, expected))
+        healthy.append((tier_read, expected))
     for number, files in enumerate(segments):
         if number == damage.lost_segment:
             continue
-        indexes = damaged_indexes(files.txnindex or b"", source, flips)
+        indexes = damage_index(files.txnindex or b"", source, flips)
         for variant, index in enumerate(indexes):
             damaged = [*segments]
             damaged[number] = replace(files, txnindex=index or None)
             changed = replace(log, segments=tuple(damaged))
-            objects = written_logs.written(changed, local=local, lost_segment=damage.lost_segment)
-            for entry_point, expected in healthy:
+            objects = written_logs.write_log(changed, local=local, lost_segment=damage.lost_segment)
+            for tier_read, expected in healthy:
                 if source.random() >= share:
                     continue
-                found: list[int] | None
+                offsets: list[int] | None
                 try:
-                    found = read(objects, local, entry_point.options)
+                    offsets = read(objects, local, tier_read.options)
                 except TieredKafkaError:
-                    found = None
-                yield Outcome(entry_point, number * 1000 + variant, found, expected)
+                    offsets = None
+                yield Outcome(tier_read, number * 1000 + variant, offsets, expected)
 
 
-def hybrid_reads_of_damage(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
-    """Damages the indexes of a tier that brokers continue, and reads both at every entry point."""
+def read_damaged_hybrid_tiers(seed: int, *, flips: int, share: float = 1) -> Iterator[Outcome]:
+    """Damages the indexes of a tier and reads it together with brokers in every way."""
     source = random.Random(seed)
-    log = built(seed)
-    wanted = reads(log, source)
+    log = build_log(seed)
+    tier_reads = make_reads(log, source)
     tiered = 2 + seed % 2
     topic_id = uuid.UUID(int=seed % 2**64 + 1)
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
-        part = FakePartition(fake_log(log))
-        part.log.local_start = log.segments[tiered - 1].base_offset
-        brokers.create("t", [part], topic_id)
+        partition = FakePartition(fake_log(log))
+        partition.log.local_start = log.segments[tiered - 1].base_offset
+        brokers.create("t", [partition], topic_id)
         cluster = {"kafka.bootstrap.servers": brokers.bootstrap, "brokerFallback": "false"}
         for number, files in enumerate(log.segments[:tiered]):
-            for variant, index in enumerate(damaged_indexes(files.txnindex or b"", source, flips)):
+            for variant, index in enumerate(damage_index(files.txnindex or b"", source, flips)):
                 segments = [*log.segments[:tiered]]
                 segments[number] = replace(files, txnindex=index or None)
                 objects: dict[str, bytes] = {}
                 writer = LocalTierWriter(objects, topic="t", partition=0, topic_id=topic_id)
                 for damaged in segments:
                     writer.write_segment(damaged)
-                for entry_point in wanted:
+                for tier_read in tier_reads:
                     if source.random() >= share:
                         continue
                     expected = [
                         row.offset
                         for row in log.rows(
-                            "read_committed", start=entry_point.start, stop=entry_point.stop
+                            "read_committed", start=tier_read.start, stop=tier_read.stop
                         )
                     ]
                     rows: list[int] | None
                     try:
-                        rows = read(objects, True, {**entry_point.options, **cluster})
+                        rows = read(objects, True, {**tier_read.options, **cluster})
                     except (CorruptSegmentError, OldBrokerError):
                         rows = None
-                    yield Outcome(entry_point, number * 1000 + variant, rows, expected)
+                    yield Outcome(tier_read, number * 1000 + variant, rows, expected)

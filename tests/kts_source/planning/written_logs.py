@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from segment_format.testing import BuiltLog
 
 
-def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
+def write_log(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> dict[str, bytes]:
     """Returns the objects of topic `t`.
 
     Args:
-        log: Its segments.
-        local: Whether the layout is LocalTieredStorage instead of Aiven's.
+        log: Log with the segments.
+        local: Uses the layout of LocalTieredStorage instead of Aiven's.
         lost_segment: Number of a segment that is not written.
     """
     objects: dict[str, bytes] = {}
@@ -33,14 +33,18 @@ def written(log: BuiltLog, *, local: bool, lost_segment: int | None = None) -> d
     return objects
 
 
-def index_key(objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool) -> str:
-    """Returns the key of the object with a segment's index; Aiven stores all indexes in one.
+def find_index_key(
+    objects: Mapping[str, bytes], base_offset: int, suffix: str, *, local: bool
+) -> str:
+    """Returns the key of the object with an index of a segment.
+
+    Aiven's layout stores all indexes in one object.
 
     Args:
         objects: The tier.
-        base_offset: Of the segment.
-        suffix: Of the index in LocalTieredStorage, such as `.timeindex`.
-        local: The layout.
+        base_offset: Base offset of the segment.
+        suffix: Suffix of the index in LocalTieredStorage, such as `.timeindex`.
+        local: Whether the layout is LocalTieredStorage.
     """
     ending = suffix if local else ".indexes"
     name = f"/{base_offset:020d}-"
@@ -50,7 +54,7 @@ def index_key(objects: Mapping[str, bytes], base_offset: int, suffix: str, *, lo
 def read(objects: dict[str, bytes], local: bool, **options: str) -> list[int]:
     """Returns the offsets that a scan of topic `t` reads."""
     layout = {"layout": "local-tiered-storage"} if local else {}
-    given = {"path": "/", "subscribe": "t", **layout, **options}
+    option_texts = {"path": "/", "subscribe": "t", **layout, **options}
     tier = Tier(MemoryStore(objects))
-    rows = run(plan_scan(parse_options(given), tier), given, tier)
+    rows = run(plan_scan(parse_options(option_texts), tier), option_texts, tier)
     return [int(offset) for offset in rows["offset"].to_pylist()]

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: predicates of every shape, and rows they can be true for."""
+"""Hypothesis strategies for predicates of every type and for rows that can satisfy them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.kts_source.predicate.oracle import Row
 
-# Few different values, so that conditions are often true.
+# Only a few distinct values, so that conditions are often true.
 TEXTS = st.sampled_from(["", "a", "b", "ab", "ba", "aba", "é", "aé", "😀", "a\nb", "%", "_"])
 BYTES = TEXTS.map(str.encode)
 NAMES = st.sampled_from(["h", "i"])
@@ -91,8 +91,8 @@ _TYPES: dict[str, pa.DataType] = {
 }
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    """The rows in the types of the table."""
+def make_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Converts the rows to a record batch with the column types of the table."""
 
     def cell(name: str, value: Any) -> Any:  # noqa: ANN401 - a value of any column
         if name == "headers":

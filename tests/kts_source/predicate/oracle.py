@@ -1,4 +1,7 @@
-"""SQL's three values, row by row, in plain Python: what the columnar evaluation is held to."""
+"""Evaluates predicates row by row in plain Python, with SQL's three-valued logic.
+
+The tests compare the columnar evaluation with this module.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Row = dict[str, Any]
-"""Column name to value: bytes, int (timestamps in microseconds), headers as (name, value) pairs;
-decoded columns as Arrow's `as_py` has them.
+"""Values by column name: bytes, int (timestamps in microseconds) or headers as (name, value) pairs.
+
+Decoded columns have the values that Arrow's `as_py` returns.
 """
 
 _ORDER: Final[Mapping[Op, Callable[[Any, Any], bool]]] = {
@@ -53,20 +57,20 @@ _TEXT: Final[Mapping[Part, Callable[[bytes, bytes], bool]]] = {
 }
 
 
-def value_of(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of any column
+def find_value(operand: Operand, row: Row) -> Any:  # noqa: ANN401 - a value of any column
     if isinstance(operand, Header):
-        found = [value for name, value in row["headers"] if name == operand.name]
-        return found[-1] if found else None
+        values = [value for name, value in row["headers"] if name == operand.name]
+        return values[-1] if values else None
     if isinstance(operand, Field):
         value = row[operand.source]
         for name in operand.path:
             value = None if value is None else value[name]
-        return None if value is None else comparable(operand.kind, value)
+        return None if value is None else to_comparable(operand.kind, value)
     return row[operand.name]
 
 
-def comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
-    """What Python compares as SQL compares values of a kind."""
+def to_comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any field
+    """Returns a value that Python compares in the same way as SQL compares values of `kind`."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dt.datetime):
@@ -78,7 +82,7 @@ def comparable(kind: Kind, value: Any) -> Any:  # noqa: ANN401 - a value of any 
     if kind is Kind.DECIMAL:
         return Decimal(value)
     if kind is Kind.DOUBLE:
-        # NaN is like itself, and larger than infinity.
+        # In SQL, NaN equals NaN and is greater than infinity.
         return (1, 0.0) if math.isnan(value) else (0, float(value))
     return value
 
@@ -90,33 +94,33 @@ def truth(predicate: Predicate, row: Row) -> bool | None:
         inner = truth(predicate.term, row)
         return None if inner is None else not inner
     if isinstance(predicate, And | Or):
-        answers = [truth(term, row) for term in predicate.terms]
-        strong = isinstance(predicate, Or)
-        if strong in answers:
-            return strong
-        return None if None in answers else not strong
+        results = [truth(term, row) for term in predicate.terms]
+        deciding = isinstance(predicate, Or)
+        if deciding in results:
+            return deciding
+        return None if None in results else not deciding
     if isinstance(predicate, Compare):
         return _compare(predicate, row)
-    value = value_of(predicate.operand, row)
+    value = find_value(predicate.operand, row)
     if isinstance(predicate, IsNull):
         return value is None
     if value is None:
         return None
     if isinstance(predicate, In):
         kind = predicate.operand.kind
-        found = any(value == comparable(kind, one) for one in predicate.values)
-        return None if predicate.has_null and not found else found
+        has_match = any(value == to_comparable(kind, literal) for literal in predicate.values)
+        return None if predicate.has_null and not has_match else has_match
     if isinstance(predicate, HasText):
         return _TEXT[predicate.part](value, predicate.text)
     return _like(predicate, value)
 
 
 def _compare(predicate: Compare, row: Row) -> bool | None:
-    left, right = value_of(predicate.left, row), predicate.right
+    left, right = find_value(predicate.left, row), predicate.right
     if isinstance(right, Operand):
-        right = value_of(right, row)
+        right = find_value(right, row)
     else:
-        right = comparable(predicate.left.kind, right)
+        right = to_comparable(predicate.left.kind, right)
     if predicate.op is Op.SAME:
         return bool(left == right)
     if left is None or right is None:
@@ -125,9 +129,11 @@ def _compare(predicate: Compare, row: Row) -> bool | None:
 
 
 def _like(predicate: Like, value: bytes) -> bool:
-    # Valid UTF-8 only; what malformed bytes mean is tested against Spark.
+    # Only for valid UTF-8. Other tests compare LIKE on malformed bytes with Spark.
     pattern = "".join(
-        re.escape(part) if isinstance(part, str) else {Wildcard.ONE: ".", Wildcard.RUN: ".*"}[part]
-        for part in predicate.pattern
+        re.escape(element)
+        if isinstance(element, str)
+        else {Wildcard.ONE: ".", Wildcard.RUN: ".*"}[element]
+        for element in predicate.pattern
     )
     return re.fullmatch(pattern, value.decode(), re.DOTALL) is not None

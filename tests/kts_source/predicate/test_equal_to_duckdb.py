@@ -1,4 +1,7 @@
-"""Conditions on fields equal DuckDB's, with nulls and with literals out of a type's range."""
+"""Conditions on fields give the same results as in DuckDB.
+
+The rows contain nulls; some literals are outside the range of the field's type.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +68,10 @@ VALUES: Final = pa.array(
 )
 
 
-def _literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
-    """Returns a field as option `where` and as DuckDB name it, and three literals in both."""
+def _draw_literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
+    """Returns a field in the syntax of option `where` and of DuckDB, and three literals in both."""
 
-    def some(choices: tuple[object, ...], ours: str, theirs: str) -> list[tuple[str, str]]:
+    def pick(choices: tuple[object, ...], ours: str, theirs: str) -> list[tuple[str, str]]:
         texts = [str(choice) for choice in dice.choices(choices, k=3)]
         return [(ours.format(text), theirs.format(text)) for text in texts]
 
@@ -78,19 +81,19 @@ def _literals(dice: random.Random) -> tuple[str, str, list[tuple[str, str]]]:
         return (
             field,
             f"epoch_us({field})::decimal(38)",
-            some(_MICROS, "timestamp_micros({})", "({})::decimal(38)"),
+            pick(_MICROS, "timestamp_micros({})", "({})::decimal(38)"),
         )
     if name in ("wall", "day"):
         type = "TIMESTAMP_NTZ" if name == "wall" else "DATE"
-        return field, field, some(_DAYS, f"{type} '{{}}'", f"{type.partition('_')[0]} '{{}}'")
+        return field, field, pick(_DAYS, f"{type} '{{}}'", f"{type.partition('_')[0]} '{{}}'")
     if name == "double":
-        return field, field, some(_DOUBLES, "{}", "({})::double")
+        return field, field, pick(_DOUBLES, "{}", "({})::double")
     numbers = (*_BIG, *_DECIMALS) if name == "exact" else _BIG
-    return field, field, some(numbers, "{}", "({})")
+    return field, field, pick(numbers, "{}", "({})")
 
 
-def _leaf(dice: random.Random) -> tuple[str, str]:
-    field, duck_field, literals = _literals(dice)
+def _draw_leaf(dice: random.Random) -> tuple[str, str]:
+    field, duck_field, literals = _draw_literals(dice)
     (first, duck_first), (second, duck_second), _ = literals
     match dice.randrange(6):
         case 0:
@@ -109,18 +112,20 @@ def _leaf(dice: random.Random) -> tuple[str, str]:
     return f"{field} {op} {first}", f"{duck_field} {op} {duck_first}"
 
 
-def _condition(dice: random.Random, depth: int = 2) -> tuple[str, str]:
+def _draw_condition(dice: random.Random, depth: int = 2) -> tuple[str, str]:
     if depth == 0 or dice.random() < 0.3:
-        return _leaf(dice)
-    ours, theirs = _condition(dice, depth - 1)
+        return _draw_leaf(dice)
+    ours, theirs = _draw_condition(dice, depth - 1)
     if dice.random() < 0.6:
         return f"NOT ({ours})", f"NOT ({theirs})"
     word = dice.choice(("AND", "OR"))
-    more, more_of_duck = _condition(dice, depth - 1)
-    return f"({ours}) {word} ({more})", f"({theirs}) {word} ({more_of_duck})"
+    other, duck_other = _draw_condition(dice, depth - 1)
+    return f"({ours}) {word} ({other})", f"({theirs}) {word} ({duck_other})"
 
 
-def _answers(make: Callable[[random.Random], tuple[str, str]], seed: int, tries: int) -> None:
+def _check_random_conditions(
+    make: Callable[[random.Random], tuple[str, str]], seed: int, tries: int
+) -> None:
     batch = pa.record_batch({"value": VALUES})
     fields = {"value": partial(find_field, VALUES.type)}
     dice = random.Random(seed)
@@ -130,27 +135,29 @@ def _answers(make: Callable[[random.Random], tuple[str, str]], seed: int, tries:
         for _ in range(tries):
             ours, theirs = make(dice)
             query = f"select {theirs} as answer from rows_"
-            due = connection.sql(query).to_arrow_table()["answer"].to_pylist()
+            expected = connection.sql(query).to_arrow_table()["answer"].to_pylist()
             predicate = parse_predicate(ours, dt.UTC, fields=fields)
-            assert evaluate(predicate, batch).to_pylist() == due, (ours, theirs)
+            assert evaluate(predicate, batch).to_pylist() == expected, (ours, theirs)
             mask = wanted_rows(predicate, batch)
-            kept = [False] * len(due) if mask is None else [bool(row) for row in mask.to_pylist()]
-            assert kept == [answer is True for answer in due], ours
+            kept = (
+                [False] * len(expected) if mask is None else [bool(row) for row in mask.to_pylist()]
+            )
+            assert kept == [answer is True for answer in expected], ours
 
 
 def test_comparison_out_of_range_equals_duckdb() -> None:
-    _answers(_leaf, 1, 300)
+    _check_random_conditions(_draw_leaf, 1, 300)
 
 
 def test_nested_condition_out_of_range_equals_duckdb() -> None:
-    _answers(_condition, 2, 300)
+    _check_random_conditions(_draw_condition, 2, 300)
 
 
 @pytest.mark.parametrize(
     "text", ["timestamp_seconds(10000000000000)", "timestamp_micros(-10000000000000000000)"]
 )
 @pytest.mark.parametrize("op", ["<", "<=", ">", ">=", "=", "<>"])
-def test_null_timestamp_compared_out_of_range_is_never_kept(op: str, text: str) -> None:
+def test_comparison_of_null_timestamp_out_of_range_is_null(op: str, text: str) -> None:
     batch = pa.record_batch({"value": VALUES})
     fields = {"value": partial(find_field, VALUES.type)}
     for condition in (f"value.ts {op} {text}", f"NOT value.ts {op} {text}"):

@@ -1,4 +1,4 @@
-"""Columns at once give what rows one by one give."""
+"""Columnar evaluation gives the same results as row-by-row evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kts_source.predicate.evaluate import evaluate, java_string, wanted_rows
 from kts_source.predicate.parse import parse_predicate
-from tests.kts_source.predicate.generated import PREDICATES, ROWS, batch_of
+from tests.kts_source.predicate.generated import PREDICATES, ROWS, make_batch
 from tests.kts_source.predicate.oracle import truth
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 def test_evaluate_returns_three_valued_results(
     predicate: Predicate, rows: list[Row], skipped: int
 ) -> None:
-    # A slice too: its columns begin inside their buffers.
-    batch, rows = batch_of(rows).slice(skipped), rows[skipped:]
+    # In a slice, columns do not start at the beginning of their buffers.
+    batch, rows = make_batch(rows).slice(skipped), rows[skipped:]
     expected = [truth(predicate, row) for row in rows]
     assert evaluate(predicate, batch).to_pylist() == expected
     mask = wanted_rows(predicate, batch)
-    found = [False] * len(rows) if mask is None else mask.to_pylist()
-    assert [bool(one) for one in found] == [answer is True for answer in expected]
+    kept = [False] * len(rows) if mask is None else mask.to_pylist()
+    assert [bool(is_kept) for is_kept in kept] == [answer is True for answer in expected]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_evaluate_returns_three_valued_results(
         ("😀é".encode(), "😀é"),
     ],
 )
-def test_malformed_bytes_as_java_decodes_them(data: bytes, text: str) -> None:
+def test_java_string_decodes_malformed_bytes_like_java(data: bytes, text: str) -> None:
     assert java_string(data) == text
 
 
@@ -65,8 +65,8 @@ def test_malformed_bytes_as_java_decodes_them(data: bytes, text: str) -> None:
         ("a%", b"a\n\xff", True),
     ],
 )
-def test_like_on_bytes_that_are_no_text(pattern: str, data: bytes, matches: bool) -> None:
-    batch = batch_of([{**_ROW, "value": data}])
+def test_like_matches_malformed_utf8(pattern: str, data: bytes, matches: bool) -> None:
+    batch = make_batch([{**_ROW, "value": data}])
     assert evaluate(parse_predicate(f"value LIKE '{pattern}'"), batch).to_pylist() == [matches]
 
 

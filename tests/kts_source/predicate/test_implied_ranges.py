@@ -1,4 +1,4 @@
-"""Pruning keeps every row for which the predicate is true."""
+"""Pruning keeps every row that satisfies the predicate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_no_row_that_matches_lies_outside(predicate: Predicate, row: Row) -> None:
+def test_region_contains_every_matching_row(predicate: Predicate, row: Row) -> None:
     for wanted in (True, False):
         if truth(predicate, row) is wanted:
             box = region(predicate, wanted)
@@ -30,7 +30,7 @@ def test_no_row_that_matches_lies_outside(predicate: Predicate, row: Row) -> Non
 
 @settings(deadline=None, max_examples=500)
 @given(PREDICATES, ROWS)
-def test_specialised_predicate_returns_the_same_rows(predicate: Predicate, row: Row) -> None:
+def test_specialised_predicate_returns_same_rows(predicate: Predicate, row: Row) -> None:
     rest = specialised(predicate, row["topic"].decode(), row["partition"])
     assert not columns_of(rest) & {"topic", "partition"}
     assert truth(rest, row) is truth(predicate, row)
@@ -64,5 +64,5 @@ def test_region_is_minimal(text: str, box: Region) -> None:
         "partition IN (0, NULL)",
     ],
 )
-def test_a_partition_that_cannot_match_is_left_out(text: str) -> None:
+def test_region_of_partition_without_matches_is_empty(text: str) -> None:
     assert region(specialised(parse_predicate(text), "t", 1)).is_empty

@@ -1,4 +1,4 @@
-"""What the text of a predicate means, and that everything else is refused by name."""
+"""Predicate texts parse to the expected model; errors quote unsupported syntax."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ NEW_YEAR = 1_704_067_200_000_000
         ),
     ],
 )
-def test_predicates_parse_to_their_model(text: str, expected: Predicate) -> None:
+def test_parse_predicate_returns_model(text: str, expected: Predicate) -> None:
     assert parse_predicate(text) == expected
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 
-def test_tables_know_a_predicate_by_its_repr() -> None:
-    """Tables were begun with this text as one of their rules; another would refuse to go on."""
+def test_predicate_repr_is_stable() -> None:
+    """Export tables store the repr as one of their rules; a change would break existing tables."""
     parsed = parse_predicate(
         "key IN ('a', NULL) AND (NOT endswith(value, 'b') OR header('h') = 'c')"
     )
@@ -105,7 +105,7 @@ def test_tables_know_a_predicate_by_its_repr() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "quoted"),
     [
         ("key RLIKE 'it'", "key RLIKE 'it'"),
         ("key ILIKE 'a'", "key ILIKE 'a'"),
@@ -149,18 +149,18 @@ def test_tables_know_a_predicate_by_its_repr() -> None:
         ("CASE WHEN key = 'a' THEN true END", "CASE"),
     ],
 )
-def test_predicate_unsupported_part_is_named(text: str, named: str) -> None:
-    with pytest.raises(InvalidOptionError) as caught:
+def test_parse_unsupported_syntax_raises_error_with_text(text: str, quoted: str) -> None:
+    with pytest.raises(InvalidOptionError) as error:
         parse_predicate(text)
-    assert named in str(caught.value)
-    assert "'where'" in str(caught.value)
+    assert quoted in str(error.value)
+    assert "'where'" in str(error.value)
 
 
-def test_predicate_long_chains_parse_and_deep_nesting_is_refused() -> None:
+def test_parse_accepts_long_chains_and_rejects_deep_nesting() -> None:
     chain = " OR ".join(f"key = '{number}'" for number in range(3000))
-    found = parse_predicate(chain)
-    assert isinstance(found, Or)
-    assert [term.right for term in found.terms if isinstance(term, Compare)] == [
+    predicate = parse_predicate(chain)
+    assert isinstance(predicate, Or)
+    assert [term.right for term in predicate.terms if isinstance(term, Compare)] == [
         str(number).encode() for number in range(3000)
     ]
     with pytest.raises(InvalidOptionError, match="nested too deep"):
@@ -180,12 +180,12 @@ def test_predicate_long_chains_parse_and_deep_nesting_is_refused() -> None:
         ("X''", b""),
     ],
 )
-def test_string_literals(text: str, value: str | bytes) -> None:
+def test_string_literal_decodes_escapes(text: str, value: str | bytes) -> None:
     assert string_literal(text) == value
 
 
 @pytest.mark.parametrize("text", [r"'\uD800'", r"'\U00110000'", "X'0G'", "'a'b'"])
-def test_literals_that_have_no_bytes(text: str) -> None:
+def test_string_literal_invalid_raises_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         string_literal(text)
 
@@ -197,13 +197,13 @@ def test_literals_that_have_no_bytes(text: str) -> None:
         ("2024-1-1 1:0", "+01:00", NEW_YEAR),
         ("2024-01-01T00:00:00.5", "Z", NEW_YEAR + 500_000),
         ("2024-01-01 01:00:00", "Europe/Zurich", NEW_YEAR),
-        # Skipped by the clocks: half past two is half past three.
+        # This local time does not exist (start of summer time); it means 03:30.
         ("2024-03-31 02:30:00", "Europe/Zurich", 1_711_848_600_000_000),
-        # Comes twice: the first.
+        # This local time occurs twice (end of summer time); it means the first one.
         ("2024-10-27 02:30:00", "Europe/Zurich", 1_729_989_000_000_000),
         ("1969-12-31 23:59:59.999", "UTC", -1000),
         ("2024-01-01 00:00:00 UTC", "+05:00", NEW_YEAR),
     ],
 )
-def test_instants(text: str, zone: str, expected: int) -> None:
+def test_instant_parses_timestamps(text: str, zone: str, expected: int) -> None:
     assert instant(text, time_zone(zone)) == expected

@@ -1,4 +1,4 @@
-"""A broker's log directory, written from a log that is built here, and what a scan reads of it."""
+"""Writes a broker's log directory from a built log, and reads it with a scan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_STARTS = "log-start-offset-checkpoint"
 
 
-def transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
-    """Several segments with aborts over their borders, and in the end one that nobody decides."""
+def build_transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) -> BuiltLog:
+    """Builds segments with transactions that cross their borders.
+
+    Args:
+        segments: Count of segments.
+        rounds: Count of rounds of batches in each segment.
+        undecided: If true, the last transactions stay open.
+    """
     builder = LogBuilder(index_interval_bytes=300)
     number = 0
     for segment in range(segments):
@@ -46,17 +52,17 @@ def transactions(*, segments: int = 3, rounds: int = 4, undecided: bool = True) 
 
 @dataclass(frozen=True)
 class Disk:
-    """One log directory.
+    """A log directory.
 
     Attributes:
-        root: Its folder.
+        root: Folder of the log directory.
     """
 
     root: Path
 
     @property
     def folder(self) -> Path:
-        """The partition's."""
+        """Folder of the partition."""
         return self.root / f"{TOPIC}-0"
 
     def write(
@@ -67,23 +73,23 @@ class Disk:
         high_watermark: int | None = None,
         recovery_point: int = 0,
     ) -> Disk:
-        """Writes all segments as a broker has them, the last one as the active one.
+        """Writes all segments like a broker; the last one is the active segment.
 
         Args:
-            log: What to write.
-            clean: After a clean shutdown, or as a crash leaves it: with the indexes of the active
-                segment as they are allocated, and no snapshot of its end.
-            high_watermark: `None` = the end.
-            recovery_point: Only where not clean.
+            log: The log to write.
+            clean: `False` is the state after a crash: the indexes of the active segment have
+                their preallocated size, and no snapshot of its end exists.
+            high_watermark: High watermark in the checkpoint; `None` is the end of the log.
+            recovery_point: Recovery point in the checkpoint; only used if not `clean`.
         """
         self.folder.mkdir(parents=True)
         for segment in log.segments:
             stem = f"{segment.base_offset:020d}"
             is_active = segment is log.segments[-1]
-            room = b"" if clean or not is_active else bytes(4096)
+            padding = b"" if clean or not is_active else bytes(4096)
             self.put(f"{stem}.log", segment.log)
-            self.put(f"{stem}.index", segment.index + room)
-            self.put(f"{stem}.timeindex", segment.timeindex + room)
+            self.put(f"{stem}.index", segment.index + padding)
+            self.put(f"{stem}.timeindex", segment.timeindex + padding)
             if segment.txnindex is not None:
                 self.put(f"{stem}.txnindex", segment.txnindex)
             if clean or not is_active:
@@ -100,40 +106,46 @@ class Disk:
         return self
 
     def put(self, name: str, data: bytes) -> Path:
-        """Writes a file of the partition."""
+        """Writes a file into the partition folder."""
         path = self.folder / name
         path.write_bytes(data)
         return path
 
     def checkpoint(self, name: str, offset: int | None) -> None:
-        """Writes a checkpoint with one entry, or none."""
+        """Writes a checkpoint file with one entry, or with none if `offset` is `None`."""
         lines = [] if offset is None else [f"{TOPIC} 0 {offset}"]
         (self.root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
     def files(self, kind: str) -> list[Path]:
-        """Files of the partition in order of their offsets."""
+        """Returns the files of the partition with this suffix, ordered by offset."""
         return sorted(self.folder.glob(f"*.{kind}"))
 
 
-def offsets(root: Path, level: str = "read_committed", **given: str) -> list[int]:
-    """The offsets that a scan returns, in its order."""
-    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **given}
-    found: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
-    return found
+def read_offsets(root: Path, level: str = "read_committed", **extra: str) -> list[int]:
+    """Returns the offsets that a scan reads, in the order of the scan."""
+    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
+    rows: list[int] = scan({"isolationLevel": level, **options})["offset"].to_pylist()
+    return rows
 
 
-def expected(log: BuiltLog, level: str = "read_committed", *, stop: int | None = None) -> list[int]:
-    """The offsets that a broker serves of a log up to `stop`, by its writer's own account."""
+def list_expected_offsets(
+    log: BuiltLog, level: str = "read_committed", *, stop: int | None = None
+) -> list[int]:
+    """Returns the offsets that a broker serves below `stop`, according to the log's writer."""
     end = log.end_offset() if stop is None else stop
     stable = end
     if level == "read_committed":
-        begun = (
-            one.first_offset
-            for one in log.transactions
-            if one.marker_offset is None or one.marker_offset >= end
+        open_starts = (
+            transaction.first_offset
+            for transaction in log.transactions
+            if transaction.marker_offset is None or transaction.marker_offset >= end
         )
-        stable = min([end, *begun])
+        stable = min([end, *open_starts])
     rows = log.rows("read_uncommitted", stop=stable)
-    aborted = {number for number, one in enumerate(log.transactions) if one.committed is False}
-    drop = aborted if level == "read_committed" else set()
-    return [row.offset for row in rows if row.transaction not in drop]
+    aborted = {
+        number
+        for number, transaction in enumerate(log.transactions)
+        if transaction.committed is False
+    }
+    skipped = aborted if level == "read_committed" else set()
+    return [row.offset for row in rows if row.transaction not in skipped]

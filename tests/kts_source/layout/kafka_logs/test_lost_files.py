@@ -1,4 +1,4 @@
-"""What only another file of a disk records is an error or a warning, never silently absent."""
+"""Offsets that are recorded on the disk but have no log file cause an error or a warning."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.kts_source.layout.kafka_logs.disk import (
     TOPIC,
     TOPIC_ID,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 from tests.kts_source.streaming.running import Checkpointed
@@ -27,13 +27,13 @@ from tests.kts_source.streaming.running import Checkpointed
 if TYPE_CHECKING:
     from pathlib import Path
 
-LOG = transactions(segments=3)
+LOG = build_transactions(segments=3)
 END = LOG.end_offset()
 OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
 
-def small(segments: int = 3) -> LogBuilder:
-    """Segments of three records, too small for entries of an offset index."""
+def build_small_log(segments: int = 3) -> LogBuilder:
+    """Builds segments of three records, which are too small for offset index entries."""
     builder = LogBuilder()
     for number in range(segments):
         if number:
@@ -42,239 +42,241 @@ def small(segments: int = 3) -> LogBuilder:
     return builder
 
 
-def checkpoint(root: Path, name: str, **marks: int) -> None:
-    """Writes a checkpoint; `orders_1` stands for orders-1."""
+def write_checkpoint(root: Path, name: str, **marks: int) -> None:
+    """Writes a checkpoint file; key `orders_1` is partition orders-1."""
     lines = [f"{key.replace('_', ' ')} {offset}" for key, offset in marks.items()]
     (root / name).write_text("\n".join(["0", str(len(lines)), *lines, ""]))
 
 
 def set_aside(disk: Disk, state: str, *, number: int, topic_id: str = TOPIC_ID) -> None:
-    """Copies the partition to a folder that is no partition in use."""
+    """Copies the partition to a folder that Kafka does not use as a partition."""
     folder = disk.root / f"{TOPIC}-{number}.{'0a' * 16}-{state}"
     shutil.copytree(disk.folder, folder)
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
 
 
-# -- logs of which indexes are left
+# -- lost logs
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("log", [LOG, small().build()], ids=["indexed", "small"])
-def test_lost_last_log_is_data_loss_at_the_end_of_the_log(
+@pytest.mark.parametrize("log", [LOG, build_small_log().build()], ids=["indexed", "small"])
+def test_lost_last_log_with_end_of_log_raises_data_loss_error(
     tmp_path: Path, log: object, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert isinstance(log, type(LOG))
     last = log.segments[-1]
     disk = Disk(tmp_path).write(log, clean=clean, high_watermark=last.base_offset)
     disk.files("log")[-1].unlink()
-    want = expected(log, stop=last.base_offset)
-    assert offsets(tmp_path) == want  # nothing of it is known to have been replicated
+    rows = list_expected_offsets(log, stop=last.base_offset)
+    assert read_offsets(tmp_path) == rows  # its records may be unreplicated
     assert f"{last.base_offset:020d}." in caplog.text
     with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
-        offsets(tmp_path, endOfLog="true")
-    assert offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+        read_offsets(tmp_path, endOfLog="true")
+    assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == rows
 
 
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("left", ["index", "timeindex", "snapshot", "empty log"])
-def test_last_segment_of_which_one_file_is_left_is_never_silent(
-    tmp_path: Path, left: str, *, clean: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["index", "timeindex", "snapshot", "empty log"])
+def test_last_segment_with_one_file_left_raises_error_or_warns(
+    tmp_path: Path, kind: str, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     last = LOG.segments[-1]
     disk = Disk(tmp_path).write(LOG, clean=clean, high_watermark=last.base_offset)
     snapshot = f"{END:020d}.snapshot"
-    if left == "snapshot":
+    if kind == "snapshot":
         disk.put(snapshot, last.snapshot)
     for path in disk.folder.glob(f"{last.base_offset:020d}.*"):
-        if path.suffix not in (f".{left}", ".snapshot"):
+        if path.suffix not in (f".{kind}", ".snapshot"):
             path.unlink()
-    if left in ("index", "timeindex"):
+    if kind in ("index", "timeindex"):
         (disk.folder / snapshot).unlink(missing_ok=True)
-    if left == "empty log":
+    if kind == "empty log":
         disk.put(f"{last.base_offset:020d}.log", b"")
-    want = expected(LOG, stop=last.base_offset)
-    if clean or left in ("index", "timeindex"):
+    rows = list_expected_offsets(LOG, stop=last.base_offset)
+    if clean or kind in ("index", "timeindex"):
         with pytest.raises(DataLossError, match=rf"\[{last.base_offset}, \d+\)"):
-            offsets(tmp_path, endOfLog="true")
-        assert offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == want
+            read_offsets(tmp_path, endOfLog="true")
+        assert read_offsets(tmp_path, endOfLog="true", failOnDataLoss="false") == rows
     caplog.clear()
-    assert offsets(tmp_path) == want
-    if left != "empty log" or clean:  # after a crash an empty log is that of a new segment
+    assert read_offsets(tmp_path) == rows
+    if kind != "empty log" or clean:  # after a crash, an empty log belongs to a new segment
         assert f"{last.base_offset}" in caplog.text or f"{END}" in caplog.text
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_lost_last_log_below_the_high_watermark_is_data_loss(
+def test_lost_last_log_below_high_watermark_raises_data_loss_error(
     tmp_path: Path, *, clean: bool
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=clean)
     disk.files("log")[-1].unlink()
     with pytest.raises(DataLossError, match=rf"\[{LOG.segments[-1].base_offset}, {END}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
-def test_lost_first_log_is_data_loss(tmp_path: Path) -> None:
+def test_lost_first_log_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     disk.files("log")[0].unlink()
     first = LOG.segments[1].base_offset
     with pytest.raises(DataLossError, match=rf"\[0, {first}\)"):
-        offsets(tmp_path, "read_uncommitted")
-    left = [offset for offset in expected(LOG, "read_uncommitted") if offset >= first]
-    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == left
-    disk.checkpoint(LOG_STARTS, first)  # its records were deleted
-    assert offsets(tmp_path, "read_uncommitted") == left
+        read_offsets(tmp_path, "read_uncommitted")
+    remaining = [
+        offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset >= first
+    ]
+    assert read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
+    disk.checkpoint(LOG_STARTS, first)  # the records of the lost log were deleted
+    assert read_offsets(tmp_path, "read_uncommitted") == remaining
 
 
-def test_all_logs_lost_is_data_loss(tmp_path: Path) -> None:
+def test_loss_of_all_logs_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     for path in disk.files("log"):
         path.unlink()
-    for more in ({}, {"endOfLog": "true"}):
+    for extra in ({}, {"endOfLog": "true"}):
         with pytest.raises(DataLossError, match=rf"\[0, {END}\)"):
-            offsets(tmp_path, **more)
-        assert offsets(tmp_path, failOnDataLoss="false", **more) == []
+            read_offsets(tmp_path, **extra)
+        assert read_offsets(tmp_path, failOnDataLoss="false", **extra) == []
 
 
-def test_partition_folder_without_files_is_data_loss(tmp_path: Path) -> None:
+def test_partition_folder_without_files_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     for path in disk.folder.glob("0*"):
         path.unlink()
     with pytest.raises(DataLossError, match=rf"\[0, {END}\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
-def test_index_of_an_empty_last_segment_is_no_loss(
+def test_index_without_log_of_empty_last_segment_is_not_data_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Stores without empty objects have no log of a segment that was just begun."""
+    """Stores without empty objects contain no log of a new segment without records."""
     disk = Disk(tmp_path).write(LOG)
     disk.put(f"{END:020d}.index", bytes(4096))
     disk.put(f"{END:020d}.timeindex", bytes(4096))
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
     assert f"{END:020d}.index" in caplog.text
 
 
-# -- partitions that checkpoints name
+# -- partitions in checkpoints
 
 
 @pytest.mark.parametrize("name", [HIGH_WATERMARKS, RECOVERY_POINTS])
-def test_partition_that_only_a_checkpoint_names_is_data_loss(tmp_path: Path, name: str) -> None:
+def test_partition_only_in_checkpoint_raises_data_loss_error(tmp_path: Path, name: str) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END)
-    checkpoint(tmp_path, RECOVERY_POINTS, orders_0=END)
-    checkpoint(tmp_path, name, orders_0=END, orders_1=7)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END)
+    write_checkpoint(tmp_path, RECOVERY_POINTS, orders_0=END)
+    write_checkpoint(tmp_path, name, orders_0=END, orders_1=7)
     with pytest.raises(DataLossError, match=rf"orders-1: .*\[0, 7\).*{name}"):
-        offsets(tmp_path)
-    assert offsets(tmp_path, failOnDataLoss="false") == expected(LOG)
-    given = {"path": str(tmp_path), "layout": "kafka-logs"}
-    (found,) = plan({**given, "assign": f'{{"{TOPIC}":[0]}}'}).partitions
-    assert found.partition == 0
+        read_offsets(tmp_path)
+    assert read_offsets(tmp_path, failOnDataLoss="false") == list_expected_offsets(LOG)
+    options = {"path": str(tmp_path), "layout": "kafka-logs"}
+    (partition,) = plan({**options, "assign": f'{{"{TOPIC}":[0]}}'}).partitions
+    assert partition.partition == 0
 
 
-def test_checkpoint_that_names_no_records_is_a_warning(
+def test_checkpoint_without_offsets_of_missing_partition_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
-    assert offsets(tmp_path) == expected(LOG)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=0)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert "it names no offsets of orders-1, and that folder is not there" in caplog.text
 
 
-def test_replica_that_another_log_directory_still_has_is_a_warning(
+def test_lost_replica_with_copy_in_other_log_directory_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "a").write(LOG)
-    gone = Disk(tmp_path / "b").write(LOG)
-    shutil.rmtree(gone.folder)
-    assert offsets(tmp_path) == expected(LOG)
+    lost = Disk(tmp_path / "b").write(LOG)
+    shutil.rmtree(lost.folder)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert f"b/{HIGH_WATERMARKS} (it names offsets [0, {END}) of orders-0" in caplog.text
-    checkpoint(gone.root, HIGH_WATERMARKS, orders_0=END + 4)
+    write_checkpoint(lost.root, HIGH_WATERMARKS, orders_0=END + 4)
     with pytest.raises(DataLossError, match=rf"\[{END}, {END + 4}\).*b/{HIGH_WATERMARKS}"):
-        offsets(tmp_path, "read_uncommitted")
-    got = offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
-    assert got == expected(LOG, "read_uncommitted")
+        read_offsets(tmp_path, "read_uncommitted")
+    rows = read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
+    assert rows == list_expected_offsets(LOG, "read_uncommitted")
 
 
-def test_topic_that_only_a_checkpoint_names_is_data_loss_where_it_is_named(
+def test_topic_only_in_checkpoint_raises_data_loss_error_if_subscribed_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path).write(LOG)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, gone_0=5)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, gone_0=5)
     with pytest.raises(DataLossError, match=r"gone-0: .*\[0, 5\)"):
-        offsets(tmp_path, subscribe="gone")
-    given = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
-    assert {part.topic for part in plan(given).partitions} == {TOPIC}
+        read_offsets(tmp_path, subscribe="gone")
+    options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribePattern": ".*"}
+    assert {partition.topic for partition in plan(options).partitions} == {TOPIC}
     assert "checkpoints or folders set aside, of topics gone" in caplog.text
 
 
-# -- folders set aside
+# -- folders that Kafka set aside
 
 
 @pytest.mark.parametrize("state", ["future", "delete", "stray"])
-def test_partition_with_only_a_folder_set_aside_is_reported(
+def test_partition_with_only_set_aside_folder_is_reported(
     tmp_path: Path, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(tmp_path).write(LOG)
     set_aside(disk, state, number=1)
     set_aside(disk, state, number=2, topic_id=OTHER_ID)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     for number in (1, 2):
         assert f"orders-{number}.{'0a' * 16}-{state}/ (a -{state} folder" in caplog.text
     shutil.rmtree(disk.folder)
-    checkpoint(tmp_path, HIGH_WATERMARKS)
-    checkpoint(tmp_path, RECOVERY_POINTS)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS)
+    write_checkpoint(tmp_path, RECOVERY_POINTS)
     with pytest.raises(TopicNotFoundError, match=rf"orders-1.*-{state}"):
-        offsets(tmp_path, topicId=TOPIC_ID)
+        read_offsets(tmp_path, topicId=TOPIC_ID)
 
 
-def test_checkpoint_entry_of_a_folder_under_deletion_is_no_loss(tmp_path: Path) -> None:
-    """The broker renamed the folder, and had not rewritten its checkpoints yet."""
+def test_checkpoint_entry_of_deleted_folder_is_not_data_loss(tmp_path: Path) -> None:
+    """The broker renamed the folder but has not rewritten its checkpoints yet."""
     disk = Disk(tmp_path).write(LOG)
     set_aside(disk, "delete", number=1)
-    checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
-    assert offsets(tmp_path) == expected(LOG)
+    write_checkpoint(tmp_path, HIGH_WATERMARKS, orders_0=END, orders_1=END)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 # -- log directories at different depths
 
 
-@pytest.mark.parametrize("marked", [True, False])
-@pytest.mark.parametrize("places", [("b1", "b2/d0"), ("", "b2/d0"), ("", "b2"), ("b1/x", "b2")])
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize("folders", [("b1", "b2/d0"), ("", "b2/d0"), ("", "b2"), ("b1/x", "b2")])
 def test_log_directories_at_different_depths_are_all_read(
-    tmp_path: Path, places: tuple[str, str], *, marked: bool
+    tmp_path: Path, folders: tuple[str, str], *, has_checkpoint: bool
 ) -> None:
-    for number, place in enumerate(places):
-        disk = Disk(tmp_path / place if place else tmp_path)
-        made = Disk(tmp_path.parent / f"{tmp_path.name}-{number}").write(LOG)
+    for number, folder in enumerate(folders):
+        disk = Disk(tmp_path / folder if folder else tmp_path)
+        source = Disk(tmp_path.parent / f"{tmp_path.name}-{number}").write(LOG)
         disk.root.mkdir(parents=True, exist_ok=True)
-        shutil.move(made.folder, disk.root / f"{TOPIC}-{number}")
-        if marked:
-            checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
+        shutil.move(source.folder, disk.root / f"{TOPIC}-{number}")
+        if has_checkpoint:
+            write_checkpoint(disk.root, HIGH_WATERMARKS, **{f"{TOPIC}_{number}": END})
             (disk.root / ".kafka_cleanshutdown").touch()
     (tmp_path / "lost+found").mkdir()
-    given = {"path": str(tmp_path), "layout": "kafka-logs", "subscribe": TOPIC}
-    if not marked:
-        given["endOfLog"] = "true"
-    table = scan(given)
-    assert table["offset"].to_pylist() == expected(LOG) * 2
+    options = {"path": str(tmp_path), "layout": "kafka-logs", "subscribe": TOPIC}
+    if not has_checkpoint:
+        options["endOfLog"] = "true"
+    table = scan(options)
+    assert table["offset"].to_pylist() == list_expected_offsets(LOG) * 2
 
 
-def test_log_directory_without_any_mark_is_known_by_its_segments(tmp_path: Path) -> None:
+def test_log_directory_without_metadata_files_is_detected_by_segments(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "a").write(LOG)
     for path in (*disk.root.glob("*-checkpoint"), *disk.folder.glob("*-checkpoint")):
         path.unlink()
     (disk.folder / "partition.metadata").unlink()
     (disk.root / "meta.properties").unlink()
     (disk.root / ".kafka_cleanshutdown").unlink()
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_folders_too_deep_to_be_searched_are_named(
+def test_folders_below_search_depth_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(tmp_path / "b1").write(LOG)
     Disk(tmp_path / "x" / "y" / "z").write(LOG)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
     assert "not searched for log directories" in caplog.text
     assert "x/y/z/" in caplog.text
 
@@ -282,37 +284,37 @@ def test_folders_too_deep_to_be_searched_are_named(
 # -- streams
 
 
-def stream_offsets(stream: Checkpointed) -> list[int]:
-    """The offsets of all batches of a stream so far."""
+def collect_offsets(stream: Checkpointed) -> list[int]:
+    """Returns the offsets of all batches that the stream has read."""
     batches = (stream.batches[number] for number in sorted(stream.batches))
     return [offset for batch in batches for offset in batch["offset"].to_pylist()]
 
 
-def test_stream_reads_disks_that_were_copied_anew(tmp_path: Path) -> None:
+def test_stream_reads_new_copy_of_disk(tmp_path: Path) -> None:
     root = tmp_path / "logs"
-    builder = small(2)
+    builder = build_small_log(2)
     Disk(root).write(builder.build())
-    given = {
+    options = {
         "path": str(root),
         "layout": "kafka-logs",
         "subscribe": TOPIC,
         "minListingIntervalMs": "0",
     }
-    stream = Checkpointed(given)
+    stream = Checkpointed(options)
     stream.all()
-    assert stream_offsets(stream) == list(range(6))
+    assert collect_offsets(stream) == list(range(6))
     for _ in range(3):
         builder.append([SimpleRecord(b"more")])
     shutil.rmtree(root)
     disk = Disk(root).write(builder.build(), high_watermark=7)
     stream.clock.seconds += 3600
     stream.all()
-    assert stream_offsets(stream) == list(range(7))
+    assert collect_offsets(stream) == list(range(7))
     disk.checkpoint(HIGH_WATERMARKS, 9)  # no log changes
     stream.clock.seconds += 3600
     stream.all()
-    assert stream_offsets(stream) == list(range(9))
+    assert collect_offsets(stream) == list(range(9))
     stream.start()
     stream.all()
-    assert stream_offsets(stream) == list(range(9))
+    assert collect_offsets(stream) == list(range(9))
     stream.close()

@@ -1,4 +1,4 @@
-"""The disk of one broker: what was shut down cleanly, and what a crash left."""
+"""Scans of the disk of one broker, after a clean shutdown and after a crash."""
 
 from __future__ import annotations
 
@@ -17,148 +17,150 @@ from tests.kts_source.layout.kafka_logs.disk import (
     LOG_STARTS,
     TOPIC,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions()
+LOG = build_transactions()
 END = LOG.end_offset()
 
 
-def batch_positions(data: bytes) -> list[tuple[int, int]]:
-    """Base offset and position of every batch."""
+def list_batches(data: bytes) -> list[tuple[int, int]]:
+    """Returns the base offset and position of every batch."""
     return [(entry.offset, entry.position) for entry in iter_entries(data)]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_whole_log_is_read(tmp_path: Path, level: str, *, clean: bool) -> None:
+def test_scan_reads_all_records(tmp_path: Path, level: str, *, clean: bool) -> None:
     Disk(tmp_path).write(LOG, clean=clean)
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
-def test_log_ends_at_the_high_watermark(tmp_path: Path, level: str, *, clean: bool) -> None:
+def test_scan_stops_at_high_watermark(tmp_path: Path, level: str, *, clean: bool) -> None:
     for segment in LOG.segments:
-        for base, _ in batch_positions(segment.log)[::5]:
+        for base, _ in list_batches(segment.log)[::5]:
             root = tmp_path / str(base)
             Disk(root).write(LOG, clean=clean, high_watermark=base)
-            assert offsets(root, level) == expected(LOG, level, stop=base), base
+            assert read_offsets(root, level) == list_expected_offsets(LOG, level, stop=base), base
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_end_of_log_is_all_whole_batches(tmp_path: Path, level: str) -> None:
+def test_end_of_log_reads_all_complete_batches(tmp_path: Path, level: str) -> None:
     Disk(tmp_path).write(LOG, clean=False, high_watermark=3)
-    assert offsets(tmp_path, level, endOfLog="true") == expected(LOG, level)
+    assert read_offsets(tmp_path, level, endOfLog="true") == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("how", ["cut", "zeros", "flipped"])
-def test_log_ends_before_what_a_crash_tore(tmp_path: Path, level: str, how: str) -> None:
+@pytest.mark.parametrize("kind", ["cut", "zeros", "flipped"])
+def test_log_ends_before_torn_batch(tmp_path: Path, level: str, kind: str) -> None:
     last = LOG.segments[-1]
-    for number, (base, position) in enumerate(batch_positions(last.log)):
+    for number, (base, position) in enumerate(list_batches(last.log)):
         data = bytearray(last.log)
-        at = position + (30 if number % 2 else 70)
-        if how == "cut":
-            del data[at:]
-        elif how == "zeros":
-            data[at:] = bytes(len(data) - at)
+        damage = position + (30 if number % 2 else 70)
+        if kind == "cut":
+            del data[damage:]
+        elif kind == "zeros":
+            data[damage:] = bytes(len(data) - damage)
         else:
-            data[at] ^= 0x40
+            data[damage] ^= 0x40
         root = tmp_path / str(base)
         disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
         disk.put(f"{last.base_offset:020d}.log", bytes(data))
-        assert offsets(root, level, endOfLog="true") == expected(LOG, level, stop=base), base
+        assert read_offsets(root, level, endOfLog="true") == list_expected_offsets(
+            LOG, level, stop=base
+        ), base
 
 
-def test_log_ends_before_a_batch_with_any_bit_of_its_header_flipped(tmp_path: Path) -> None:
+def test_log_ends_before_batch_with_flipped_header_bit(tmp_path: Path) -> None:
     last = LOG.segments[-1]
-    base, position = batch_positions(last.log)[2]
-    whole = expected(LOG, "read_uncommitted", stop=base)
-    # No checksum covers offset and epoch. Flipped bits of the magic byte make other formats.
+    base, position = list_batches(last.log)[2]
+    rows = list_expected_offsets(LOG, "read_uncommitted", stop=base)
+    # The checksum does not cover offset and epoch. Other magic bytes are other formats.
     for bit in (*range(8 * 8, 12 * 8), *range(16 * 8, HEADER_SIZE * 8)):
         data = bytearray(last.log)
         data[position + bit // 8] ^= 1 << bit % 8
         root = tmp_path / str(bit)
         disk = Disk(root).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
         disk.put(f"{last.base_offset:020d}.log", bytes(data))
-        assert offsets(root, "read_uncommitted", endOfLog="true") == whole, bit
+        assert read_offsets(root, "read_uncommitted", endOfLog="true") == rows, bit
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_messages_of_old_formats_are_refused_by_name(tmp_path: Path, magic: int) -> None:
+def test_message_of_old_format_raises_corrupt_segment_error(tmp_path: Path, magic: int) -> None:
     last = LOG.segments[-1]
-    base, position = batch_positions(last.log)[2]
+    base, position = list_batches(last.log)[2]
     body = bytes([magic, 0]) + bytes(8 * magic) + b"\xff\xff\xff\xff" * 2
     message = zlib.crc32(body).to_bytes(4, "big") + body
     data = last.log[:position] + base.to_bytes(8, "big") + len(message).to_bytes(4, "big") + message
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=last.base_offset)
     disk.put(f"{last.base_offset:020d}.log", data)
     with pytest.raises(CorruptSegmentError, match=f"message of format {magic}"):
-        offsets(tmp_path, "read_uncommitted", endOfLog="true")
+        read_offsets(tmp_path, "read_uncommitted", endOfLog="true")
 
 
-def test_segments_after_an_incomplete_one_are_not_read(tmp_path: Path) -> None:
+def test_segments_after_incomplete_segment_are_not_read(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0)
     first = LOG.segments[0]
-    base, position = batch_positions(first.log)[4]
+    base, position = list_batches(first.log)[4]
     disk.put(f"{0:020d}.log", first.log[: position + 20])
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG, stop=base)
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG, stop=base)
 
 
-def test_preallocated_zeros_are_not_records(tmp_path: Path) -> None:
+def test_preallocated_zeros_are_ignored(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes() + bytes(1 << 20))
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_torn_below_the_high_watermark_is_an_error_that_names_the_place(
+def test_torn_batch_below_high_watermark_raises_data_loss_error_with_position(
     tmp_path: Path, *, clean: bool
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=clean)
     log = disk.files("log")[-1]
-    base, position = batch_positions(log.read_bytes())[-2]
+    base, position = list_batches(log.read_bytes())[-2]
     log.write_bytes(log.read_bytes()[: position + 20])
-    with pytest.raises(DataLossError) as caught:
-        offsets(tmp_path, "read_uncommitted")
-    assert log.name in str(caught.value)
-    assert f"position {position}" in str(caught.value)
-    assert f"[{base}, {END})" in str(caught.value)
-    got = offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
-    assert got == expected(LOG, "read_uncommitted", stop=base)
+    with pytest.raises(DataLossError) as error:
+        read_offsets(tmp_path, "read_uncommitted")
+    assert log.name in str(error.value)
+    assert f"position {position}" in str(error.value)
+    assert f"[{base}, {END})" in str(error.value)
+    rows = read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false")
+    assert rows == list_expected_offsets(LOG, "read_uncommitted", stop=base)
 
 
-def test_torn_below_the_recovery_point_is_an_error_at_the_end_of_the_log_too(
+def test_torn_batch_below_recovery_point_with_end_of_log_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, high_watermark=0, recovery_point=END)
     log = disk.files("log")[-1]
     log.write_bytes(log.read_bytes()[:-5])
     with pytest.raises(DataLossError, match=log.name):
-        offsets(tmp_path, endOfLog="true")
+        read_offsets(tmp_path, endOfLog="true")
 
 
-def test_corrupt_batch_below_the_recovery_point_is_an_error(tmp_path: Path) -> None:
+def test_corrupt_batch_below_recovery_point_raises_corrupt_segment_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False, recovery_point=LOG.segments[-1].base_offset)
     log = disk.files("log")[0]
     data = bytearray(log.read_bytes())
     data[100] ^= 1
     log.write_bytes(bytes(data))
     with pytest.raises(CorruptSegmentError, match=log.name):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
 @pytest.mark.parametrize("missing", ["", "index", "snapshot"])
-def test_corrupt_batch_after_a_clean_shutdown_is_an_error(tmp_path: Path, missing: str) -> None:
-    """Also where the log is gone over, as the high watermark cuts it or a side file is missing."""
+def test_corrupt_batch_after_clean_shutdown_raises_error(tmp_path: Path, missing: str) -> None:
+    """Also if the log is parsed, because the high watermark cuts it or a side file is missing."""
     for number in range(len(LOG.segments)):
         root = tmp_path / str(number)
         disk = Disk(root).write(LOG, high_watermark=END - 3)
@@ -169,39 +171,38 @@ def test_corrupt_batch_after_a_clean_shutdown_is_an_error(tmp_path: Path, missin
         data[100] ^= 1
         log.write_bytes(bytes(data))
         with pytest.raises((CorruptSegmentError, DataLossError), match=log.name):
-            offsets(root, "read_uncommitted")
-    with pytest.raises(DataLossError, match=log.name):  # the walk finds it, whoever is aborted
-        offsets(root)
+            read_offsets(root, "read_uncommitted")
+    # Parsing the log detects the damage, whichever transactions are aborted.
+    with pytest.raises(DataLossError, match=log.name):
+        read_offsets(root)
 
 
-def test_log_that_only_its_index_tells_of_is_lost(tmp_path: Path) -> None:
+def test_lost_log_with_index_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
-    gone = LOG.segments[1]
+    lost = LOG.segments[1]
     disk.files("log")[1].unlink()
-    with pytest.raises(DataLossError, match=rf"\[{gone.base_offset}, {gone.next_offset}\)"):
-        offsets(tmp_path)
-    left = [
+    with pytest.raises(DataLossError, match=rf"\[{lost.base_offset}, {lost.next_offset}\)"):
+        read_offsets(tmp_path)
+    remaining = [
         offset
-        for offset in expected(LOG, "read_uncommitted")
-        if not gone.base_offset <= offset < gone.next_offset
+        for offset in list_expected_offsets(LOG, "read_uncommitted")
+        if not lost.base_offset <= offset < lost.next_offset
     ]
-    assert offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == left
+    assert read_offsets(tmp_path, "read_uncommitted", failOnDataLoss="false") == remaining
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
-def test_missing_side_files_are_worked_out_from_the_log(
-    tmp_path: Path, level: str, kind: str
-) -> None:
+def test_missing_side_files_are_rebuilt_from_log(tmp_path: Path, level: str, kind: str) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     for path in disk.files(kind):
         path.unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", ["index", "timeindex", "txnindex", "snapshot"])
-def test_side_files_above_the_recovery_point_are_rebuilt(
+def test_damaged_side_files_above_recovery_point_are_rebuilt(
     tmp_path: Path, level: str, kind: str
 ) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
@@ -210,21 +211,23 @@ def test_side_files_above_the_recovery_point_are_rebuilt(
         path.write_bytes([b"", bytes(size), path.read_bytes()[: size // 2 + 1]][number % 3])
     start = END // 3
     bounds = {"startingOffsets": f'{{"orders":{{"0":{start}}}}}'}
-    want = [offset for offset in expected(LOG, level) if offset >= start]
-    assert offsets(tmp_path, level, **bounds) == want
+    rows = [offset for offset in list_expected_offsets(LOG, level) if offset >= start]
+    assert read_offsets(tmp_path, level, **bounds) == rows
 
 
-def test_log_start_is_that_of_its_checkpoint(tmp_path: Path) -> None:
+def test_log_start_is_read_from_checkpoint(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
     disk.checkpoint(LOG_STARTS, 17)
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= 17]
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= 17
+    ]
 
 
 @pytest.mark.parametrize("first", [b"0 17", b"1 17", b"2 50"])
-def test_log_start_is_not_that_of_the_epochs_where_it_was_not_flushed(
+def test_log_start_ignores_leader_epochs_if_checkpoint_was_not_flushed(
     tmp_path: Path, first: bytes
 ) -> None:
-    """A broker that starts then serves again what was deleted."""
+    """A broker that starts on such a disk serves the deleted records again."""
     builder = LogBuilder()
     for epoch in range(3):
         if epoch:
@@ -236,29 +239,28 @@ def test_log_start_is_not_that_of_the_epochs_where_it_was_not_flushed(
     later = {b"0 17": b"1 20\n2 40\n", b"1 17": b"2 40\n", b"2 50": b""}[first]
     count = b"%d" % (1 + later.count(b"\n"))
     disk.put("leader-epoch-checkpoint", b"0\n%s\n%s\n%s" % (count, first, later))
-    if first == b"1 17":  # contradicts the batches: never read as if nothing were wrong
+    if first == b"1 17":  # contradicts the batches
         with pytest.raises(CorruptSegmentError):
-            offsets(tmp_path)
+            read_offsets(tmp_path)
     else:
-        assert offsets(tmp_path) == expected(log)
+        assert read_offsets(tmp_path) == list_expected_offsets(log)
 
 
-def test_without_any_high_watermark_the_end_must_be_chosen(tmp_path: Path) -> None:
+def test_missing_high_watermark_requires_end_of_log(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG, clean=False)
     (tmp_path / HIGH_WATERMARKS).unlink()
     with pytest.raises(DataLossError, match="endOfLog"):
-        offsets(tmp_path)
-    assert offsets(disk.root, endOfLog="true") == expected(LOG)
+        read_offsets(tmp_path)
+    assert read_offsets(disk.root, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_partition_younger_than_the_checkpoint_has_no_replicated_records(tmp_path: Path) -> None:
+def test_partition_missing_in_checkpoint_has_no_replicated_records(tmp_path: Path) -> None:
     Disk(tmp_path).write(LOG, clean=False).checkpoint(HIGH_WATERMARKS, None)
-    assert offsets(tmp_path) == []
-    assert offsets(tmp_path, endOfLog="true") == expected(LOG)
+    assert read_offsets(tmp_path) == []
+    assert read_offsets(tmp_path, endOfLog="true") == list_expected_offsets(LOG)
 
 
-def test_plan_file_reads_the_same_rows(tmp_path: Path) -> None:
-    """Side files that were worked out travel in the plan."""
+def test_plan_file_contains_rebuilt_side_files(tmp_path: Path) -> None:
     builder = LogBuilder()
     for number in range(100):
         builder.send(7 + number % 3, [SimpleRecord(bytes(400))])
@@ -266,26 +268,25 @@ def test_plan_file_reads_the_same_rows(tmp_path: Path) -> None:
             (builder.abort if number % 2 else builder.commit)(7 + number % 3)
     log = builder.build()
     disk = Disk(tmp_path / "disk").write(log, clean=False)
-    given = {
+    options = {
         "path": str(disk.root),
         "layout": "kafka-logs",
         "subscribe": TOPIC,
         "targetPartitionBytes": "9000",
     }
-    made = plan(given)
-    assert any(not part.is_whole for task in made.tasks for part in task.slices)
-    file = tmp_path / "plan.json"
-    file.write_text(made.to_json())
-    assert sorted(offsets(disk.root, planFile=str(file))) == expected(log)
+    scan_plan = plan(options)
+    assert any(not task_slice.is_whole for task in scan_plan.tasks for task_slice in task.slices)
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_text(scan_plan.to_json())
+    assert sorted(read_offsets(disk.root, planFile=str(plan_file))) == list_expected_offsets(log)
 
 
-def test_end_of_log_is_refused_for_other_layouts(tmp_path: Path) -> None:
+def test_end_of_log_with_other_layout_raises_invalid_option_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidOptionError, match="endOfLog"):
-        offsets(tmp_path, layout="aiven", endOfLog="true")
+        read_offsets(tmp_path, layout="aiven", endOfLog="true")
 
 
-def test_every_timestamp_is_found(tmp_path: Path) -> None:
-    """By time indexes that were worked out as by those of the disk."""
+def test_starting_timestamp_is_found_with_original_and_rebuilt_time_index(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=200)
     for number in range(60):
         late = 7_000 if number % 9 == 4 else 0
@@ -295,7 +296,7 @@ def test_every_timestamp_is_found(tmp_path: Path) -> None:
     log = builder.build()
     Disk(tmp_path / "clean").write(log)
     Disk(tmp_path / "crashed").write(log, clean=False)
-    for at in range(1_000_000, 1_060_000, 1500):
-        first = min(row.offset for row in log.all_rows if row.timestamp >= at)
+    for timestamp in range(1_000_000, 1_060_000, 1500):
+        first = min(row.offset for row in log.all_rows if row.timestamp >= timestamp)
         for name in ("clean", "crashed"):
-            assert offsets(tmp_path / name, startingTimestamp=str(at))[0] == first
+            assert read_offsets(tmp_path / name, startingTimestamp=str(timestamp))[0] == first

@@ -1,4 +1,4 @@
-"""Replicas that hold different offsets of one log: which rows are read, and what is reported."""
+"""Replicas with different offsets of one log: which rows are read, and what is reported."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.kts_source.layout.kafka_logs.disk import (
     RECOVERY_POINTS,
     TOPIC,
     Disk,
-    expected,
-    offsets,
-    transactions,
+    build_transactions,
+    list_expected_offsets,
+    read_offsets,
 )
 from tests.kts_source.planning.scanning import scan
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden44" / "uneven-disks"
 LEVELS = ("read_committed", "read_uncommitted")
-LOG = transactions(segments=5)
+LOG = build_transactions(segments=5)
 
 
 def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None = 0) -> None:
-    """Deletes the first segments, as a replica of a tiered topic has it that began later."""
+    """Deletes the first segments, like on a replica of a tiered topic that was added later."""
     for segment in log.segments[:count]:
         for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
@@ -45,15 +45,15 @@ def drop_first(disk: Disk, log: BuiltLog, count: int, *, log_start: int | None =
 
 
 def drop_last(disk: Disk, log: BuiltLog, count: int) -> None:
-    """Deletes the last segments, as a replica has it that fell behind."""
+    """Deletes the last segments, like on a replica that lags."""
     for segment in log.segments[-count:]:
         for path in disk.folder.glob(f"{segment.base_offset:020d}.*"):
             path.unlink()
         (disk.folder / f"{segment.next_offset:020d}.snapshot").unlink(missing_ok=True)
 
 
-def one_epoch(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
-    """Segments of three batches each; the epochs begin with the segments."""
+def build_log(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -> BuiltLog:
+    """Builds segments of three batches; a nonzero epoch begins with its segment."""
     builder = LogBuilder()
     for number in range(segments):
         if number < len(epochs) and epochs[number]:
@@ -65,72 +65,75 @@ def one_epoch(values: str, *, segments: int = 4, epochs: tuple[int, ...] = ()) -
     return builder.build()
 
 
-def pieces(root: Path, **given: str) -> list[tuple[str, int, int]]:
-    """Log directory and offsets of every slice, in order."""
-    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **given}
+def list_slices(root: Path, **extra: str) -> list[tuple[str, int, int]]:
+    """Returns the log directory and offsets of every slice, in plan order."""
+    options = {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC, **extra}
     return [
-        (one.objects.log.key.split("/")[0], one.start_offset, one.stop_offset)
+        (task_slice.objects.log.key.split("/")[0], task_slice.start_offset, task_slice.stop_offset)
         for task in plan(options).tasks
-        for one in task.slices
+        for task_slice in task.slices
     ]
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_golden_disks_of_a_late_replica_are_read_as_one_log(
+def test_golden_disks_with_late_replica_are_read_as_one_log(
     level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wanted: dict[int, tuple[int, str]] = {}
+    expected_rows: dict[int, tuple[int, str]] = {}
     for node in ("node-2", "node-3"):
         for path in sorted((GOLDEN / node / "uneven-0").glob("*.log")):
             for batch in iter_batches(path.read_bytes()):
                 for record in batch.records:
                     value = hashlib.sha256(bytes(record.value or b"")).hexdigest()
                     row = (record.timestamp, value)
-                    assert wanted.setdefault(record.offset, row) == row  # both are of one branch
-    given = {"path": str(GOLDEN), "layout": "kafka-logs", "subscribe": "uneven"}
-    table = scan({**given, "isolationLevel": level})
-    found = {
+                    # Both replicas have the same branch.
+                    assert expected_rows.setdefault(record.offset, row) == row
+    options = {"path": str(GOLDEN), "layout": "kafka-logs", "subscribe": "uneven"}
+    table = scan({**options, "isolationLevel": level})
+    rows = {
         row["offset"]: (
             round(row["timestamp"].timestamp() * 1000),
             hashlib.sha256(row["value"] or b"").hexdigest(),
         )
         for row in table.to_pylist()
     }
-    assert sorted(found) == list(range(160, 1277))
-    assert len(found) == table.num_rows
-    assert found == wanted
+    assert sorted(rows) == list(range(160, 1277))
+    assert len(rows) == table.num_rows
+    assert rows == expected_rows
     assert "starts at offset 0, and what is read begins at 160" in caplog.text
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
-@pytest.mark.parametrize("behind", [0, 1])
-def test_older_rows_come_from_the_replica_that_has_them(
-    tmp_path: Path, level: str, *, clean: bool, behind: int
+@pytest.mark.parametrize("missing_segments", [0, 1])
+def test_older_rows_are_read_from_longer_replica(
+    tmp_path: Path, level: str, *, clean: bool, missing_segments: int
 ) -> None:
-    whole = Disk(tmp_path / "a").write(LOG, clean=clean)
-    if behind:
-        drop_last(whole, LOG, behind)
-    whole.checkpoint(LOG_STARTS, 0)
+    full = Disk(tmp_path / "a").write(LOG, clean=clean)
+    if missing_segments:
+        drop_last(full, LOG, missing_segments)
+    full.checkpoint(LOG_STARTS, 0)
     late = Disk(tmp_path / "b").write(LOG, clean=clean)
     drop_first(late, LOG, 2)
-    assert offsets(tmp_path, level) == expected(LOG, level)
-    assert offsets(tmp_path / "b", level)[0] >= LOG.segments[2].base_offset
-    want = expected(LOG, level)
-    end = max(want)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
+    assert read_offsets(tmp_path / "b", level)[0] >= LOG.segments[2].base_offset
+    rows = list_expected_offsets(LOG, level)
+    end = max(rows)
     for start in range(0, end, 7):
         bounds = {
             "startingOffsets": f'{{"{TOPIC}":{{"0":{start}}}}}',
             "endingOffsets": f'{{"{TOPIC}":{{"0":{min(start + 20, end)}}}}}',
         }
-        got = offsets(tmp_path, level, **bounds)
-        assert got == [offset for offset in want if start <= offset < min(start + 20, end)], start
+        window_rows = read_offsets(tmp_path, level, **bounds)
+        assert window_rows == [
+            offset for offset in rows if start <= offset < min(start + 20, end)
+        ], start
 
 
-def test_older_rows_are_read_where_the_late_replica_has_no_records(tmp_path: Path) -> None:
-    """It was added, and has copied nothing yet."""
-    whole = Disk(tmp_path / "a").write(LOG, high_watermark=3)
-    whole.checkpoint(LOG_STARTS, 0)
+def test_older_rows_are_read_if_late_replica_is_empty(tmp_path: Path) -> None:
+    """The replica was added and has not copied any record yet."""
+    full = Disk(tmp_path / "a").write(LOG, high_watermark=3)
+    full.checkpoint(LOG_STARTS, 0)
     late = Disk(tmp_path / "b").write(LOG)
     for path in late.folder.glob("0*"):
         path.unlink()
@@ -138,7 +141,7 @@ def test_older_rows_are_read_where_the_late_replica_has_no_records(tmp_path: Pat
     late.put(f"{end:020d}.log", b"")
     late.put(f"{end:020d}.snapshot", LOG.segments[-1].snapshot)
     late.checkpoint(LOG_STARTS, 0)
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 def test_three_replicas_are_chained(tmp_path: Path) -> None:
@@ -149,28 +152,28 @@ def test_three_replicas_are_chained(tmp_path: Path) -> None:
         disk.checkpoint(LOG_STARTS, 0)
         if first:
             drop_first(disk, LOG, first)
-    assert offsets(tmp_path) == expected(LOG)
-    assert {piece[0] for piece in pieces(tmp_path)} == {"a", "b", "c"}
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
+    assert {piece[0] for piece in list_slices(tmp_path)} == {"a", "b", "c"}
 
 
-def test_other_batches_at_the_border_are_not_read_and_reported(
+def test_replica_with_different_batch_at_border_is_reported_and_not_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Disk(tmp_path / "a").write(one_epoch("other")).checkpoint(LOG_STARTS, 0)
-    log = one_epoch("right", segments=5)
+    Disk(tmp_path / "a").write(build_log("other")).checkpoint(LOG_STARTS, 0)
+    log = build_log("right", segments=5)
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
-    assert offsets(tmp_path) == list(range(6, 15))
+    assert read_offsets(tmp_path) == list(range(6, 15))
     assert "a/orders-0/ (offsets [0, 6) are not read: it has another batch at offset 6" in (
         caplog.text
     )
 
 
 @pytest.mark.parametrize("history", ["cut", "whole", "same epoch"])
-def test_adjoining_replica_needs_an_epoch_that_proves_it(
+def test_adjoining_replica_is_read_only_if_leader_epoch_proves_it(
     tmp_path: Path, history: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     epochs = (0, 0, 0 if history == "same epoch" else 1, 0)
-    log = one_epoch("x", epochs=epochs)
+    log = build_log("x", epochs=epochs)
     older = Disk(tmp_path / "a").write(log, high_watermark=6)
     drop_last(older, log, 2)
     older.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, 0)]))
@@ -181,26 +184,26 @@ def test_adjoining_replica_needs_an_epoch_that_proves_it(
         late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(1, 6)]))
     if history == "same epoch":
         late.put("leader-epoch-checkpoint", write_leader_epoch_checkpoint([(0, 6)]))
-    got = offsets(tmp_path)
+    rows = read_offsets(tmp_path)
     if history == "cut":
-        assert got == list(range(6, 12))
+        assert rows == list(range(6, 12))
         assert "offsets [0, 6) are not read: no leader epoch proves" in caplog.text
     else:
-        assert got == list(range(12))
+        assert rows == list(range(12))
 
 
-def test_dead_branch_does_not_fill_the_front(
+def test_dead_branch_is_not_read_before_live_replica(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dead = one_epoch("dead")
+    dead = build_log("dead")
     Disk(tmp_path / "a").write(dead, high_watermark=0).checkpoint(LOG_STARTS, 0)
-    log = one_epoch("live", epochs=(0, 2, 0, 0))
+    log = build_log("live", epochs=(0, 2, 0, 0))
     drop_first(Disk(tmp_path / "b").write(log), log, 2)
-    assert offsets(tmp_path) == list(range(6, 12))
+    assert read_offsets(tmp_path) == list(range(6, 12))
     assert "offsets [0, 6) are not read: they are of another branch" in caplog.text
 
 
-def test_replica_with_a_gap_at_the_border_is_reported_with_its_offsets(
+def test_replica_with_gap_at_border_is_reported_with_offsets(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stale = Disk(tmp_path / "a").write(LOG, high_watermark=2)
@@ -208,75 +211,79 @@ def test_replica_with_a_gap_at_the_border_is_reported_with_its_offsets(
     stale.checkpoint(LOG_STARTS, 0)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 3)
     first = LOG.segments[3].base_offset
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
-    held = LOG.segments[1].base_offset
-    assert f"offsets [0, {held}) are not read" in caplog.text
-    assert f"it holds [0, {held}), which does not reach offset {first}" in caplog.text
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= first
+    ]
+    stale_end = LOG.segments[1].base_offset
+    assert f"offsets [0, {stale_end}) are not read" in caplog.text
+    assert f"it holds [0, {stale_end}), which does not reach offset {first}" in caplog.text
 
 
-def test_rows_below_the_log_start_of_a_topic_that_is_not_tiered_are_reported(
+def test_rows_below_log_start_of_untiered_topic_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Retention on the other broker has not come round yet, or the disk is an old one."""
+    """Retention has not run on the other broker yet, or its disk is old."""
     Disk(tmp_path / "a").write(LOG, high_watermark=3)
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=None)
     first = LOG.segments[2].base_offset
     drop_last(Disk(tmp_path / "a"), LOG, 1)
-    assert offsets(tmp_path) == [offset for offset in expected(LOG) if offset >= first]
+    assert read_offsets(tmp_path) == [
+        offset for offset in list_expected_offsets(LOG) if offset >= first
+    ]
     assert f"a/orders-0/ (offsets [0, {first}) are not read" in caplog.text
 
 
-def test_rows_below_a_recorded_log_start_stay_deleted(tmp_path: Path) -> None:
-    whole = Disk(tmp_path / "a").write(LOG)
-    drop_last(whole, LOG, 1)
-    whole.checkpoint(LOG_STARTS, 0)
+def test_rows_below_recorded_log_start_are_not_read(tmp_path: Path) -> None:
+    full = Disk(tmp_path / "a").write(LOG)
+    drop_last(full, LOG, 1)
+    full.checkpoint(LOG_STARTS, 0)
     start = LOG.segments[1].base_offset + 4
     drop_first(Disk(tmp_path / "b").write(LOG), LOG, 2, log_start=start)
-    want = [offset for offset in expected(LOG, "read_uncommitted") if offset >= start]
-    assert offsets(tmp_path, "read_uncommitted") == want
+    rows = [offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset >= start]
+    assert read_offsets(tmp_path, "read_uncommitted") == rows
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("lost", ["a", "b"])
-def test_complete_replica_is_preferred_to_one_that_lost_a_log(
+def test_complete_replica_is_preferred_to_replica_with_lost_log(
     tmp_path: Path, level: str, lost: str, *, clean: bool
 ) -> None:
     for name in ("a", "b"):
         disk = Disk(tmp_path / name).write(LOG, clean=clean)
         if name == lost:
             disk.files("log")[2].unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
-    assert lost not in {piece[0] for piece in pieces(tmp_path)}
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
+    assert lost not in {piece[0] for piece in list_slices(tmp_path)}
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
-@pytest.mark.parametrize("how", ["no files", "cut"])
-def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, how: str) -> None:
+@pytest.mark.parametrize("damage", ["no files", "cut"])
+def test_replica_with_all_bytes_is_preferred(tmp_path: Path, lost: str, damage: str) -> None:
     for name in ("a", "b"):
         disk = Disk(tmp_path / name).write(LOG, high_watermark=None if name == lost else 0)
         path = disk.files("log")[2]
-        if name == lost and how == "cut":
+        if name == lost and damage == "cut":
             data = path.read_bytes()
             (*_, last) = iter_entries(data)
             path.write_bytes(data[: last.position])
         elif name == lost:
             for file in disk.folder.glob(f"{path.stem}.*"):
                 file.unlink()
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_lost_log_of_the_furthest_replica_is_read_from_another(
+def test_lost_log_of_longest_replica_is_read_from_other_replica(
     tmp_path: Path, level: str, number: int, *, clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     drop_last(Disk(tmp_path / "a").write(LOG, clean=clean), LOG, 1)
-    gone = Disk(tmp_path / "b").write(LOG, clean=clean).files("log")[number]
-    gone.unlink()
-    assert offsets(tmp_path, level) == expected(LOG, level)
-    assert f"{gone.stem}.index" in caplog.text
+    lost = Disk(tmp_path / "b").write(LOG, clean=clean).files("log")[number]
+    lost.unlink()
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
+    assert f"{lost.stem}.index" in caplog.text
     assert "are read from a/orders-0/" in caplog.text
 
 
@@ -284,10 +291,10 @@ def test_lost_logs_of_two_replicas_are_read_from_each_other(tmp_path: Path) -> N
     Disk(tmp_path / "a").write(LOG).files("log")[1].unlink()
     Disk(tmp_path / "b").write(LOG).files("log")[3].unlink()
     for level in LEVELS:
-        assert offsets(tmp_path, level) == expected(LOG, level)
+        assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
 
-def test_lost_log_is_not_read_from_a_replica_with_other_batches_below_it(tmp_path: Path) -> None:
+def test_lost_log_is_not_read_from_replica_with_different_batches_below(tmp_path: Path) -> None:
     right, other = LogBuilder(), LogBuilder()
     for builder, value in ((right, b"right"), (other, b"other")):
         for number in range(4):
@@ -300,32 +307,32 @@ def test_lost_log_is_not_read_from_a_replica_with_other_batches_below_it(tmp_pat
     drop_last(disk, logs[1], 1)
     (tmp_path / "b" / f"{TOPIC}-0" / f"{3:020d}.log").unlink()
     with pytest.raises(DataLossError, match=r"\[3, 6\)"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
-def test_lost_log_stays_lost_where_nothing_records_open_transactions_after_it(
+def test_lost_log_without_later_snapshot_raises_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    """Rebuilt indexes would take transactions for open that ended in the lost log."""
+    """Rebuilt indexes would report transactions as open that end in the lost log."""
     drop_last(Disk(tmp_path / "a").write(LOG), LOG, 1)
     disk = Disk(tmp_path / "b").write(LOG, clean=False)
     disk.files("log")[1].unlink()
     (disk.folder / f"{LOG.segments[2].base_offset:020d}.snapshot").unlink()
     with pytest.raises(DataLossError, match=rf"\[{LOG.segments[1].base_offset}, "):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
-def test_random_disks_give_rows_of_the_log_or_an_error(tmp_path: Path) -> None:
-    """Replicas that begin and end anywhere, lack logs, and were shut down cleanly or not."""
-    outcomes = {"whole": 0, "part": 0, "lost": 0}
+def test_random_disks_return_all_rows_or_raise_data_loss_error(tmp_path: Path) -> None:
+    """Replicas start and end at random segments, lack logs, and were shut down cleanly or not."""
+    outcomes = {"complete": 0, "partial": 0, "lost": 0}
     for seed in range(60):
         source = random.Random(seed)
         root = tmp_path / str(seed)
-        held: list[set[int]] = []
+        kept_segments: list[set[int]] = []
         low = 5
         for name in "abc"[: source.randint(2, 3)]:
-            first, behind = source.randint(0, 3), source.choice((0, 0, 1, 2))
-            numbers = range(first, max(5 - behind, first + 1))
+            first, missing_count = source.randint(0, 3), source.choice((0, 0, 1, 2))
+            numbers = range(first, max(5 - missing_count, first + 1))
             disk = Disk(root / name).write(LOG, clean=source.random() < 0.5)
             if numbers.stop < 5:
                 drop_last(disk, LOG, 5 - numbers.stop)
@@ -338,22 +345,29 @@ def test_random_disks_give_rows_of_the_log_or_an_error(tmp_path: Path) -> None:
                 number = source.choice(numbers)
                 (disk.folder / f"{LOG.segments[number].base_offset:020d}.log").unlink()
                 kept.remove(number)
-            held.append(kept)
+            kept_segments.append(kept)
         level = source.choice(LEVELS)
         try:
-            got = offsets(root, level)
+            rows = read_offsets(root, level)
         except DataLossError:
-            assert not set().union(*held) >= set(range(low, 5)), (seed, held)
+            assert not set().union(*kept_segments) >= set(range(low, 5)), (seed, kept_segments)
             outcomes["lost"] += 1
             continue
-        (part,) = plan({"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC}).partitions
-        start = part.surviving.log_start
-        assert got == [offset for offset in expected(LOG, level) if offset >= start], (seed, held)
-        outcomes["part" if start else "whole"] += 1
+        (partition,) = plan(
+            {"path": str(root), "layout": "kafka-logs", "subscribe": TOPIC}
+        ).partitions
+        start = partition.surviving.log_start
+        assert rows == [
+            offset for offset in list_expected_offsets(LOG, level) if offset >= start
+        ], (
+            seed,
+            kept_segments,
+        )
+        outcomes["partial" if start else "complete"] += 1
     assert min(outcomes.values()) > 5, outcomes
 
 
-def short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
+def write_short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
     """Writes two replicas of `LOG`; the first lacks the last segment."""
     short, long = Disk(tmp_path / "b1").write(LOG), Disk(tmp_path / "b2").write(LOG)
     drop_last(short, LOG, 1)
@@ -363,13 +377,13 @@ def short_and_long(tmp_path: Path) -> tuple[Disk, Disk]:
     return short, long
 
 
-def lose(disk: Disk, kind: str, number: int) -> None:
-    """Damages a segment of a replica so that its own files do not report all of the loss."""
+def damage_segment(disk: Disk, kind: str, number: int) -> None:
+    """Damages a segment of a replica so that its own files do not record the full loss."""
     stem = f"{LOG.segments[number].base_offset:020d}"
     if kind == "all files":
         for path in disk.folder.glob(f"{stem}.*"):
             path.unlink()
-    elif kind == "whole log":
+    elif kind == "empty log":
         disk.put(f"{stem}.log", b"")
     else:
         data = (disk.folder / f"{stem}.log").read_bytes()
@@ -378,56 +392,58 @@ def lose(disk: Disk, kind: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", ["all files", "whole log", "end of log"])
+@pytest.mark.parametrize("kind", ["all files", "empty log", "end of log"])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_records_lost_between_logs_are_read_from_the_other_replica(
+def test_records_lost_between_logs_are_read_from_other_replica(
     tmp_path: Path, *, kind: str, level: str, is_clean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, long = short_and_long(tmp_path)
-    lose(long, kind, 2)
+    _, long = write_short_and_long(tmp_path)
+    damage_segment(long, kind, 2)
     if not is_clean:
         (long.root / ".kafka_cleanshutdown").unlink()
         long.checkpoint(RECOVERY_POINTS, 0)
 
-    assert offsets(tmp_path, level) == expected(LOG, level)
+    assert read_offsets(tmp_path, level) == list_expected_offsets(LOG, level)
 
     assert "are read from b1/" in caplog.text
 
 
-def test_lost_records_that_another_replica_has_differently_raise_data_loss_error(
+def test_lost_records_with_different_copy_in_other_replica_raise_data_loss_error(
     tmp_path: Path,
 ) -> None:
-    Disk(tmp_path / "b1").write(one_epoch("other", segments=5))
-    disk = Disk(tmp_path / "b2").write(one_epoch("row", segments=6))
+    Disk(tmp_path / "b1").write(build_log("other", segments=5))
+    disk = Disk(tmp_path / "b2").write(build_log("row", segments=6))
     for path in disk.folder.glob(f"{6:020d}.*"):
         path.unlink()
 
     with pytest.raises(DataLossError, match=r"\[6, 9\).*its records end at offset 6"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
 
 
-def test_segment_lost_below_a_lost_log_is_read_from_the_other_replica(tmp_path: Path) -> None:
-    _, long = short_and_long(tmp_path)
-    lose(long, "all files", 2)
+def test_segment_lost_below_lost_log_is_read_from_other_replica(tmp_path: Path) -> None:
+    _, long = write_short_and_long(tmp_path)
+    damage_segment(long, "all files", 2)
     (long.folder / f"{LOG.segments[3].base_offset:020d}.log").unlink()
 
-    assert offsets(tmp_path) == expected(LOG)
+    assert read_offsets(tmp_path) == list_expected_offsets(LOG)
 
 
-def test_gap_below_the_offset_of_the_cleaner_is_no_loss(tmp_path: Path) -> None:
-    _, long = short_and_long(tmp_path)
-    lose(long, "all files", 2)
-    gone = range(LOG.segments[2].base_offset, LOG.segments[2].next_offset)
-    long.checkpoint("cleaner-offset-checkpoint", gone.stop)
+def test_gap_below_cleaner_offset_is_not_data_loss(tmp_path: Path) -> None:
+    _, long = write_short_and_long(tmp_path)
+    damage_segment(long, "all files", 2)
+    removed = range(LOG.segments[2].base_offset, LOG.segments[2].next_offset)
+    long.checkpoint("cleaner-offset-checkpoint", removed.stop)
 
-    found = offsets(tmp_path, "read_uncommitted")
+    rows = read_offsets(tmp_path, "read_uncommitted")
 
-    assert found == [one for one in expected(LOG, "read_uncommitted") if one not in gone]
+    assert rows == [
+        offset for offset in list_expected_offsets(LOG, "read_uncommitted") if offset not in removed
+    ]
 
 
-def test_empty_log_whose_index_names_offsets_raises_data_loss_error(tmp_path: Path) -> None:
+def test_empty_log_with_index_entries_raises_data_loss_error(tmp_path: Path) -> None:
     disk = Disk(tmp_path).write(LOG)
-    lose(disk, "whole log", 2)
+    damage_segment(disk, "empty log", 2)
 
     with pytest.raises(DataLossError, match="although its indexes name offsets"):
-        offsets(tmp_path)
+        read_offsets(tmp_path)
