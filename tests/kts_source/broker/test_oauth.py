@@ -1,4 +1,4 @@
-"""Tokens from an endpoint on loopback: asked for as RFC 6749 says, kept, renewed, never shown."""
+"""OAuth tokens from a loopback endpoint: requested per RFC 6749, cached, renewed, never shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "hunter2+/ ü"
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """Answers with what it is told to, and notes what it was asked."""
+    """Sends the queued `answers` and records each request in `asked`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -41,7 +41,7 @@ class Endpoint(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: Endpoint
 
-    def do_POST(self) -> None:  # the library's name
+    def do_POST(self) -> None:  # overrides BaseHTTPRequestHandler
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.server.asked.append((self.path, dict(self.headers), parse_qs(body)))
         status, data = self.server.answers.pop(0)
@@ -74,8 +74,8 @@ def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
-    with serving() as found:
-        yield found
+    with serving() as server_endpoint:
+        yield server_endpoint
 
 
 def source(
@@ -91,7 +91,7 @@ def answer(token: str, **more: object) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("urlencoded", "pair"), [(False, f"alice:{SECRET}"), (True, "alice:hunter2%2B%2F+%C3%BC")]
 )
-def test_what_is_asked(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
+def test_token_request_follows_rfc_6749(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
     endpoint.answers.append(answer("t1"))
     assert oauth.token(source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
     ((path, headers, form),) = endpoint.asked
@@ -115,12 +115,12 @@ def test_token_is_reused_for_most_of_its_lifetime(
 
 
 @pytest.mark.parametrize(
-    "life", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
+    "lifetime", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
 )
 def test_token_of_unknown_lifetime_is_used_once(
-    endpoint: Endpoint, life: dict[str, object]
+    endpoint: Endpoint, lifetime: dict[str, object]
 ) -> None:
-    endpoint.answers += [answer("t1", **life), answer("t2", **life)]
+    endpoint.answers += [answer("t1", **lifetime), answer("t2", **lifetime)]
     assert [oauth.token(source(endpoint)) for _ in range(2)] == ["t1", "t2"]
 
 
@@ -169,7 +169,7 @@ def test_token_endpoint_invalid_response_is_an_error(
         oauth.token(source(endpoint))
     assert not caught.value.retriable
     assert "hunter2" not in str(caught.value)
-    assert len(endpoint.asked) == 1  # nor does the secret follow a redirect
+    assert len(endpoint.asked) == 1  # a redirect is not followed with the secret
 
 
 def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Handshakes with a server on loopback: who is believed, who is shown, which versions."""
+"""TLS handshakes with a loopback server: trusted certificates, client certificates, versions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.kts_source.broker.certificates import (
     PASSWORD,
     Identity,
     authority,
-    between,
     client,
+    intermediate,
     jks,
     server,
     stranger,
@@ -46,7 +46,7 @@ def listening(
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """A server that says whom it sees and hangs up; gives its port."""
+    """Runs a server that sends the client's certificate name, then closes; yields its port."""
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -69,7 +69,7 @@ def listening(
                         seen: dict[str, Any] = dict(wrapped.getpeercert() or {})
                         names = [value for ((_, value),) in seen.get("subject", ())]
                         wrapped.sendall(f"hello {names} {wrapped.version()}".encode())
-                except OSError:  # refused, by one of the two
+                except OSError:  # the client or the server refused the handshake
                     continue
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -91,9 +91,9 @@ def greeting(security: Security, port: int, name: str = "localhost") -> str:
 
 
 def security(options: dict[str, str]) -> Security:
-    found, _ = broker_settings(BASE | {f"kafka.ssl.{name}": v for name, v in options.items()})
-    assert found is not None
-    return found.security.reveal()
+    settings, _ = broker_settings(BASE | {f"kafka.ssl.{name}": v for name, v in options.items()})
+    assert settings is not None
+    return settings.security.reveal()
 
 
 def refused(options: dict[str, str]) -> str:
@@ -111,8 +111,8 @@ def _stored(folder: Path, name: str, data: bytes | str) -> str:
 
 def _trust(kind: str, data: bytes | str, password: str | None) -> Callable[[Path], dict[str, str]]:
     def options(folder: Path) -> dict[str, str]:
-        word = {} if password is None else {"truststore.password": password}
-        return {"truststore.location": _stored(folder, "trust", data), **word} | (
+        password_option = {} if password is None else {"truststore.password": password}
+        return {"truststore.location": _stored(folder, "trust", data), **password_option} | (
             {"truststore.type": kind} if kind else {}
         )
 
@@ -137,17 +137,17 @@ TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 
 @pytest.mark.parametrize("store", TRUST_STORES)
 def test_tls_only_trusted_certificates_are_accepted(store: str, tmp_path: Path) -> None:
-    found = security(TRUST_STORES[store](tmp_path))
+    client_security = security(TRUST_STORES[store](tmp_path))
     with listening(tmp_path, server()) as port:
-        assert greeting(found, port) == "hello [] TLSv1.3"
-        assert greeting(found, port, "127.0.0.1").startswith("hello")
+        assert greeting(client_security, port) == "hello [] TLSv1.3"
+        assert greeting(client_security, port, "127.0.0.1").startswith("hello")
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-            greeting(found, port, "broker.example")
+            greeting(client_security, port, "broker.example")
     with (
         listening(tmp_path, stranger()) as port,
         pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
     ):
-        greeting(found, port)
+        greeting(client_security, port)
 
 
 def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None
         greeting(security({}), port)
 
 
-def test_an_empty_algorithm_leaves_the_name_unchecked_but_not_the_signature(
+def test_endpoint_identification_empty_skips_only_the_host_name_check(
     tmp_path: Path,
 ) -> None:
     options = {**TRUST_STORES["JKS"](tmp_path), "endpoint.identification.algorithm": ""}
@@ -206,10 +206,10 @@ def test_tls_client_certificate_is_sent(
         monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    found = security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
+    client_security = security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
     with listening(tmp_path, server(), asks_for_certificate=True) as port:
-        # The server knows the authority only: the one between was shown as well.
-        assert greeting(found, port) == "hello ['client'] TLSv1.3"
+        # The server trusts only the authority, so the client must also send the intermediate.
+        assert greeting(client_security, port) == "hello ['client'] TLSv1.3"
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -231,16 +231,16 @@ def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
-    found = security(TRUST_STORES["JKS"](tmp_path))
+    client_security = security(TRUST_STORES["JKS"](tmp_path))
     with (
         listening(tmp_path, server(), asks_for_certificate=True) as port,
         pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"),
     ):
-        greeting(found, port)
+        greeting(client_security, port)
 
 
 @pytest.mark.parametrize(
-    ("options", "spoken"),
+    ("options", "version"),
     [
         ({}, "TLSv1.3"),
         ({"enabled.protocols": "TLSv1.2"}, "TLSv1.2"),
@@ -250,19 +250,19 @@ def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
         ({"protocol": "TLS"}, "TLSv1.3"),
     ],
 )
-def test_versions(options: dict[str, str], spoken: str, tmp_path: Path) -> None:
-    found = security({**TRUST_STORES["JKS"](tmp_path), **options})
+def test_tls_version_follows_options(options: dict[str, str], version: str, tmp_path: Path) -> None:
+    client_security = security({**TRUST_STORES["JKS"](tmp_path), **options})
     with listening(tmp_path, server()) as port:
-        assert greeting(found, port) == f"hello [] {spoken}"
+        assert greeting(client_security, port) == f"hello [] {version}"
 
 
 def test_tls_version_not_allowed_is_not_used(tmp_path: Path) -> None:
-    found = security({**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"})
+    client_security = security({**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"})
     with (
         listening(tmp_path, server(), newest=ssl.TLSVersion.TLSv1_2) as port,
         pytest.raises(ssl.SSLError),
     ):
-        greeting(found, port)
+        greeting(client_security, port)
 
 
 P12 = {"keystore.type": "PKCS12", "keystore.password": "wr0ng-secret"}
@@ -301,14 +301,14 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
     ],
 )
-def test_options_errors_explain_the_fix(options: dict[str, str], words: str) -> None:
+def test_tls_option_errors_explain_the_fix(options: dict[str, str], words: str) -> None:
     problem = refused(options)
     assert words in problem
     assert "wr0ng" not in problem
     assert "BEGIN PRIVATE" not in problem
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> None:
     password = {"keystore.password": "wr0ng-secret"}
     for problem in (
         refused(KEY_STORES["PKCS12"](tmp_path) | password),
@@ -325,7 +325,7 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     assert "not text" in refused({"truststore.location": str(big), "truststore.type": "PEM"})
 
 
-def test_schema_file_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_store_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = TRUST_STORES["JKS"](tmp_path)
 
     def denied(*_: object) -> None:
@@ -342,6 +342,6 @@ def test_key_without_matching_certificate_is_refused() -> None:
         "keystore.certificate.chain": client().chain_pem,
     }
     assert "the first certificate must be the key's" in refused(options)
-    options["keystore.key"] = between().key_pem()
-    options["keystore.certificate.chain"] = between().chain_pem
+    options["keystore.key"] = intermediate().key_pem()
+    options["keystore.certificate.chain"] = intermediate().chain_pem
     assert security(options).tls
