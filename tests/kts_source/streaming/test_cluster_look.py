@@ -20,7 +20,7 @@ from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, fake_log
 from tests.kts_source.streaming.running import Checkpointed
-from tests.kts_source.streaming.test_idle import POLLS, grown
+from tests.kts_source.streaming.test_idle import POLLS, count_new_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_ten_thousand_polls_of_brokers_keep_memory_constant(brokers: FakeCluster
         assert stream.stream.lag() is not None
         brokers.asked.clear()
 
-    assert grown(poll, POLLS) < POLLS // 10
+    assert count_new_blocks(poll, POLLS) < POLLS // 10
     stream.close()
 
 
