@@ -48,7 +48,7 @@ class _Parsed(HTMLParser):
 TABLE_TAGS = {"table", "caption", "b", "thead", "tbody", "tr", "th", "td"}
 
 
-def audit_of(text: str) -> AuditReport:
+def create_report(text: str) -> AuditReport:
     finding = Finding("half-copy", text, text, 0, 0, None, (text,), 5, text)
     statement = PartitionStatement(text, text, 0, 0, 5, 5, 1, 5, is_whole=True)
     return AuditReport("metadata", 1, text, (finding,), (statement,))
@@ -66,7 +66,7 @@ def check_html(html: str, text: str) -> None:
 def test_notebook_tables_escape_texts(text: str) -> None:
     check_html(facts_table(text, {text: text}), text)
     check_html(rows_table(text, (text,), [(text,)]), text)
-    check_html(audit_of(text)._repr_html_(), text)
+    check_html(create_report(text)._repr_html_(), text)
     gap = Skipped(text, 0, 1, 2, text)
     report = empty_report(text, "parquet")
     check_html(replace(report, skipped=(gap,))._repr_html_(), text)
@@ -100,7 +100,7 @@ def test_long_notebook_tables_are_cut() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_prometheus_metrics_escape_names(text: str) -> None:
-    lines = to_prometheus(audit_of(text)).split("\n")
+    lines = to_prometheus(create_report(text)).split("\n")
     assert lines.pop() == ""
     # Prometheus text format: a name, labels with escaped values, and a number.
     label = r'[a-z]+="(?:[^"\\\n]|\\["\\n])*"'

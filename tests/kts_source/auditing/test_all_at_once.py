@@ -24,7 +24,7 @@ from tests.kts_source.auditing.damaged_tier import (
     write_tier,
 )
 from tests.kts_source.auditing.test_audit_histories import run_audit as audit_history
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 from tests.kts_source.planning.history import World, random_history
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_flipped_bytes_have_equal_reports(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(bool(report.errors) for report in fast) > 5
 
 
-def batches_of(log: bytes) -> list[bytearray]:
+def split_batches(log: bytes) -> list[bytearray]:
     batches, position = [], 0
     while position < len(log):
         size = 12 + int.from_bytes(log[position + 8 : position + 12], "big")
@@ -92,7 +92,7 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
     for _ in range(rng.randint(1, 3)):
         number = rng.randrange(len(segments))
         segment = segments[number]
-        batches = batches_of(segment.log)
+        batches = split_batches(segment.log)
         target, other = (rng.randrange(len(batches)) for _ in range(2))
         batch, fault = batches[target], rng.randrange(8)
         if fault == 0:
@@ -102,7 +102,7 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
         elif fault == 2 and len(batches) > 1:
             del batches[target]
         elif fault == 3:  # a batch of another segment
-            batches.insert(target, rng.choice(batches_of(rng.choice(segments).log)))
+            batches.insert(target, rng.choice(split_batches(rng.choice(segments).log)))
         elif fault == 4:  # an index entry
             offsets, times = bytearray(segment.index), bytearray(segment.timeindex)
             data = rng.choice([offsets, times])
@@ -126,7 +126,7 @@ def damage_segments(rng: random.Random) -> list[SegmentFiles]:
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Returns the kinds of errors, after a comparison of both checks."""
     rng = random.Random(seed)
-    store = store_of(damage_segments(rng))
+    store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:
         patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
         fast = audit_store(store)

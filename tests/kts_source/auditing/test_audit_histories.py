@@ -247,7 +247,7 @@ def test_branches_of_unknown_lineage_are_not_joined() -> None:
     assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_histories_of_fixed_defects_are_damaged() -> None:
+def test_histories_of_fixed_defects_match_their_audits() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))

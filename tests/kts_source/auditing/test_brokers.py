@@ -287,7 +287,7 @@ def broker_snapshot(
     )
 
 
-def compared_findings(
+def compare_snapshots(
     before: BrokerSnapshot,
     after: BrokerSnapshot,
     *,
@@ -311,15 +311,15 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
     owned = {1: (0, 60)}
     # Before the listing, the local log started at 30, so all earlier offsets were copied.
     assert (
-        compared_findings(
+        compare_snapshots(
             broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
         )
         == set()
     )
-    assert compared_findings(
+    assert compare_snapshots(
         broker_snapshot(4, 30, owned, EPOCH_1), broker_snapshot(4, 30, owned, EPOCH_1)
     ) == {("hole", 4, 10)}
-    assert compared_findings(
+    assert compare_snapshots(
         broker_snapshot(10, 45, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
     ) == {("hole", 30, 45)}
     # Offsets of a missing segment are reported with the segment, not as a hole.
@@ -335,7 +335,7 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
         assert {finding.start for finding in findings if finding.name == "named-not-there"} == {10}
     # Segments that retention deleted during the audit are not reported.
     assert (
-        compared_findings(
+        compare_snapshots(
             broker_snapshot(4, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
         )
         == set()
@@ -346,11 +346,11 @@ def test_offsets_before_segments_are_compared_with_log_starts() -> None:
     other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
     for logs in ({}, {PARTITION: other}):
         last = BrokerSnapshot(logs, recreated.named, recreated.owned, {})
-        assert compared_findings(*before, last=last) == set()
-    assert compared_findings(
+        assert compare_snapshots(*before, last=last) == set()
+    assert compare_snapshots(
         broker_snapshot(30, 45, owned, EPOCH_1), broker_snapshot(50, 55, owned, EPOCH_1)
     ) == {("below-log-start", 10, 30)}
-    assert compared_findings(
+    assert compare_snapshots(
         broker_snapshot(30, 30, owned, EPOCH_1), broker_snapshot(30, 30, owned, EPOCH_1)
     ) == {("below-log-start", 10, 30)}
 
@@ -366,8 +366,8 @@ def test_partition_on_one_side_only_is_reported() -> None:
     objects = PartitionObjects("t", TOPIC_ID, 0, (), ())
     assert check_unlisted([objects], snapshot, snapshot) == []
     assert check_unlisted([], empty, snapshot) == []
-    assert compared_findings(empty, empty) == {("other-topic-id", None, None)}
-    assert compared_findings(empty, snapshot) == compared_findings(snapshot, empty) == set()
+    assert compare_snapshots(empty, empty) == {("other-topic-id", None, None)}
+    assert compare_snapshots(empty, snapshot) == compare_snapshots(snapshot, empty) == set()
 
 
 def test_segments_of_replaced_branch_are_reported() -> None:
@@ -375,7 +375,7 @@ def test_segments_of_replaced_branch_are_reported() -> None:
 
     def findings(owned: dict[int, tuple[int, int]], log_start: int = 10) -> set[object]:
         snapshot = broker_snapshot(log_start, log_start, owned, *epochs)
-        return set(compared_findings(snapshot, snapshot))
+        return set(compare_snapshots(snapshot, snapshot))
 
     assert findings({1: (0, 20), 4: (20, 60)}) == set()
     # Offsets that both branches have belong to the leader.
@@ -386,7 +386,7 @@ def test_segments_of_replaced_branch_are_reported() -> None:
     # Retention ignores segments of a replaced branch.
     for owned, name in (({1: (0, 20), 4: (20, 60)}, "retention-overdue"), ({}, "dead-branch")):
         snapshot = broker_snapshot(10, 10, dict(owned), *epochs, retention=Retention(1))
-        assert {kind for kind, *_ in compared_findings(snapshot, snapshot)} == {name}
+        assert {kind for kind, *_ in compare_snapshots(snapshot, snapshot)} == {name}
     # The leader drops epochs below its log start, and their start offsets.
     assert findings({4: (20, 60)}, log_start=20) == set()
     assert findings({4: (24, 60)}, log_start=24) == set()

@@ -209,7 +209,7 @@ def test_only_findings_of_deleted_segments_are_dropped() -> None:
     assert compare_with(last(30, is_live=False), 30) == (30, 0)
     # The segment was read completely, so its offsets stay in the statement.
     assert compare_with(last(30, is_live=False), 10, "digest") == (10, 0)
-    # The segment is expired but not deleted, or deleted but not expired.
+    # The segment is below the log start but not deleted, or deleted but not below the log start.
     assert compare_with(last(30, is_live=True), 10) == (10, 1)
     assert compare_with(last(29, is_live=False), 10) == (10, 1)
     # The partition does not exist any longer, or has another topic id.

@@ -19,8 +19,8 @@ import kts_source
 from kts_source.auditing.proof import PartDigest
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import TOPIC, TOPIC_ID, healthy_segments
-from tests.kts_source.auditing.test_all_at_once import audit_store, batches_of
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_all_at_once import audit_store, split_batches
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
@@ -56,13 +56,13 @@ def test_digest_of_any_parts_equals_definition(
     assert total.text() == defined_digest(batches)
 
 
-def digest(report: AuditReport) -> str:
+def report_digest(report: AuditReport) -> str:
     (statement,) = report.partitions
     assert statement.digest is not None
     return statement.digest
 
 
-HEALTHY_DIGEST = digest(audit_store(store_of(healthy_segments())))
+HEALTHY_DIGEST = report_digest(audit_store(write_store(healthy_segments())))
 
 
 def add_segments(store: CountingStore, segments: list[SegmentFiles]) -> CountingStore:
@@ -77,17 +77,17 @@ def add_segments(store: CountingStore, segments: list[SegmentFiles]) -> Counting
 
 def test_digest_ignores_segments_that_are_not_served() -> None:
     segments = healthy_segments()
-    twice = audit_store(add_segments(store_of(segments), segments[1:3]))
+    twice = audit_store(add_segments(write_store(segments), segments[1:3]))
     assert {finding.name for finding in twice.findings} == {"duplicate-upload"}
-    assert digest(twice) == HEALTHY_DIGEST
+    assert report_digest(twice) == HEALTHY_DIGEST
     # A branch of epoch 1 at offsets that the log has from epoch 3.
     builder = LogBuilder(start_offset=82, leader_epoch=1)
     builder.append([SimpleRecord(b"lost")] * 50)
     builder.roll()
     (lost,) = builder.build().segments
-    with_branch = audit_store(add_segments(store_of(segments), [lost]))
+    with_branch = audit_store(add_segments(write_store(segments), [lost]))
     assert {finding.name for finding in with_branch.findings} == {"dead-branch"}
-    assert digest(with_branch) == HEALTHY_DIGEST
+    assert report_digest(with_branch) == HEALTHY_DIGEST
 
 
 def test_digest_is_equal_in_other_layout() -> None:
@@ -96,7 +96,7 @@ def test_digest_is_equal_in_other_layout() -> None:
     for segment in healthy_segments():
         writer.write_segment(segment)
     options = {"path": "memory://", "subscribe": TOPIC, "layout": "local-tiered-storage"}
-    assert digest(kts_source.audit(options, level="bytes", store=store)) == HEALTHY_DIGEST
+    assert report_digest(kts_source.audit(options, level="bytes", store=store)) == HEALTHY_DIGEST
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -105,10 +105,10 @@ def test_digest_changes_with_each_bit_of_a_batch(number: int) -> None:
     rng = random.Random(number)
     for _ in range(4):
         segments = healthy_segments()
-        batches = batches_of(segments[number].log)
+        batches = split_batches(segments[number].log)
         batch = batches[rng.randrange(len(batches) - 1)]
         batch[rng.randrange(70, len(batch))] ^= 1 << rng.randrange(8)
         batch[17:21] = google_crc32c.value(bytes(batch[21:])).to_bytes(4, "big")
         segments[number] = replace(segments[number], log=b"".join(batches))
-        report = audit_store(store_of(segments))
-        assert digest(report) != HEALTHY_DIGEST
+        report = audit_store(write_store(segments))
+        assert report_digest(report) != HEALTHY_DIGEST

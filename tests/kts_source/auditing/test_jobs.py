@@ -66,7 +66,7 @@ class TextExecutor:
             yield outcome
 
 
-def test_audit_with_executor_of_serialized_outcomes_has_same_report(tmp_path: Path) -> None:
+def test_executor_with_serialized_outcomes_has_same_report(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs" / "audit.md").read_text()
 
 
-def finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:
+def create_finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:
     return Finding(name, topic, "id", 0, start, None, ("key",), 5, "detail")
 
 
-def report_of(*findings: Finding) -> AuditReport:
+def create_report(*findings: Finding) -> AuditReport:
     return AuditReport("metadata", 1, "file:///t", in_order(findings), ())
 
 
@@ -50,11 +50,16 @@ def test_docs_page_has_the_table_of_kinds() -> None:
 
 
 def test_exit_code_distinguishes_loss_from_damage() -> None:
-    assert report_of().exit_code == 0
-    assert report_of(finding("half-copy"), finding("open-transaction")).exit_code == 0
-    assert report_of(finding("crc"), finding("half-copy")).exit_code == 1
-    assert report_of(finding("crc"), finding("hole")).exit_code == 3
-    ordered = report_of(finding("open-transaction"), finding("half-copy"), finding("crc"))
+    assert create_report().exit_code == 0
+    assert (
+        create_report(create_finding("half-copy"), create_finding("open-transaction")).exit_code
+        == 0
+    )
+    assert create_report(create_finding("crc"), create_finding("half-copy")).exit_code == 1
+    assert create_report(create_finding("crc"), create_finding("hole")).exit_code == 3
+    ordered = create_report(
+        create_finding("open-transaction"), create_finding("half-copy"), create_finding("crc")
+    )
     assert [reported.severity for reported in ordered.findings] == list(Severity)
     with pytest.raises(FrozenInstanceError):
         ordered.level = "bytes"  # type: ignore[misc]
@@ -126,7 +131,7 @@ def test_orphan_bytes_are_summed_with_their_price(tmp_path: Path) -> None:
     assert f"kts_audit_orphan_bytes{labels} {total}\n" in metrics
     name = "kts_audit_orphan_dollars_a_month"
     assert f"{name}{labels} {report.orphan_dollars_a_month}\n" in metrics
-    healthy = to_prometheus(report_of(finding("crc")))
+    healthy = to_prometheus(create_report(create_finding("crc")))
     assert f"kts_audit_orphan_bytes{labels} 0\n" in healthy
     assert parsed.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
 
@@ -143,14 +148,16 @@ def test_docs_have_the_prices_of_storage() -> None:
 
 def test_hostile_topic_names_are_escaped() -> None:
     hostile = 'a"b\\c\nkts_audit_whole{} 1'
-    text = to_prometheus(report_of(finding("crc", hostile), finding("crc", hostile, 7)))
+    text = to_prometheus(
+        create_report(create_finding("crc", hostile), create_finding("crc", hostile, 7))
+    )
     (line,) = [line for line in text.splitlines() if line.startswith("kts_audit_findings")]
     assert line == (
         'kts_audit_findings{topic="a\\"b\\\\c\\nkts_audit_whole{} 1",partition="0",kind="crc",'
         'severity="error"} 2'
     )
-    assert "\x1b" not in report_of(finding("crc", "\x1b[2J")).to_json()
-    assert "\x9b" not in report_of(finding("crc", "\x9b2J")).to_json()
+    assert "\x1b" not in create_report(create_finding("crc", "\x1b[2J")).to_json()
+    assert "\x9b" not in create_report(create_finding("crc", "\x9b2J")).to_json()
 
 
 def test_metrics_skip_missing_values(tmp_path: Path) -> None:
@@ -195,4 +202,4 @@ def test_unknown_level_or_topic_is_refused(tmp_path: Path) -> None:
 
 def test_finding_of_unknown_kind_raises_key_error() -> None:
     with pytest.raises(KeyError):
-        _ = replace(finding("crc"), name="none").kind
+        _ = replace(create_finding("crc"), name="none").kind

@@ -63,7 +63,7 @@ class CountingStore(MemoryStore):
         return super().get_range(key, start, stop, version=version)
 
 
-def store_of(segments: list[SegmentFiles]) -> CountingStore:
+def write_store(segments: list[SegmentFiles]) -> CountingStore:
     objects: dict[str, bytes] = {}
     writer = AivenTierWriter(
         objects,
@@ -87,7 +87,7 @@ def run_audit(store: CountingStore, state: Path | None, level: str = "bytes") ->
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_state_skips_proven_segments(level: str, tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     first = run_audit(store, state, level)
     assert bool(store.read) == (level != "listing")
     assert run_audit(store, state, level) == first
@@ -96,7 +96,7 @@ def test_state_skips_proven_segments(level: str, tmp_path: Path) -> None:
 
 
 def test_state_of_higher_level_serves_lower_levels(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "bytes")
     for level in LEVELS:
         assert run_audit(store, state, level) == run_audit(store, None, level)
@@ -108,7 +108,7 @@ def test_state_of_higher_level_serves_lower_levels(tmp_path: Path) -> None:
 
 
 def test_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state, "metadata")
     assert store.read == {"rsm-manifest": 5, "indexes": 5}
     report = run_audit(store, state, "bytes")
@@ -118,7 +118,7 @@ def test_state_of_lower_level_reads_only_missing_objects(tmp_path: Path) -> None
 
 
 def test_state_reads_only_new_segments(tmp_path: Path) -> None:
-    full_store, state = store_of(healthy_segments()), tmp_path / "state"
+    full_store, state = write_store(healthy_segments()), tmp_path / "state"
     store = CountingStore({})
     for number in range(len(BASES)):
         for key, data in full_store.objects.items():
@@ -138,7 +138,7 @@ def test_state_reads_only_new_segments(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
 def test_state_reads_changed_object_again(suffix: str, tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).errors
     (key,) = (k for k in store.objects if f"/{BASES[2]:020d}-" in k and k.endswith(suffix))
     sound = store.objects[key]
@@ -155,10 +155,10 @@ def test_state_reads_changed_object_again(suffix: str, tmp_path: Path) -> None:
 
 def test_state_of_interrupted_audit_is_continued(tmp_path: Path) -> None:
     segments = healthy_segments()
-    expected = run_audit(store_of(segments), None)
+    expected = run_audit(write_store(segments), None)
     total = sum(store.read.values()) if (store := _read_all(segments)) else 0
     for limit in range(1, total, 7):
-        store, state = store_of(segments), tmp_path / f"state {limit}"
+        store, state = write_store(segments), tmp_path / f"state {limit}"
         store.limit = limit
         with pytest.raises(KeyboardInterrupt):
             run_audit(store, state)
@@ -171,7 +171,7 @@ def test_state_of_interrupted_audit_is_continued(tmp_path: Path) -> None:
 
 
 def _read_all(segments: list[SegmentFiles]) -> CountingStore:
-    store = store_of(segments)
+    store = write_store(segments)
     run_audit(store, None)
     return store
 
@@ -188,7 +188,7 @@ class AuditStateView:
 def test_state_ignores_truncated_or_damaged_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     expected = run_audit(store, state)
     content = state.read_bytes()
     rng = random.Random(2)
@@ -207,7 +207,7 @@ def test_state_ignores_truncated_or_damaged_lines(
 
 
 def test_state_reads_objects_without_version_each_time(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     store.versioned = False
     first = run_audit(store, state)
     assert run_audit(store, state) == first
@@ -216,20 +216,20 @@ def test_state_reads_objects_without_version_each_time(tmp_path: Path) -> None:
 
 def test_state_file_is_private_to_the_user(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    run_audit(store_of(healthy_segments()), state)
+    run_audit(write_store(healthy_segments()), state)
     assert stat.S_IMODE(state.stat().st_mode) == 0o600
     link = tmp_path / "link"
     link.symlink_to(state)
     with pytest.raises(InvalidOptionError, match="cannot be opened"):
-        run_audit(store_of(healthy_segments()), link)
+        run_audit(write_store(healthy_segments()), link)
     with pytest.raises(InvalidOptionError, match="cannot be opened"):
-        run_audit(store_of(healthy_segments()), tmp_path / "no folder" / "state")
+        run_audit(write_store(healthy_segments()), tmp_path / "no folder" / "state")
 
 
 def test_state_invalid_or_of_another_tier_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     state.write_text("my notes\n")
     with pytest.raises(InvalidOptionError, match="not the state of an audit"):
         run_audit(store, state)
@@ -251,7 +251,7 @@ def test_state_invalid_or_of_another_tier_is_refused(
 
 
 def test_state_in_use_is_refused(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     with (
         AuditState(str(state), "x"),
         pytest.raises(InvalidOptionError, match="another audit uses"),
@@ -260,7 +260,7 @@ def test_state_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_state_file_size_is_bounded(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     manifests = [key for key in store.objects if key.endswith("manifest")]
     sizes = []
     for number in range(20):

@@ -25,7 +25,7 @@ from tests.kts_source.auditing.damaged_tier import (
     encryption,
     healthy_segments,
 )
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def run_audit(
 
 
 def test_folder_copied_for_other_topic_is_reported(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).findings
     for key, data in list(store.objects.items()):
         store.objects[f"u{key.removeprefix(TOPIC)}"] = data
@@ -108,7 +108,7 @@ def test_state_with_other_private_key_reports_missing_key(tmp_path: Path) -> Non
 
 
 def test_clock_set_back_is_reported(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     assert not run_audit(store, state).findings
     report = run_audit(store, state, now_ms=1)
     assert {finding.name for finding in report.findings} == {"clock"}
@@ -132,7 +132,7 @@ def rewrite(state: Path, change: dict[str, str]) -> None:
 def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
     # The disk returns wrong bytes in a segment that must be read again with unchanged versions,
     # because its served offsets differ from the proof.
-    objects = store_of(healthy_segments()).objects
+    objects = write_store(healthy_segments()).objects
     store, state = ForgedStore(objects), tmp_path / "state"
     expected = run_audit(store, state)
     sound = state.read_bytes()
@@ -153,7 +153,7 @@ def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
 
 
 def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     expected = run_audit(store, state, level="metadata")
     head = state.read_bytes().partition(b"\n")[0]
     for size in range(len(head) + 1):
@@ -169,7 +169,7 @@ def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
 
 def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
     # The lines come from a replica of the tier with the same segment ids and object versions.
-    store, state = store_of(healthy_segments()), tmp_path / "state"
+    store, state = write_store(healthy_segments()), tmp_path / "state"
     run_audit(store, state)
     text = state.read_text()
     other = tmp_path / "other"
@@ -186,9 +186,9 @@ def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
     assert not store.read
 
 
-@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("is_continued", [False, True])
 def test_transaction_from_below_the_log_start_is_reported_as_without_state(
-    continues: bool, tmp_path: Path
+    is_continued: bool, tmp_path: Path
 ) -> None:
     # If only deleted records of a transaction were aborted, the index need not contain the abort.
     # The state still knows these records, and must not change the report.
@@ -196,15 +196,15 @@ def test_transaction_from_below_the_log_start_is_reported_as_without_state(
     builder.send(7, [SimpleRecord(b"first")])
     builder.roll()
     builder.append([SimpleRecord(b"between")])
-    if continues:
+    if is_continued:
         builder.send(7, [SimpleRecord(b"second")])
     builder.roll()
     builder.abort(7)
     builder.roll()
     first, between, last = builder.build().segments
-    store, state = store_of([first, between]), tmp_path / "state"
+    store, state = write_store([first, between]), tmp_path / "state"
     run_audit(store, state)
-    bad = store_of([first, between, replace(last, txnindex=None)]).objects
+    bad = write_store([first, between, replace(last, txnindex=None)]).objects
     store.objects.update(
         {key: data for key, data in bad.items() if f"/{last.base_offset:020d}-" in key}
     )
@@ -212,7 +212,7 @@ def test_transaction_from_below_the_log_start_is_reported_as_without_state(
         del store.objects[key]
     expected = run_audit(store, None)
     assert {error.name for error in expected.errors} == (
-        {"aborted-not-indexed"} if continues else set()
+        {"aborted-not-indexed"} if is_continued else set()
     )
     assert run_audit(store, state) == expected
     assert not {key for key in store.keys if f"/{1:020d}-" in key}
@@ -223,7 +223,7 @@ class Adversary:
 
     def __init__(self, seed: str, state: Path) -> None:
         self.rng = random.Random(seed)
-        self.store = ForgedStore(dict(store_of(healthy_segments()).objects))
+        self.store = ForgedStore(dict(write_store(healthy_segments()).objects))
         self.sound = dict(self.store.objects)
         self.state = state
 

@@ -20,7 +20,7 @@ OTHERS = {
 CONTROLS = {"\a": "a", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", "\v": "v"}
 
 
-def quoted(value: str, quote: str) -> str:
+def quote_value(value: str, quote: str) -> str:
     inner = "".join(
         f"\\{CONTROLS[c]}" if c in CONTROLS else f"\\{c}" if c in ("\\", quote) else c
         for c in value
@@ -49,7 +49,7 @@ def test_jaas_quoted_values_round_trip(
     text = f"{SCRAM}{data.draw(blanks)}required"
     for name, (value, quote) in options.items():
         gap = data.draw(st.sampled_from(["", " "]))
-        text += f"{data.draw(blanks)}{name}{gap}={gap}{quoted(value, quote)}"
+        text += f"{data.draw(blanks)}{name}{gap}={gap}{quote_value(value, quote)}"
     module = parse_jaas(f"{text}{data.draw(st.sampled_from(['', ' ']))};\n")
     assert module.options == {name: value for name, (value, _) in options.items()}
 

@@ -29,7 +29,7 @@ CLIENT = 'clientId="alice" clientSecret="hunter2"'
 HTTPS = {ENDPOINT: "https://login.example:8443/token?x=1"}
 
 
-def security(mechanism: str, jaas: str | None = None, **more: str) -> Security:
+def parse_security(mechanism: str, jaas: str | None = None, **more: str) -> Security:
     options = {
         "bootstrap.servers": "a:1",
         "security.protocol": "SASL_PLAINTEXT",
@@ -43,9 +43,9 @@ def security(mechanism: str, jaas: str | None = None, **more: str) -> Security:
     return settings.security.reveal()
 
 
-def refused(mechanism: str, jaas: str | None = None, **more: str) -> str:
+def refusal_message(mechanism: str, jaas: str | None = None, **more: str) -> str:
     with pytest.raises(InvalidOptionError) as caught:
-        security(mechanism, jaas, **more)
+        parse_security(mechanism, jaas, **more)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
     return str(caught.value)
@@ -56,7 +56,7 @@ def refused(mechanism: str, jaas: str | None = None, **more: str) -> str:
     [("PLAIN", PLAIN), ("SCRAM-SHA-256", SCRAM), ("scram-sha-512", SCRAM)],
 )
 def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
-    login = security(mechanism, f"{module} required {USER} serviceName=kafka;")
+    login = parse_security(mechanism, f"{module} required {USER} serviceName=kafka;")
     assert login.mechanism == mechanism.upper()
     assert login.login == Password("alice", "hunter2")
     assert login.secret_values() == {"hunter2"}
@@ -81,7 +81,7 @@ def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
     ],
 )
 def test_login_options_invalid_are_refused(mechanism: str, jaas: str | None, words: str) -> None:
-    assert words in refused(mechanism, jaas)
+    assert words in refusal_message(mechanism, jaas)
 
 
 def test_mechanism_missing_defaults_to_gssapi() -> None:
@@ -93,7 +93,7 @@ def test_mechanism_missing_defaults_to_gssapi() -> None:
 def test_oauth_endpoint_options_are_parsed() -> None:
     jaas = f'{OAUTH} required {CLIENT} scope="s t" extension_logicalCluster="lkc-1";'
     handler = f"{APACHE}.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
-    login = security("OAUTHBEARER", jaas, **HTTPS, **{LOGIN_HANDLER: handler})
+    login = parse_security("OAUTHBEARER", jaas, **HTTPS, **{LOGIN_HANDLER: handler})
     extensions = (("logicalCluster", "lkc-1"),)
     url = HTTPS[ENDPOINT]
     assert login.login == TokenEndpoint(url, "alice", "hunter2", "s t", False, extensions)
@@ -110,15 +110,15 @@ def test_oauth_options_override_the_login_module() -> None:
     }
     expected = TokenEndpoint(HTTPS[ENDPOINT], "bob", "else", "wide", True, ())
     jaas = f"{OAUTH} required {CLIENT} scope=narrow;"
-    assert security("OAUTHBEARER", jaas, **HTTPS, **more).login == expected
-    assert security("OAUTHBEARER", **HTTPS, **more).login == expected
+    assert parse_security("OAUTHBEARER", jaas, **HTTPS, **more).login == expected
+    assert parse_security("OAUTHBEARER", **HTTPS, **more).login == expected
 
 
 @pytest.mark.parametrize(
     "url", ["http://localhost:80/t", "http://127.0.0.1/t", "http://[::1]:8/t", "https://x"]
 )
 def test_oauth_endpoint_url_is_accepted(url: str) -> None:
-    assert security("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url}).login
+    assert parse_security("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url}).login
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,15 @@ def test_oauth_endpoint_url_is_accepted(url: str) -> None:
     ],
 )
 def test_oauth_endpoint_url_invalid_is_refused(url: str, words: str) -> None:
-    problem = refused("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
+    problem = refusal_message("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
     assert f"'kafka.{ENDPOINT}' {words}" in problem
 
 
 def test_oauth_callback_is_parsed() -> None:
-    login = security("OAUTHBEARER", **{LOGIN_HANDLER: "our.tokens:get"})
+    login = parse_security("OAUTHBEARER", **{LOGIN_HANDLER: "our.tokens:get"})
     assert login.login == TokenCallback("our.tokens:get", ())
     jaas = f"{OAUTH} required extension_pool=p;"
-    login = security("OAUTHBEARER", jaas, **{LOGIN_HANDLER: "our.tokens:get"})
+    login = parse_security("OAUTHBEARER", jaas, **{LOGIN_HANDLER: "our.tokens:get"})
     assert login.login == TokenCallback("our.tokens:get", (("pool", "p"),))
 
 
@@ -171,17 +171,17 @@ def test_oauth_callback_is_parsed() -> None:
 def test_oauth_options_invalid_are_refused(
     jaas: str | None, more: dict[str, str], words: str
 ) -> None:
-    assert words in refused("OAUTHBEARER", jaas, **more)
+    assert words in refusal_message("OAUTHBEARER", jaas, **more)
 
 
 @pytest.mark.parametrize("shaded", ["", "shadedmskiam."])
 def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
     handler = f"{shaded}software.amazon.msk.auth.iam.IAMClientCallbackHandler"
     more = {"security.protocol": "SASL_SSL", CLIENT_HANDLER: handler}
-    assert security("AWS_MSK_IAM", **more).login == AwsCredentials("")
+    assert parse_security("AWS_MSK_IAM", **more).login == AwsCredentials("")
     jaas = f'{shaded}{IAM} required awsProfileName="lake" awsDebugCreds=true;'
-    assert security("AWS_MSK_IAM", jaas, **more).login == AwsCredentials("lake")
-    assert "must be SASL_SSL for AWS_MSK_IAM" in refused("AWS_MSK_IAM", jaas)
+    assert parse_security("AWS_MSK_IAM", jaas, **more).login == AwsCredentials("lake")
+    assert "must be SASL_SSL for AWS_MSK_IAM" in refusal_message("AWS_MSK_IAM", jaas)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "AWS_MSK_IAM"])
@@ -189,19 +189,21 @@ def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
 def test_callback_handler_unknown_is_refused(mechanism: str, option: str) -> None:
     jaas = f"{PLAIN} required {USER};" if mechanism == "PLAIN" else None
     more = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
-    assert f"'kafka.{option}' is not supported" in refused(mechanism, jaas, **more)
+    assert f"'kafka.{option}' is not supported" in refusal_message(mechanism, jaas, **more)
 
 
 def test_kerberos_options_are_parsed() -> None:
     service = {"sasl.kerberos.service.name": "kafka"}
-    assert security("GSSAPI", **service).login == Kerberos("kafka", "", "")
+    assert parse_security("GSSAPI", **service).login == Kerberos("kafka", "", "")
     cache = f"{KRB5} required useTicketCache=true serviceName=kafka keyTab='/not/used';"
-    assert security("GSSAPI", cache).login == Kerberos("kafka", "", "")
+    assert parse_security("GSSAPI", cache).login == Kerberos("kafka", "", "")
     jaas = f'{KRB5} required useKeyTab=true storeKey=true keyTab="/gone" principal="a@B";'
     # The keytab is a file of the worker; parsing does not check that it exists.
-    assert security("GSSAPI", jaas, **service).login == Kerberos("kafka", "a@B", "/gone")
-    assert "differ" in refused("GSSAPI", f"{KRB5} required serviceName=other;", **service)
-    assert "keyTab and principal" in refused(
+    assert parse_security("GSSAPI", jaas, **service).login == Kerberos("kafka", "a@B", "/gone")
+    assert "differ" in refusal_message("GSSAPI", f"{KRB5} required serviceName=other;", **service)
+    assert "keyTab and principal" in refusal_message(
         "GSSAPI", f"{KRB5} required useKeyTab=true keyTab=k;", **service
     )
-    assert "has ticketCache" in refused("GSSAPI", f"{KRB5} required ticketCache=c;", **service)
+    assert "has ticketCache" in refusal_message(
+        "GSSAPI", f"{KRB5} required ticketCache=c;", **service
+    )

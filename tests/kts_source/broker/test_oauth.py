@@ -57,7 +57,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
+def serve_endpoint(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
     with Endpoint() as endpoint:
         if context is not None:
             endpoint.socket = context.wrap_socket(endpoint.socket, server_side=True)
@@ -74,17 +74,17 @@ def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
-    with serving() as server_endpoint:
+    with serve_endpoint() as server_endpoint:
         yield server_endpoint
 
 
-def source(
+def token_source(
     endpoint: Endpoint, *, url: str = "", scope: str = "", urlencoded: bool = False
 ) -> TokenEndpoint:
     return TokenEndpoint(url or endpoint.url(), "alice", SECRET, scope, urlencoded, ())
 
 
-def answer(token: str, **more: object) -> tuple[int, bytes]:
+def token_response(token: str, **more: object) -> tuple[int, bytes]:
     return 200, json.dumps({"access_token": token, **more}).encode()
 
 
@@ -92,8 +92,8 @@ def answer(token: str, **more: object) -> tuple[int, bytes]:
     ("urlencoded", "pair"), [(False, f"alice:{SECRET}"), (True, "alice:hunter2%2B%2F+%C3%BC")]
 )
 def test_token_request_follows_rfc_6749(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
-    endpoint.answers.append(answer("t1"))
-    assert oauth.token(source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
+    endpoint.answers.append(token_response("t1"))
+    assert oauth.token(token_source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
     ((path, headers, form),) = endpoint.asked
     assert path == "/realm/token?x=1"
     assert form == {"grant_type": ["client_credentials"], "scope": ["a b&c"]}
@@ -105,13 +105,17 @@ def test_token_is_reused_for_most_of_its_lifetime(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    endpoint.answers += [answer("t1", expires_in=100), answer("t2", expires_in=100), answer("t3")]
-    assert oauth.token(source(endpoint)) == "t1"
+    endpoint.answers += [
+        token_response("t1", expires_in=100),
+        token_response("t2", expires_in=100),
+        token_response("t3"),
+    ]
+    assert oauth.token(token_source(endpoint)) == "t1"
     now[0] += 79
-    assert oauth.token(source(endpoint)) == "t1"
-    assert oauth.token(source(endpoint, scope="other")) == "t2"
+    assert oauth.token(token_source(endpoint)) == "t1"
+    assert oauth.token(token_source(endpoint, scope="other")) == "t2"
     now[0] += 2
-    assert oauth.token(source(endpoint)) == "t3"
+    assert oauth.token(token_source(endpoint)) == "t3"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +124,17 @@ def test_token_is_reused_for_most_of_its_lifetime(
 def test_token_of_unknown_lifetime_is_used_once(
     endpoint: Endpoint, lifetime: dict[str, object]
 ) -> None:
-    endpoint.answers += [answer("t1", **lifetime), answer("t2", **lifetime)]
-    assert [oauth.token(source(endpoint)) for _ in range(2)] == ["t1", "t2"]
+    endpoint.answers += [token_response("t1", **lifetime), token_response("t2", **lifetime)]
+    assert [oauth.token(token_source(endpoint)) for _ in range(2)] == ["t1", "t2"]
 
 
 def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
-    endpoint.answers += [answer("t1", expires_in=1000), answer("t2", expires_in=1000)]
+    endpoint.answers += [
+        token_response("t1", expires_in=1000),
+        token_response("t2", expires_in=1000),
+    ]
     for token in ("t1", "t2", "t2"):
-        security = Security("SASL_SSL", None, "OAUTHBEARER", source(endpoint))
+        security = Security("SASL_SSL", None, "OAUTHBEARER", token_source(endpoint))
         client = sasl_client(security, "broker")
         assert client.auth_bytes() == f"n,,\x01auth=Bearer {token}\x01\x01".encode()
         client.receive(b'{"status":"invalid_token"}' if token == "t1" else b"")
@@ -135,11 +142,11 @@ def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> None:
-    endpoint.answers += [(status, b"hunter2"), (status, b""), answer("t1")]
-    assert oauth.token(source(endpoint)) == "t1"
+    endpoint.answers += [(status, b"hunter2"), (status, b""), token_response("t1")]
+    assert oauth.token(token_source(endpoint)) == "t1"
     endpoint.answers += [(status, b"hunter2")] * 3
     with pytest.raises(BrokerUnavailableError, match=f"at localhost answered {status}") as caught:
-        oauth.token(source(endpoint))
+        oauth.token(token_source(endpoint))
     assert caught.value.retriable
     assert "hunter2" not in str(caught.value)
 
@@ -166,7 +173,7 @@ def test_token_endpoint_invalid_response_is_an_error(
 ) -> None:
     endpoint.answers.append((status, body))
     with pytest.raises(BrokerError, match=words) as caught:
-        oauth.token(source(endpoint))
+        oauth.token(token_source(endpoint))
     assert not caught.value.retriable
     assert "hunter2" not in str(caught.value)
     assert len(endpoint.asked) == 1  # a redirect is not followed with the secret
@@ -175,8 +182,8 @@ def test_token_endpoint_invalid_response_is_an_error(
 def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
-    with serving() as endpoint:
-        gone = source(endpoint)
+    with serve_endpoint() as endpoint:
+        gone = token_source(endpoint)
     with pytest.raises(BrokerUnavailableError, match="does not answer: ConnectionRefusedError"):
         oauth.token(gone)
 
@@ -189,11 +196,11 @@ def test_token_endpoint_certificate_is_verified(
     pem.write_text(server().key_pem() + server().chain_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    with serving(context) as endpoint:
-        endpoint.answers.append(answer("t1"))
+    with serve_endpoint(context) as endpoint:
+        endpoint.answers.append(token_response("t1"))
         with pytest.raises(BrokerError, match="the token endpoint at localhost is not trusted"):
-            oauth.token(source(endpoint, url=endpoint.url("https")))
+            oauth.token(token_source(endpoint, url=endpoint.url("https")))
         assert endpoint.asked == []
         pem.write_text(authority().chain_pem)
         monkeypatch.setenv("SSL_CERT_FILE", str(pem))
-        assert oauth.token(source(endpoint, url=endpoint.url("https"))) == "t1"
+        assert oauth.token(token_source(endpoint, url=endpoint.url("https"))) == "t1"

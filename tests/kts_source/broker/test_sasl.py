@@ -38,7 +38,7 @@ HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MSK = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 
 
-def login(mechanism: str, credentials: Login, host: str = "broker") -> SaslClient:
+def start_login(mechanism: str, credentials: Login, host: str = "broker") -> SaslClient:
     return sasl_client(Security("SASL_SSL", None, mechanism, credentials), host)
 
 
@@ -83,7 +83,7 @@ class ScramServer:
 @pytest.mark.parametrize("name", ["alice", "a=b,c", "ällice"])
 def test_scram_login_succeeds(mechanism: str, name: str) -> None:
     server = ScramServer(mechanism, {name: "pass=wörd,"})
-    client = login(mechanism, Password(name, "pass=wörd,"))
+    client = start_login(mechanism, Password(name, "pass=wörd,"))
     client.receive(server.first(client.auth_bytes()))
     assert not client.is_done()
     client.receive(server.final(client.auth_bytes()))
@@ -92,7 +92,7 @@ def test_scram_login_succeeds(mechanism: str, name: str) -> None:
 
 def test_scram_wrong_password_fails_on_the_server() -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "right"})
-    client = login("SCRAM-SHA-256", Password("alice", "wrong"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "wrong"))
     client.receive(server.first(client.auth_bytes()))
     with pytest.raises(PermissionError):
         server.final(client.auth_bytes())
@@ -100,7 +100,7 @@ def test_scram_wrong_password_fails_on_the_server() -> None:
 
 def test_scram_matches_rfc_7677_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uuid.uuid4", lambda: "rOprNGfwEbeRWgbNEkqO")
-    client = login("SCRAM-SHA-256", Password("user", "pencil"))
+    client = start_login("SCRAM-SHA-256", Password("user", "pencil"))
     assert client.auth_bytes() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     client.receive(
         b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -134,7 +134,7 @@ def test_scram_matches_rfc_7677_example(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
-    client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     nonce = client.auth_bytes().rpartition(b"r=")[2]
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-256 failed") as caught:
         client.receive(answer.replace(b"{nonce}", nonce))
@@ -145,7 +145,7 @@ def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
 @pytest.mark.parametrize("iterations", [1, 4095])
 def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "hunter2"}, iterations)
-    client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     with pytest.raises(BrokerError, match=f"{iterations} iterations"):
         client.receive(server.first(client.auth_bytes()))
 
@@ -153,7 +153,7 @@ def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
 @pytest.mark.parametrize("answer", [b"v=c2lnbmF0dXJl", b"e=other-error", b"", b"v=?"])
 def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
     server = ScramServer("SCRAM-SHA-512", {"alice": "hunter2"})
-    client = login("SCRAM-SHA-512", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-512", Password("alice", "hunter2"))
     client.receive(server.first(client.auth_bytes()))
     client.auth_bytes()
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-512 failed"):
@@ -162,7 +162,7 @@ def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
 
 
 def test_plain_sends_name_and_password() -> None:
-    client = login("PLAIN", Password("älice", "hunter2"))
+    client = start_login("PLAIN", Password("älice", "hunter2"))
     assert client.auth_bytes().split(b"\0")[1:] == ["älice".encode(), b"hunter2"]
     client.receive(b"")
     assert client.is_done()
@@ -173,7 +173,7 @@ def return_token() -> str:
 
 
 def test_login_fails_after_too_many_responses() -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     for _ in range(16):
         client.auth_bytes()
         client.receive(b"again")
@@ -195,7 +195,7 @@ def fail() -> str:
 
 def test_oauth_sends_token_and_extensions() -> None:
     source = TokenCallback(f"{__name__}:return_token", (("logicalCluster", "lkc-1"), ("pool", "p")))
-    client = login("OAUTHBEARER", source)
+    client = start_login("OAUTHBEARER", source)
     token = return_token()
     # RFC 7628, 3.1
     expected = f"n,,\x01auth=Bearer {token}\x01logicalCluster=lkc-1\x01pool=p\x01\x01"
@@ -205,7 +205,7 @@ def test_oauth_sends_token_and_extensions() -> None:
 
 
 def test_oauth_rejected_token_is_acknowledged() -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     client.auth_bytes()
     client.receive(b'{"status":"invalid_token"}')
     assert not client.is_done()
@@ -216,7 +216,7 @@ def test_oauth_rejected_token_is_acknowledged() -> None:
     "name", ["return_none", "return_two_lines", "fail", "missing", "return_token.x"]
 )
 def test_token_callback_invalid_result_is_an_error(name: str) -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
     with pytest.raises(BrokerError, match="the callback") as caught:
         client.auth_bytes()
     assert "hunter2" not in str(caught.value)
@@ -245,7 +245,7 @@ def test_aws_signs_for_the_region_of_the_broker(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    client = login("AWS_MSK_IAM", AwsCredentials(""), MSK)
+    client = start_login("AWS_MSK_IAM", AwsCredentials(""), MSK)
     message = json.loads(client.auth_bytes())
     assert b"hunter2" not in client.auth_bytes()
     key, day, *scope = message["x-amz-credential"].split("/")
@@ -274,10 +274,10 @@ def _signature(message: dict[str, str], secret: str) -> str:
 
 @pytest.mark.usefixtures("no_aws")
 def test_aws_profile_provides_credentials_and_region() -> None:
-    message = json.loads(login("AWS_MSK_IAM", AwsCredentials("lake"), "b1").auth_bytes())
+    message = json.loads(start_login("AWS_MSK_IAM", AwsCredentials("lake"), "b1").auth_bytes())
     assert message["x-amz-credential"].startswith("AKIDLAKE/")
     assert "/ap-south-1/" in message["x-amz-credential"]
-    message = json.loads(login("AWS_MSK_IAM", AwsCredentials("lake"), MSK).auth_bytes())
+    message = json.loads(start_login("AWS_MSK_IAM", AwsCredentials("lake"), MSK).auth_bytes())
     assert "/eu-west-1/" in message["x-amz-credential"]
 
 
@@ -286,13 +286,13 @@ def test_aws_without_credentials_or_region_raises_broker_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(BrokerError, match="no AWS credentials"):
-        login("AWS_MSK_IAM", AwsCredentials(""), MSK)
+        start_login("AWS_MSK_IAM", AwsCredentials(""), MSK)
     with pytest.raises(BrokerError, match="cannot begin: ProfileNotFound"):
-        login("AWS_MSK_IAM", AwsCredentials("other"), MSK)
+        start_login("AWS_MSK_IAM", AwsCredentials("other"), MSK)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     with pytest.raises(BrokerError, match="region of broker b1 is not known"):
-        login("AWS_MSK_IAM", AwsCredentials(""), "b1")
+        start_login("AWS_MSK_IAM", AwsCredentials(""), "b1")
 
 
 def test_kerberos_without_gssapi_package_raises_invalid_option_error(
@@ -300,7 +300,7 @@ def test_kerberos_without_gssapi_package_raises_invalid_option_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)
     with pytest.raises(InvalidOptionError, match="pip install gssapi"):
-        login("GSSAPI", Kerberos("kafka", "", ""))
+        start_login("GSSAPI", Kerberos("kafka", "", ""))
 
 
 def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
         require_kafka()
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
-        login("PLAIN", Password("a", "b"))
+        start_login("PLAIN", Password("a", "b"))
 
 
 class GssapiRecorder(types.ModuleType):
@@ -354,7 +354,7 @@ def test_kerberos_exchange_completes(
     credentials: Kerberos, keytab: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", GssapiRecorder("gssapi"))
-    client = login("GSSAPI", credentials, "broker.example")
+    client = start_login("GSSAPI", credentials, "broker.example")
     (context,) = GssapiRecorder.made
     assert context["name"].text == "service:kafka@broker.example:krb5"
     assert context["usage"] == "initiate"
@@ -380,5 +380,5 @@ def test_login_errors_name_only_the_class(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(oauth, "called", fails)
     monkeypatch.setattr("kafka.net.sasl.plain.SaslMechanismPlain.auth_bytes", fails)
     with pytest.raises(BrokerError, match="login by PLAIN cannot go on: RuntimeError") as caught:
-        login("PLAIN", Password("alice", "hunter2")).auth_bytes()
+        start_login("PLAIN", Password("alice", "hunter2")).auth_bytes()
     assert caught.value.__suppress_context__

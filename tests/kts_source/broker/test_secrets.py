@@ -114,7 +114,7 @@ secrets = st.text(
 
 
 @st.composite
-def mistakes(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
+def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
     """Draws options with secrets at valid and invalid positions; returns options and secrets."""
     hidden = tuple(draw(st.lists(secrets, min_size=1, max_size=3)))
     mechanism = draw(st.sampled_from(MECHANISMS))
@@ -155,7 +155,7 @@ def mistakes(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
     return {f"kafka.{name}": text for name, text in options.items()}, hidden
 
 
-@given(mistakes())
+@given(random_options())
 def test_option_errors_hide_secrets_in_any_option(
     case: tuple[dict[str, str], tuple[str, ...]],
 ) -> None:

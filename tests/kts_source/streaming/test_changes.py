@@ -36,14 +36,14 @@ def tier(tmp_path: Path) -> GrowingTier:
     return GrowingTier(tmp_path / "tier")
 
 
-def between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Table:
+def rows_between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Table:
     """Returns the rows of offsets [start, stop) of a partition."""
     offset = table["offset"]
     is_in_range = pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop))
     return table.filter(pc.and_(is_in_range, pc.equal(table["partition"], partition)))
 
 
-def begin(stem: str) -> int:
+def base_offset(stem: str) -> int:
     """Returns the first offset of a segment."""
     return int(stem[:20])
 
@@ -91,13 +91,13 @@ def test_new_partition_without_first_offsets_raises_offset_out_of_range_error(
     stream = Running(tier.path, "wide")
     stream.all()
     tier.add(second, tier.stems(second)[1:])
-    start = begin(tier.stems(second)[1])
+    start = base_offset(tier.stems(second)[1])
     with pytest.raises(OffsetOutOfRangeError, match=rf"new to the stream.*\[0, {start}\)"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 1
     expected = expected_table("wide", "read_committed")
-    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60, 1))
+    assert_same_rows(stream.batches[1], rows_between(expected, start, 1 << 60, 1))
 
 
 def test_pattern_reads_new_topics(tier: GrowingTier) -> None:
@@ -109,7 +109,7 @@ def test_pattern_reads_new_topics(tier: GrowingTier) -> None:
     tier.add(txn, tier.stems(txn))
     assert stream.all() == 1
     expected = expected_table("txn", "read_committed")
-    assert_same_rows(stream.rows(), between(expected, 0, 1 << 60))
+    assert_same_rows(stream.rows(), rows_between(expected, 0, 1 << 60))
 
 
 def test_subscribed_topic_missing_at_start_raises_topic_not_found_error(tier: GrowingTier) -> None:
@@ -176,7 +176,7 @@ def test_retention_past_the_stream_raises_offset_out_of_range_error(tier: Growin
     stream.all()
     tier.add(folder, stems)
     tier.remove(folder, stems[:2])
-    lost, start = begin(stems[1]), begin(stems[2])
+    lost, start = base_offset(stems[1]), base_offset(stems[2])
     for _ in range(2):  # the error is raised after each restart
         with pytest.raises(OffsetOutOfRangeError, match=rf"\[{lost}, {start}\).*overtaken"):
             stream.batch()
@@ -185,7 +185,7 @@ def test_retention_past_the_stream_raises_offset_out_of_range_error(tier: Growin
     assert stream.all() == 1
     assert stream.last["from"]["codecs"]["p"] == {"0": start}
     expected = expected_table("codecs", "read_committed")
-    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60))
+    assert_same_rows(stream.batches[1], rows_between(expected, start, 1 << 60))
 
 
 @pytest.mark.parametrize("deleted", ["segments", "partition", "topic"])
@@ -249,7 +249,9 @@ def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTie
     tier.add(folder, stems[2:])
     for manifest in tier.here(folder).glob("*.rsm-manifest"):
         manifest.unlink()
-    with pytest.raises(DataLossError, match=rf"only parts .* behind offset {begin(stems[2])}"):
+    with pytest.raises(
+        DataLossError, match=rf"only parts .* behind offset {base_offset(stems[2])}"
+    ):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert not stream.batch()
@@ -263,7 +265,7 @@ def test_tier_end_below_read_offset_raises_data_loss_error(tier: GrowingTier) ->
     stream.all()
     tier.remove(folder, stems[2:])
     read = stream.last["topics"]["codecs"]["p"]["0"]
-    with pytest.raises(DataLossError, match=rf"ends at offset {begin(stems[2])} now.*{read}"):
+    with pytest.raises(DataLossError, match=rf"ends at offset {base_offset(stems[2])} now.*{read}"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 0
@@ -279,12 +281,12 @@ def test_replayed_batch_after_log_start_moved_has_the_same_rows(tier: GrowingTie
     assert stream.choose()
     stream.read_last()
     before = stream.batches[0]
-    assert before["offset"][0].as_py() == begin(stems[0])
+    assert before["offset"][0].as_py() == base_offset(stems[0])
     tier.add(folder, stems)  # later segments record a log start inside the first segment
     stream.start()
     assert_same_rows(stream.batches[0], before)
     stream.all()
-    below = between(before, 0, 676)
+    below = rows_between(before, 0, 676)
     assert below.num_rows
     expected = expected_table("trimmed", "read_committed")
     assert stream.rows().num_rows == expected.num_rows + below.num_rows
@@ -298,14 +300,14 @@ def test_replayed_batch_with_deleted_objects_raises_data_loss_error(tier: Growin
     assert stream.choose()
     tier.add(folder, stems)
     tier.remove(folder, stems[:1])
-    first, start = begin(stems[0]), begin(stems[1])
+    first, start = base_offset(stems[0]), base_offset(stems[1])
     with pytest.raises(DataLossError, match=rf"\[{first}, {start}\).*no longer in the tier"):
         stream.start()
     stream.start(failOnDataLoss="false")
     assert in_order(stream.batches[0])["offset"][0].as_py() == start
     stream.all()
     expected = expected_table("trimmed", "read_committed")
-    assert_same_rows(stream.rows(), between(expected, start, 1 << 60))
+    assert_same_rows(stream.rows(), rows_between(expected, start, 1 << 60))
 
 
 def test_replayed_batch_after_tier_end_raises_data_loss_error(tier: GrowingTier) -> None:
@@ -315,14 +317,14 @@ def test_replayed_batch_after_tier_end_raises_data_loss_error(tier: GrowingTier)
     stream = Running(tier.path, "codecs")
     assert stream.choose()
     tier.remove(folder, stems[2:])
-    tier_end = begin(stems[2])
+    tier_end = base_offset(stems[2])
     with pytest.raises(
         DataLossError, match=rf"\[{tier_end}, 23962\) of the batch.*ends at {tier_end}"
     ):
         stream.start()
     stream.start(failOnDataLoss="false")
     expected = expected_table("codecs", "read_committed")
-    assert_same_rows(stream.batches[0], between(expected, 0, tier_end))
+    assert_same_rows(stream.batches[0], rows_between(expected, 0, tier_end))
 
 
 def test_replayed_batch_without_objects_raises_data_loss_error(tier: GrowingTier) -> None:
@@ -355,7 +357,10 @@ def test_offset_log_of_sparks_kafka_source_is_continued(
         assert stream.all() == 1
     assert "knows no topic id" in caplog.text
     expected = expected_table("txn", "read_committed")
-    expected_parts = [between(expected, 1145, 1 << 60, 0), between(expected, 2269, 1 << 60, 1)]
+    expected_parts = [
+        rows_between(expected, 1145, 1 << 60, 0),
+        rows_between(expected, 2269, 1 << 60, 1),
+    ]
     assert stream.rows().num_rows == sum(table.num_rows for table in expected_parts)
     assert stream.last["topics"]["txn"]["id"] == "akx9EReDQFmDFpLHkZF0WA"
 

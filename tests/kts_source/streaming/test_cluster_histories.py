@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
-LOSES = {"recreate", "retain", "delete_records"}
+LOSING_STEPS = {"recreate", "retain", "delete_records"}
 """Kinds of steps, other than elections, after which the leader's log may lack earlier records."""
 
 
-class Following:
+class HistoryStream:
     """A stream over the tier and the brokers of a history."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Following:
         self.tier = tier
         self.position = INITIAL
         self.rows: list[Row] = []
-        self.unsure: dict[int, int] = {}
+        self.unknown_outcomes: dict[int, int] = {}
         self.clock = Clock()
         self.stream: TierStream | None = None
         self.truths: list[tuple[BuiltLog | None, int]] = []
@@ -139,15 +139,15 @@ class Following:
                 rows += zip(*columns, strict=True)
         return rows
 
-    def forget_outcomes(self) -> None:
+    def mark_outcomes_unknown(self) -> None:
         """Marks the outcomes of transactions up to the current position as unknown.
 
         An election may lose the end of a transaction after its records were read. The stream cannot
         detect that the transaction has another outcome now.
         """
         for topic in self.position.topics.values():
-            self.unsure = {
-                partition: max(offset, self.unsure.get(partition, 0))
+            self.unknown_outcomes = {
+                partition: max(offset, self.unknown_outcomes.get(partition, 0))
                 for partition, offset in topic.offsets.items()
             }
 
@@ -174,30 +174,30 @@ def check(history: History, seed: str, cluster: FakeCluster, outcomes: Counter[s
         mock.patch.object(cluster_look, "open_tier", open_tier),
         mock.patch.object(tier_look, "open_tier", open_tier),
     ):
-        _check(Following(world, cluster, source, tier), history, source, outcomes)
+        _check(HistoryStream(world, cluster, source, tier), history, source, outcomes)
 
 
 def _check(
-    following: Following, history: History, source: random.Random, outcomes: Counter[str]
+    history_stream: HistoryStream, history: History, source: random.Random, outcomes: Counter[str]
 ) -> None:
     may_lose = False
     steps = [*history.steps, None]
     try:
         for number, step in enumerate(steps):
             if step is not None:
-                leaders = [life.leader for life in following.world.lives]
-                following.world.take(step)
-                if following.world.has_lost(leaders):
-                    following.forget_outcomes()
+                leaders = [life.leader for life in history_stream.world.lives]
+                history_stream.world.take(step)
+                if history_stream.world.has_lost(leaders):
+                    history_stream.mark_outcomes_unknown()
                     may_lose = True
-                may_lose |= step.kind in LOSES
+                may_lose |= step.kind in LOSING_STEPS
             is_last = step is None
             if not (is_last or source.random() < 0.3):
                 continue
-            following.refresh()
-            following.clock.seconds += is_last
+            history_stream.refresh()
+            history_stream.clock.seconds += is_last
             try:
-                while following.poll():
+                while history_stream.poll():
                     if not is_last and source.random() < 0.3:
                         break
             except TieredKafkaError as error:
@@ -207,15 +207,19 @@ def _check(
                 outcomes[type(error).__name__] += 1
                 return
     finally:
-        assert following.stream is not None
-        following.stream.close()
-    starts = [start for _, start in following.truths]
-    row_counts = Counter(following.rows)
+        assert history_stream.stream is not None
+        history_stream.stream.close()
+    starts = [start for _, start in history_stream.truths]
+    row_counts = Counter(history_stream.rows)
     assert max(row_counts.values(), default=1) == 1, "a row was returned twice"
     rows = {row for row in row_counts if row[1] >= starts[row[0]]}
-    expected = set(following.expected_rows())
-    if following.isolation == "read_committed":
-        different = {row for row in rows ^ expected if row[1] < following.unsure.get(row[0], 0)}
+    expected = set(history_stream.expected_rows())
+    if history_stream.isolation == "read_committed":
+        different = {
+            row
+            for row in rows ^ expected
+            if row[1] < history_stream.unknown_outcomes.get(row[0], 0)
+        }
         outcomes["outcomes lost"] += bool(different)
         rows, expected = rows - different, expected - different
     assert rows == expected

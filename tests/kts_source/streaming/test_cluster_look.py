@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Growing:
+class GrowingTopic:
     """A topic of one partition to which batches of three records are appended."""
 
     def __init__(self, brokers: FakeCluster) -> None:
@@ -53,11 +53,11 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def topic(brokers: FakeCluster) -> Growing:
-    return Growing(brokers)
+def topic(brokers: FakeCluster) -> GrowingTopic:
+    return GrowingTopic(brokers)
 
 
-def following(brokers: FakeCluster, **options: str) -> Checkpointed:
+def start_stream(brokers: FakeCluster, **options: str) -> Checkpointed:
     stream_options = {
         **({} if "subscribePattern" in options else {"subscribe": "t"}),
         "kafka.bootstrap.servers": brokers.bootstrap,
@@ -73,9 +73,9 @@ def offsets(stream: Checkpointed) -> list[int]:
 
 
 def test_idle_stream_requests_only_metadata_and_end_offsets(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
-    stream = following(brokers)
+    stream = start_stream(brokers)
     stream.all()
     brokers.asked.clear()
     for _ in range(5):
@@ -91,7 +91,7 @@ def test_idle_stream_requests_only_metadata_and_end_offsets(
 @pytest.mark.slow
 @pytest.mark.usefixtures("topic")
 def test_ten_thousand_polls_of_brokers_keep_memory_constant(brokers: FakeCluster) -> None:
-    stream = following(brokers)
+    stream = start_stream(brokers)
     stream.all()
 
     def poll() -> None:
@@ -103,8 +103,10 @@ def test_ten_thousand_polls_of_brokers_keep_memory_constant(brokers: FakeCluster
     stream.close()
 
 
-def test_poll_interval_limits_requests_to_brokers(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers, minBrokerPollIntervalMs="1000")
+def test_poll_interval_limits_requests_to_brokers(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
+    stream = start_stream(brokers, minBrokerPollIntervalMs="1000")
     stream.all()
     brokers.asked.clear()
     for _ in range(200):  # four seconds
@@ -120,8 +122,8 @@ def test_poll_interval_limits_requests_to_brokers(brokers: FakeCluster, topic: G
 
 @pytest.mark.usefixtures("topic")
 def test_deleted_topic_raises_error_or_is_read_again_after_recreation(brokers: FakeCluster) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
-    pattern = following(brokers, subscribePattern="^t$")
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
+    pattern = start_stream(brokers, subscribePattern="^t$")
     for stream in (strict, lenient, pattern):
         stream.all()
     del brokers.topics["t"]
@@ -130,7 +132,7 @@ def test_deleted_topic_raises_error_or_is_read_again_after_recreation(brokers: F
     with pytest.raises(DataLossError, match="it was deleted"):
         pattern.batch()
     assert not lenient.batch()
-    Growing(brokers)
+    GrowingTopic(brokers)
     lenient.all()
     assert offsets(lenient) == [0, 1, 2] * 2, "the recreated topic is read from its start"
     for stream in (strict, lenient, pattern):
@@ -138,8 +140,8 @@ def test_deleted_topic_raises_error_or_is_read_again_after_recreation(brokers: F
 
 
 def test_recreated_topic_is_read_in_batches_without_a_new_poll(brokers: FakeCluster) -> None:
-    Growing(brokers)
-    stream = following(
+    GrowingTopic(brokers)
+    stream = start_stream(
         brokers,
         minBrokerPollIntervalMs="1000",
         maxOffsetsPerTrigger="3",
@@ -147,7 +149,7 @@ def test_recreated_topic_is_read_in_batches_without_a_new_poll(brokers: FakeClus
     )
     stream.all()
     del brokers.topics["t"]
-    Growing(brokers).append(3)
+    GrowingTopic(brokers).append(3)
     stream.clock.seconds += 1
     stream.all()
     assert offsets(stream) == [0, 1, 2, *range(12)]
@@ -156,13 +158,13 @@ def test_recreated_topic_is_read_in_batches_without_a_new_poll(brokers: FakeClus
 
 def test_recreated_topic_has_its_own_leader_epochs(brokers: FakeCluster) -> None:
     """Leader epochs of the previous topic id do not apply to the recreated topic."""
-    partition = FakePartition(written_by((5, 2)), epoch=5)
+    partition = FakePartition(log_of_epochs((5, 2)), epoch=5)
     brokers.create("t", [partition])
-    stream = following(brokers, maxOffsetsPerTrigger="9", failOnDataLoss="false")
+    stream = start_stream(brokers, maxOffsetsPerTrigger="9", failOnDataLoss="false")
     stream.all()
     assert stream.last["topics"]["t"] == {**stream.last["topics"]["t"], "e": {"0": 5}}
     del brokers.topics["t"]
-    brokers.create("t", [FakePartition(written_by((0, 4), (5, 2)), epoch=5)])
+    brokers.create("t", [FakePartition(log_of_epochs((0, 4), (5, 2)), epoch=5)])
     assert stream.batch()
     assert stream.last["topics"]["t"]["p"] == {"0": 9}
     assert stream.last["topics"]["t"]["e"] == {"0": 0}
@@ -173,10 +175,10 @@ def test_recreated_topic_has_its_own_leader_epochs(brokers: FakeCluster) -> None
     ("patched_class", "name"), [(TierStream, "_plan"), (ClusterLooker, "_check_gone")]
 )
 def test_records_before_an_outage_are_read_after_it(
-    brokers: FakeCluster, topic: Growing, patched_class: type, name: str
+    brokers: FakeCluster, topic: GrowingTopic, patched_class: type, name: str
 ) -> None:
     """The records are read although no later records are produced."""
-    stream = following(brokers, minBrokerPollIntervalMs="1000")
+    stream = start_stream(brokers, minBrokerPollIntervalMs="1000")
     stream.all()
     topic.append(2)
     stream.clock.seconds += 1
@@ -189,9 +191,9 @@ def test_records_before_an_outage_are_read_after_it(
     stream.close()
 
 
-def test_fixed_end_stops_the_stream(brokers: FakeCluster, topic: Growing) -> None:
+def test_fixed_end_stops_the_stream(brokers: FakeCluster, topic: GrowingTopic) -> None:
     topic.append(3)
-    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    stream = start_stream(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
     assert stream.batch()
     topic.append(3)
     assert stream.all() == 2
@@ -203,10 +205,10 @@ def test_fixed_end_stops_the_stream(brokers: FakeCluster, topic: Growing) -> Non
 
 
 def test_fixed_end_is_not_reached_while_brokers_are_unavailable(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     topic.append(3)
-    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    stream = start_stream(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
     assert stream.batch()
     down = mock.patch.object(ClusterLooker, "look", side_effect=StoreUnavailableError("no answer"))
     with down, pytest.raises(StoreUnavailableError):
@@ -222,15 +224,15 @@ def test_fixed_end_is_not_reached_while_brokers_are_unavailable(
 def test_json_start_with_unknown_partition_raises_invalid_option_error(
     brokers: FakeCluster, starting: str, message: str
 ) -> None:
-    stream = following(brokers, startingOffsets=starting)
+    stream = start_stream(brokers, startingOffsets=starting)
     with pytest.raises(InvalidOptionError, match=message):
         stream.batch()
     stream.close()
 
 
 @pytest.mark.usefixtures("topic")
-def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers, startingOffsets="latest")
+def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: GrowingTopic) -> None:
+    stream = start_stream(brokers, startingOffsets="latest")
     stream.all()
     topic_id, partitions = brokers.topics["t"]
     brokers.create("t", [*partitions, FakePartition(topic.partition.log)], topic_id)
@@ -241,9 +243,9 @@ def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: Growing)
 
 
 def test_retention_past_the_stream_raises_offset_out_of_range_error(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     for stream in (strict, lenient):
         stream.all()
     topic.append(3)
@@ -257,9 +259,9 @@ def test_retention_past_the_stream_raises_offset_out_of_range_error(
 
 
 def test_stream_with_unread_records_requests_log_starts(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
-    stream = following(brokers, minOffsetsPerTrigger="100")
+    stream = start_stream(brokers, minOffsetsPerTrigger="100")
     stream.all()
     topic.append(1)
     assert not stream.batch()
@@ -272,11 +274,11 @@ def test_stream_with_unread_records_requests_log_starts(
 
 
 def test_log_start_moved_past_the_stream_raises_offset_out_of_range_error(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     topic.append(9)
     strict, lenient = (
-        following(brokers, maxOffsetsPerTrigger="3", failOnDataLoss=text)
+        start_stream(brokers, maxOffsetsPerTrigger="3", failOnDataLoss=text)
         for text in ("true", "false")
     )
     for stream in (strict, lenient):
@@ -292,9 +294,9 @@ def test_log_start_moved_past_the_stream_raises_offset_out_of_range_error(
 
 
 def test_replayed_batch_before_moved_log_start_raises_offset_out_of_range_error(
-    brokers: FakeCluster, topic: Growing
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     topic.append(3)
     for stream in (strict, lenient):
         assert stream.choose()
@@ -313,7 +315,7 @@ def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
         builder.append([SimpleRecord(b"value")] * 3)
     log = builder.build()
     brokers.create("t", [FakePartition(fake_log(log)) for _ in range(5)])
-    stream = following(brokers, maxOffsetsPerTrigger="20")
+    stream = start_stream(brokers, maxOffsetsPerTrigger="20")
     for _ in range(10):
         assert stream.batch()
     read = stream.last["topics"]["t"]["p"]
@@ -322,7 +324,7 @@ def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
     stream.close()
 
 
-def written_by(*epochs: tuple[int, int]) -> FakeLog:
+def log_of_epochs(*epochs: tuple[int, int]) -> FakeLog:
     """Returns a log with batches of three records.
 
     Args:
@@ -345,12 +347,12 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
 
     Kafka's consumer compares only the end offsets, and does not detect this.
     """
-    partition = FakePartition(written_by((0, 2), (epoch, 2)), epoch=epoch)
+    partition = FakePartition(log_of_epochs((0, 2), (epoch, 2)), epoch=epoch)
     brokers.create("t", [partition])
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     strict.all()
     lenient.all()
-    partition.log, partition.epoch = written_by((0, 5), (epoch + 400, 1)), epoch + 400
+    partition.log, partition.epoch = log_of_epochs((0, 5), (epoch + 400, 1)), epoch + 400
     with pytest.raises(DataLossError, match=rf"offset 12, where leader epoch {epoch}.*of epoch 0"):
         strict.batch()
     lenient.all()
@@ -361,9 +363,11 @@ def test_unclean_election_with_longer_log_raises_data_loss_error(
 
 def test_partition_with_many_epochs_records_epoch_of_each_batch_end(brokers: FakeCluster) -> None:
     """A position far below the newest epoch records the epoch of the last record before it."""
-    partition = FakePartition(written_by(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197)
+    partition = FakePartition(
+        log_of_epochs(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197
+    )
     brokers.create("t", [partition])
-    stream = following(brokers, maxOffsetsPerTrigger="96")
+    stream = start_stream(brokers, maxOffsetsPerTrigger="96")
     for number in range(1, 4):
         assert stream.batch()
         assert stream.last["topics"]["t"]["e"] == {"0": (96 * number - 1) // 3 * 3}

@@ -12,7 +12,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import METADATA, Fault
-from tests.kts_source.streaming.test_cluster_look import following, offsets
+from tests.kts_source.streaming.test_cluster_look import offsets, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def test_unfinished_batch_of_an_internal_topic_is_read_again(
     brokers: FakeCluster, strict: str
 ) -> None:
     brokers.create(INTERNAL, [new_partition()])
-    stream = following(brokers, subscribe=INTERNAL, failOnDataLoss=strict)
+    stream = start_stream(brokers, subscribe=INTERNAL, failOnDataLoss=strict)
     assert stream.choose()
     stream.start()
     assert offsets(stream) == list(range(12))
@@ -64,7 +64,7 @@ def test_replay_does_not_wait_for_partitions_outside_its_batch(
     brokers.create("t", partitions)
     brokers.create("other", [new_partition()])
     assign = '{"t":[0]}'
-    stream = following(brokers, failOnDataLoss=strict)
+    stream = start_stream(brokers, failOnDataLoss=strict)
     del stream.options["subscribe"]
     stream.start(assign=assign)
     assert stream.choose()
@@ -79,7 +79,7 @@ def test_replay_waits_for_a_partition_of_its_batch_without_a_leader(brokers: Fak
     """The rows of the partition must not count as lost."""
     partition = new_partition()
     brokers.create("t", [partition])
-    stream = following(brokers, failOnDataLoss="false")
+    stream = start_stream(brokers, failOnDataLoss="false")
     assert stream.choose()
     partition.leader = -1
     with pytest.raises(BrokerUnavailableError, match="t-0"):
@@ -123,7 +123,7 @@ def test_incomplete_metadata_are_requested_again(
 ) -> None:
     partitions = [new_partition(), new_partition()]
     brokers.create("t", partitions)
-    stream = following(brokers, failOnDataLoss=strict)
+    stream = start_stream(brokers, failOnDataLoss=strict)
     stream.all()
     if has_restarted:
         stream.start()
@@ -141,7 +141,7 @@ def test_replay_with_incomplete_metadata_requests_them_again(
     brokers: FakeCluster, strict: str
 ) -> None:
     brokers.create("t", [new_partition(), new_partition()])
-    stream = following(brokers, failOnDataLoss=strict)
+    stream = start_stream(brokers, failOnDataLoss=strict)
     assert stream.choose()
     brokers.fail(METADATA, Fault(edit=_with_one_partition))
     stream.start()
@@ -153,7 +153,7 @@ def test_stream_waits_while_metadata_are_incomplete(
     brokers: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     brokers.create("t", [new_partition(), new_partition()])
-    stream = following(brokers)
+    stream = start_stream(brokers)
     stream.all()
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=50)
     assert not stream.batch()
@@ -171,7 +171,7 @@ def test_new_stream_compares_metadata_with_the_tier(brokers: FakeCluster, tmp_pa
         writer = AivenTierWriter(tmp_path, topic="t", new_partition=number, topic_id=topic_id)
         writer.write_segment(build_log().segments[0])
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=2)
-    stream = following(brokers, path=str(tmp_path))
+    stream = start_stream(brokers, path=str(tmp_path))
     stream.all()
     assert len(offsets(stream)) == 24
     stream.close()
@@ -193,7 +193,7 @@ def test_change_to_read_committed_waits_for_open_transactions(
     log = open_transaction()
     partition = FakePartition(fake_log(log.build()))
     brokers.create("t", [partition])
-    stream = following(brokers, isolationLevel="read_uncommitted", failOnDataLoss=strict)
+    stream = start_stream(brokers, isolationLevel="read_uncommitted", failOnDataLoss=strict)
     stream.all()
     assert offsets(stream) == list(range(10))
     stream.start(isolationLevel="read_committed")
@@ -211,7 +211,7 @@ def test_change_to_read_committed_with_shorter_log_raises_data_loss_error(
 ) -> None:
     partition = FakePartition(fake_log(open_transaction().build()))
     brokers.create("t", [partition])
-    stream = following(brokers, isolationLevel="read_uncommitted")
+    stream = start_stream(brokers, isolationLevel="read_uncommitted")
     stream.all()
     short = LogBuilder()
     short.append([SimpleRecord(b"plain")] * 8)
@@ -228,7 +228,7 @@ def test_replayed_uncommitted_batch_as_committed_raises_data_loss_error(
     log = open_transaction()
     partition = FakePartition(fake_log(log.build()))
     brokers.create("t", [partition])
-    stream = following(brokers, isolationLevel="read_uncommitted")
+    stream = start_stream(brokers, isolationLevel="read_uncommitted")
     assert stream.choose()
     with pytest.raises(DataLossError, match=r"from 5 on .*begun with isolationLevel=read_uncomm"):
         stream.start(isolationLevel="read_committed")
@@ -244,10 +244,10 @@ def test_hole_in_brokers_tier_is_skipped_by_a_stream(brokers: FakeCluster) -> No
     partition.log.holes = [(3, 6)]
     brokers.create("t", [partition])
     options = {"kafka.max.partition.fetch.bytes": "1", "maxOffsetsPerTrigger": "3"}
-    lenient = following(brokers, failOnDataLoss="false", **options)
+    lenient = start_stream(brokers, failOnDataLoss="false", **options)
     lenient.all()
     assert offsets(lenient) == [*range(3), *range(6, 12)]
-    strict = following(brokers, **options)
+    strict = start_stream(brokers, **options)
     with pytest.raises(DataLossError, match=r"refuse offsets \[3, 6\)"):
         strict.all()
     lenient.close()
@@ -257,7 +257,7 @@ def test_hole_in_brokers_tier_is_skipped_by_a_stream(brokers: FakeCluster) -> No
 def test_broker_with_stale_topic_id_returns_no_row_twice(brokers: FakeCluster) -> None:
     partition = new_partition()
     brokers.create("t", [partition])
-    stream = following(brokers, failOnDataLoss="false")
+    stream = start_stream(brokers, failOnDataLoss="false")
     stream.all()
     old = brokers.topics["t"]
     brokers.create("t", [new_partition()])

@@ -12,7 +12,7 @@ from kts_source.streaming.cluster_look import TierListing
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
-from tests.kts_source.streaming.test_cluster_look import following, offsets
+from tests.kts_source.streaming.test_cluster_look import offsets, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,9 +46,9 @@ def create_topic(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePar
     return partition, topic_id
 
 
-def start_stream(brokers: FakeCluster, tier: Path, **options: str) -> Checkpointed:
+def start_hybrid_stream(brokers: FakeCluster, tier: Path, **options: str) -> Checkpointed:
     """Starts a stream over the tier and the brokers."""
-    return following(brokers, path=str(tier), minListingIntervalMs="0", **options)
+    return start_stream(brokers, path=str(tier), minListingIntervalMs="0", **options)
 
 
 def test_tiered_segments_of_replaced_topic_are_read_first(
@@ -56,7 +56,7 @@ def test_tiered_segments_of_replaced_topic_are_read_first(
 ) -> None:
     _, previous_id = create_topic(brokers, tmp_path, 3)
     strict, lenient = (
-        start_stream(brokers, tmp_path, maxSegmentsPerTrigger="1", failOnDataLoss=text)
+        start_hybrid_stream(brokers, tmp_path, maxSegmentsPerTrigger="1", failOnDataLoss=text)
         for text in ("true", "false")
     )
     for stream in (strict, lenient):
@@ -78,7 +78,7 @@ def test_replayed_batch_of_replaced_topic_has_only_its_rows(
     """The batch has no rows of the recreated topic."""
     create_topic(brokers, tmp_path, SEGMENTS * is_tiered)
     strict, lenient = (
-        start_stream(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false")
+        start_hybrid_stream(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false")
     )
     for stream in (strict, lenient):
         assert stream.choose()
@@ -100,7 +100,7 @@ def test_replayed_batch_of_replaced_topic_id_option_is_read(
 ) -> None:
     """The option `topicId` has the previous id, and the cluster has another one."""
     _, previous_id = create_topic(brokers, tmp_path, SEGMENTS)
-    stream = start_stream(brokers, tmp_path, topicId=previous_id)
+    stream = start_hybrid_stream(brokers, tmp_path, topicId=previous_id)
     assert stream.choose()
     create_topic(brokers, tmp_path, 0)
     stream.start()
@@ -117,7 +117,7 @@ def test_without_tail_damaged_last_segment_is_read_from_brokers(
     create_topic(brokers, tmp_path, 3)
     (path,) = tmp_path.rglob(f"*/00000000000000000006-*.{suffix}")
     path.unlink()
-    stream = start_stream(brokers, tmp_path, tail="false")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
     assert offsets(stream) == list(range(9))
     stream.close()
@@ -129,7 +129,7 @@ def test_without_tail_timestamp_start_waits_for_the_tier(
     """Brokers know the first record at the timestamp, but the tier does not have it yet."""
     partition, topic_id = create_topic(brokers, tmp_path, 2)
     partition.log.dates = {offset: 1000 + offset for offset in range(12)}
-    stream = start_stream(brokers, tmp_path, tail="false", startingTimestamp="1010")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false", startingTimestamp="1010")
     assert stream.batch(), "a new stream always has a first batch"
     assert offsets(stream) == []
     writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
@@ -146,7 +146,7 @@ def test_without_tail_holes_are_read_from_brokers(brokers: FakeCluster, tmp_path
     assert deleted
     for path in deleted:
         path.unlink()
-    stream = start_stream(brokers, tmp_path, tail="false")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
     assert offsets(stream) == list(range(9)), "offsets of three segments, the second from brokers"
     assert stream.served["brokers"]
@@ -160,7 +160,7 @@ def test_tier_is_listed_once_per_interval(brokers: FakeCluster, tmp_path: Path) 
         TierListing, "_list", autospec=True, side_effect=TierListing._list
     )
     with count_listings as list_calls:
-        stream = following(
+        stream = start_stream(
             brokers, path=str(tmp_path), minListingIntervalMs="1h", maxOffsetsPerTrigger="1"
         )
         assert stream.all() == 12
@@ -177,7 +177,7 @@ def test_topic_recreated_within_hole_grace_is_detected(
     create_topic(brokers, tmp_path, 3)
     for path in list(tmp_path.rglob("*/00000000000000000003-*")):
         path.unlink()
-    stream = start_stream(
+    stream = start_hybrid_stream(
         brokers,
         tmp_path,
         maxSegmentsPerTrigger="1",
@@ -202,7 +202,9 @@ def test_filled_hole_of_replaced_topic_is_read(brokers: FakeCluster, tmp_path: P
     deleted = {path: path.read_bytes() for path in tmp_path.rglob("*/00000000000000000003-*")}
     for path in deleted:
         path.unlink()
-    stream = start_stream(brokers, tmp_path, maxSegmentsPerTrigger="1", holeGraceMs=str(3 * 10**12))
+    stream = start_hybrid_stream(
+        brokers, tmp_path, maxSegmentsPerTrigger="1", holeGraceMs=str(3 * 10**12)
+    )
     assert stream.batch()
     create_topic(brokers, tmp_path, 0)
     assert not stream.batch()
@@ -218,7 +220,7 @@ def test_without_tail_running_stream_reads_new_segments(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     partition, topic_id = create_topic(brokers, tmp_path, 2)
-    stream = start_stream(brokers, tmp_path, tail="false")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
     assert offsets(stream) == list(range(6))
     writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
@@ -231,7 +233,7 @@ def test_without_tail_running_stream_reads_new_segments(
 
 def test_tail_turned_off_waits_for_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
     _, topic_id = create_topic(brokers, tmp_path, 2)
-    stream = start_stream(brokers, tmp_path)
+    stream = start_hybrid_stream(brokers, tmp_path)
     stream.all()
     assert offsets(stream) == list(range(12))
     stream.start(tail="false")
@@ -248,7 +250,7 @@ def test_stale_listing_is_renewed_before_old_broker_error(tmp_path: Path) -> Non
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
         partition, topic_id = create_topic(brokers, tmp_path, 2)
         partition.log.local_start = 6
-        stream = following(
+        stream = start_stream(
             brokers,
             path=str(tmp_path),
             minListingIntervalMs="1h",

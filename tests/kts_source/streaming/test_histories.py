@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 RowPosition = tuple[int, int]
 """Partition and offset."""
-LOSES = {"lose", "spoil", "recreate", "clean_up", "retain", "delete_records"}
+LOSING_STEPS = {"lose", "spoil", "recreate", "clean_up", "retain", "delete_records"}
 """Kinds of steps after which a loss may be reported. Other steps lose no record of the log."""
 
 
@@ -58,7 +58,7 @@ class PagedStore(MemoryStore):
     lists_in_pages = True
 
 
-class Watching:
+class HistoryStream:
     """A stream over the tier of a history.
 
     Args:
@@ -144,7 +144,7 @@ class Watching:
         return rows
 
 
-def decisions(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
+def transaction_ends(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
     """Maps each transactional offset to its batch and the marker that ends its transaction."""
     ends: dict[int, tuple[Entry, Entry | None]] = {}
     open_batches: dict[int, list[Entry]] = {}
@@ -158,7 +158,7 @@ def decisions(replica: Replica) -> dict[int, tuple[Entry, Entry | None]]:
     return ends
 
 
-def undone(before: list[Replica], world: World) -> set[RowPosition]:
+def records_with_changed_outcome(before: list[Replica], world: World) -> set[RowPosition]:
     """Returns records whose transaction has another end after an election.
 
     A stream that has already read past them cannot detect this.
@@ -167,8 +167,8 @@ def undone(before: list[Replica], world: World) -> set[RowPosition]:
         (partition, offset)
         for partition, (old, life) in enumerate(zip(before, world.lives, strict=False))
         if old is not life.leader
-        for current in [decisions(life.leader)]
-        for offset, (batch, end) in decisions(old).items()
+        for current in [transaction_ends(life.leader)]
+        for offset, (batch, end) in transaction_ends(old).items()
         if offset in current and current[offset][0] is batch and current[offset][1] is not end
     }
 
@@ -177,7 +177,7 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
     """Polls between the steps, and compares the rows with a scan at the end."""
     source = random.Random(seed)
     world = World(History(history.shape, ()))
-    watching = Watching(world, source)
+    history_stream = HistoryStream(world, source)
     may_lose = False
     deleted: Counter[int] = Counter()  # max log start of each partition so far
     changed_outcomes: set[RowPosition] = set()
@@ -188,17 +188,17 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
             if step.kind == "recreate":
                 deleted.clear()
                 changed_outcomes.clear()
-            changed_outcomes |= undone(leaders, world)
-            may_lose |= step.kind in LOSES or world.has_lost(leaders)
+            changed_outcomes |= records_with_changed_outcome(leaders, world)
+            may_lose |= step.kind in LOSING_STEPS or world.has_lost(leaders)
             for partition, life in enumerate(world.lives):
                 deleted[partition] = max(deleted[partition], life.leader.log_start)
         is_last = step is None
         if not world.store or not (is_last or source.random() < 0.4):
             continue
         if is_last:  # only a full listing shows changes in the middle
-            watching.clock.seconds += 1001
+            history_stream.clock.seconds += 1001
         try:
-            while watching.poll():
+            while history_stream.poll():
                 if not is_last and source.random() < 0.3:
                     break
         except TieredKafkaError as error:
@@ -208,16 +208,16 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
                 raise
             outcomes[type(error).__name__] += 1
             return
-    if watching.position.is_initial or not watching.position.topics:
+    if history_stream.position.is_initial or not history_stream.position.topics:
         outcomes["nothing tiered"] += 1
         return
-    options = parse_any_options(watching.options)
+    options = parse_any_options(history_stream.options)
     try:
-        plan = plan_scan(options, watching.tier)
+        plan = plan_scan(options, history_stream.tier)
     except TieredKafkaError as error:
         outcomes[f"the scan raises {type(error).__name__}"] += 1
         return
-    (topic,) = watching.position.topics.values()
+    (topic,) = history_stream.position.topics.values()
     assert {bounds.topic_id for bounds in plan.partitions} <= {topic.topic_id}
     waits: dict[int, int] = {}
     for bounds in plan.partitions:
@@ -225,21 +225,21 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
         if offset < bounds.stop:
             # The stream waits for an open transaction without data above the log start. It knows
             # the transaction from a snapshot that was damaged later, so the scan cannot know it.
-            assert watching.options["isolationLevel"] == "read_committed", "unread offsets"
+            assert history_stream.options["isolationLevel"] == "read_committed", "unread offsets"
             copies = world.lives[bounds.partition].uploads
             assert any("snapshot" in copy.spoiled for copy in copies), "unread offsets"
             assert offset <= bounds.start, "unread offsets"
             waits[bounds.partition] = offset
             outcomes["waits for a transaction unknown to the scan"] += 1
     if may_lose:  # lost records below the stream's begin may be copied again later
-        deleted |= Counter(watching.begins)
-    rows = dict(watching.rows)
-    assert len(rows) == len(watching.rows), "a row was returned twice"
+        deleted |= Counter(history_stream.begins)
+    rows = dict(history_stream.rows)
+    assert len(rows) == len(history_stream.rows), "a row was returned twice"
     # A new leader may still have rows that the previous leader deleted. The stream does not go back
     # to such rows.
     expected = {
         position: value
-        for position, value in watching.read(plan)
+        for position, value in history_stream.read(plan)
         if position in rows or position[1] >= deleted[position[0]]
         if position[1] < waits.get(position[0], position[1] + 1)
     }
@@ -255,7 +255,7 @@ def check(history: History, seed: str, outcomes: Counter[str]) -> None:
         for position, value in rows.items()
         if position[1] in spans.get(position[0], range(0))
     }
-    if watching.options["isolationLevel"] == "read_committed":
+    if history_stream.options["isolationLevel"] == "read_committed":
         different = {
             position
             for position in comparable.keys() ^ expected.keys()
@@ -280,27 +280,27 @@ def check_lenient(history: History, seed: str, outcomes: Counter[str]) -> None:
     """
     source = random.Random(seed)
     world = World(History(history.shape, ()))
-    watching = Watching(
+    history_stream = HistoryStream(
         world, source, failOnDataLoss="false", holeGraceMs=source.choice(("0", "600000"))
     )
-    watching.restart_probability = 0.0
+    history_stream.restart_probability = 0.0
     for step in [*history.steps, None]:
         if step is not None:
             world.take(step)
         if not world.store or not (step is None or source.random() < 0.4):
             continue
-        watching.clock.seconds += 1001 * (step is None)
+        history_stream.clock.seconds += 1001 * (step is None)
         try:
             for count in range(500):
-                if not watching.poll() or (step is not None and source.random() < 0.3):
+                if not history_stream.poll() or (step is not None and source.random() < 0.3):
                     break
                 assert count < 499, "the stream does not end"
         except (InvalidOptionError, CorruptSegmentError, StoreError) as error:
             # Expected if the newest topic id is unknown, or if side files are damaged.
             outcomes[type(error).__name__] += 1
             break
-    assert max(watching.read_counts.values(), default=1) == 1, "a row was returned twice"
-    outcomes[f"{len({topic_id for topic_id, _ in watching.read_counts})} topic ids"] += 1
+    assert max(history_stream.read_counts.values(), default=1) == 1, "a row was returned twice"
+    outcomes[f"{len({topic_id for topic_id, _ in history_stream.read_counts})} topic ids"] += 1
 
 
 def run(
@@ -333,16 +333,16 @@ def test_index_damaged_between_batches_loses_no_row() -> None:
     # task of that plan must raise an error instead of skipping rows.
     segment = (*(Step("append", b=2),) * 6, Step("roll", a=7), Step("upload", a=15))
     world = World(History(Shape(interval=0), segment))
-    watching = Watching(world, random.Random(0), maxOffsetsPerTrigger="9")
-    watching.restart_probability = 0.0
-    assert watching.poll()
+    history_stream = HistoryStream(world, random.Random(0), maxOffsetsPerTrigger="9")
+    history_stream.restart_probability = 0.0
+    assert history_stream.poll()
     world.take(Step("spoil", 0, 2, 3))
     with pytest.raises(CorruptSegmentError, match="offset index"):
-        watching.poll()
-    watching.start()  # a new process plans without the damaged index
-    while watching.poll():
+        history_stream.poll()
+    history_stream.start()  # a new process plans without the damaged index
+    while history_stream.poll():
         pass
-    assert [offset for (_, offset), _ in watching.rows] == list(range(18))
+    assert [offset for (_, offset), _ in history_stream.rows] == list(range(18))
 
 
 def test_history_of_a_fixed_defect_returns_each_row_once() -> None:

@@ -11,7 +11,7 @@ from kts_source.errors import DataLossError
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import assert_same_rows, expected_table
 from tests.kts_source.streaming.running import GrowingTier, Running
-from tests.kts_source.streaming.test_changes import UNCOMMITTED, begin, between
+from tests.kts_source.streaming.test_changes import UNCOMMITTED, base_offset, rows_between
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +36,12 @@ def test_hole_is_read_after_the_copy_completes(tier: GrowingTier, fail_on_data_l
     stream = Running(tier.path, "txn", failOnDataLoss=fail_on_data_loss)
     stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 1
     assert stream.all() == 1
-    assert stream.rows()["offset"].to_numpy().max() < begin(stems[4])
+    assert stream.rows()["offset"].to_numpy().max() < base_offset(stems[4])
     tier.add(folder, stems)
     assert stream.all() == 1
-    assert_same_rows(stream.rows(), between(expected_table("txn", "read_committed"), 0, 1 << 60))
+    assert_same_rows(
+        stream.rows(), rows_between(expected_table("txn", "read_committed"), 0, 1 << 60)
+    )
 
 
 def test_hole_older_than_grace_raises_data_loss_error(tier: GrowingTier) -> None:
@@ -49,15 +51,15 @@ def test_hole_older_than_grace_raises_data_loss_error(tier: GrowingTier) -> None
     stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED, holeGraceMs="60s")
     stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 59
     assert stream.all() == 1, "offsets before the hole are read"
-    hole, end = begin(stems[4]), begin(stems[5])
+    hole, end = base_offset(stems[4]), base_offset(stems[5])
     assert stream.last["topics"]["txn"]["p"]["0"] == hole
     stream.clock.seconds += 2
     with pytest.raises(DataLossError, match=rf"\[{hole}, {end}\) between"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 1
-    expected = between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
-    missing = between(expected, hole, end)
+    expected = rows_between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
+    missing = rows_between(expected, hole, end)
     assert stream.rows().num_rows == expected.num_rows - missing.num_rows
     assert stream.batches[1]["offset"].to_numpy().min() >= end
 
@@ -68,7 +70,7 @@ def test_offsets_before_an_old_hole_are_read_before_the_error(tier: GrowingTier)
     tier.add(folder, [stems[0], *stems[2:]])
     stream = Running(tier.path, "codecs")
     assert stream.batch()
-    assert stream.rows().num_rows == begin(stems[1])
+    assert stream.rows().num_rows == base_offset(stems[1])
     with pytest.raises(DataLossError, match="no segment in the tier holds"):
         stream.batch()
 
@@ -99,11 +101,11 @@ def test_open_transactions_before_a_fresh_hole_wait(tier: GrowingTier) -> None:
         stream.clock.seconds = event_seconds(tier, folder, stems[missing + 1]) + 1
         stream.all()
         before = stream.rows().num_rows
-        assert stream.last["topics"]["txn"]["p"]["0"] <= begin(stems[missing])
+        assert stream.last["topics"]["txn"]["p"]["0"] <= base_offset(stems[missing])
         tier.add(folder, stems)
         stream.all()
         assert before < stream.rows().num_rows
-        expected = between(expected_table("txn", "read_committed"), 0, 1 << 60)
+        expected = rows_between(expected_table("txn", "read_committed"), 0, 1 << 60)
         assert_same_rows(stream.rows(), expected)
 
 
