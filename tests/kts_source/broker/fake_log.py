@@ -53,8 +53,8 @@ class FakeLog:
 
     def serves(self, offset: int) -> bool:
         """Returns true if the log can serve a fetch at the offset."""
-        lost = any(start <= offset < stop for start, stop in self.holes)
-        return self.log_start <= offset <= self.end and not lost
+        is_in_hole = any(start <= offset < stop for start, stop in self.holes)
+        return self.log_start <= offset <= self.end and not is_in_hole
 
     @property
     def end(self) -> int:

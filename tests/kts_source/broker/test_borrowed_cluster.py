@@ -78,9 +78,9 @@ def test_idle_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         with borrowed_cluster(_settings(port)):
             pass
     assert len(module._idle) == module._MAX_IDLE
-    with borrowed_cluster(_settings(39)) as again, borrowed_cluster(_settings(39)) as other:
-        assert again is not other
-    assert again in module._idle
+    with borrowed_cluster(_settings(39)) as first, borrowed_cluster(_settings(39)) as second:
+        assert first is not second
+    assert first in module._idle
 
 
 def test_forked_child_opens_its_own_connections() -> None:

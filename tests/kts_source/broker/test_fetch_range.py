@@ -62,13 +62,13 @@ class Scene:
         )
 
     @property
-    def wanted(self) -> BrokerRange:
+    def broker_range(self) -> BrokerRange:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
-    def offsets(self, wanted: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
+    def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
         """Returns the offsets that reading a range yields."""
         settings = dataclasses.replace(SETTINGS, **changed)
-        rows = read_range(wanted or self.wanted, self.cluster, settings)
+        rows = read_range(broker_range or self.broker_range, self.cluster, settings)
         return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
@@ -160,12 +160,12 @@ def test_fetch_ends_at_offsets_emptied_by_compaction(scene: Scene) -> None:
     assert (log.stable, log.end) == (27, 30)
     log.batches = [batch for batch in log.batches if batch.base not in (15, 18, 21, 24)]
     scene.partition.log = log
-    wanted = dataclasses.replace(scene.wanted, stop_offset=27, read_committed=True)
-    assert scene.offsets(wanted) == list(range(15))
+    broker_range = dataclasses.replace(scene.broker_range, stop_offset=27, read_committed=True)
+    assert scene.offsets(broker_range) == list(range(15))
     # Existing batches are requested until the broker returns them.
     scene.partition.log = fake_log(builder.build())
     scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 11)
-    assert scene.offsets(wanted) == list(range(27))
+    assert scene.offsets(broker_range) == list(range(27))
 
 
 @pytest.mark.parametrize("code", [2, 29, 31, 35])
@@ -277,7 +277,7 @@ def test_follower_without_data_is_replaced_by_leader(scene: Scene) -> None:
 
 
 def test_next_request_is_sent_before_batches_are_returned(scene: Scene) -> None:
-    fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
+    fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
     batches = fetcher.batches()
     next(batches)
     deadline = time.monotonic() + 5
@@ -308,7 +308,7 @@ def test_worker_authenticates_once_for_metadata_and_fetch(scene: Scene) -> None:
 
 def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
     # The next response waits in the socket. That time must not count as a broker timeout.
-    fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
+    fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
     responses = 0
     with closing(fetcher.batches()) as fetched:
         for _ in fetched:
@@ -322,7 +322,7 @@ def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
 def test_old_broker_committed_read_from_tier_raises_broker_error(scene: Scene) -> None:
     """Brokers before Kafka 4.0 do not list all aborted transactions of the tier (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     scene.partition.log = dataclasses.replace(scene.partition.log, local_start=9)
     with pytest.raises(BrokerError, match=r"KAFKA-17801.*offset 0\]"):
         scene.offsets(committed)
@@ -345,7 +345,7 @@ def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
     scene.brokers.versions = {"ListOffsets": 9}
     scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     assert scene.offsets(committed) == list(range(END))
     assert {node for node, *_ in scene.brokers.fetches} == {0}
     assert scene.offsets() == list(range(END))
@@ -355,7 +355,7 @@ def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
 def test_unsupported_broker_version_raises_broker_error(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if kind == FETCH:
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1:\d+ is older than Kafka 3\.1"):
             scene.offsets()
@@ -377,7 +377,7 @@ def test_empty_responses_before_message_set_across_range_end_lose_no_row(
     scene.partition.log = FakeLog([message_set(0), message_set(10)])
     scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 3)
     cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
-    broker_range = dataclasses.replace(scene.wanted, stop_offset=15, read_committed=True)
+    broker_range = dataclasses.replace(scene.broker_range, stop_offset=15, read_committed=True)
     fetched = list(read_range(broker_range, cluster, SETTINGS))
     cluster.close()
     offsets = [offset for batch in fetched for offset in batch["offset"].to_pylist()]
@@ -412,7 +412,7 @@ def test_hole_in_brokers_tier_is_skipped_if_loss_is_allowed(
         readable = sorted({*readable, 4, 5})
     assert scene.offsets(fail_on_data_loss=False) == readable
     with pytest.raises(DataLossError, match=r"refuse offsets \[\d+, \d+\).*own tier has lost"):
-        scene.offsets(dataclasses.replace(scene.wanted, start_offset=holes[0][0]))
+        scene.offsets(dataclasses.replace(scene.broker_range, start_offset=holes[0][0]))
 
 
 def test_hole_in_brokers_tier_end_is_found_by_bisection(
@@ -451,7 +451,7 @@ def test_mixed_versions_committed_rows_come_from_the_leader(scene: Scene, leader
     scene.partition.leader, scene.partition.followers = leader, {"near": 1 - leader}
     scene.brokers.old_nodes = {1}
     scene.cluster = Cluster(scene.brokers.settings(rack="near"))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if leader == 1:
         with pytest.raises(BrokerError, match="KAFKA-17801"):
             scene.offsets(committed)
@@ -479,7 +479,7 @@ def test_wrong_aborted_transactions_raise_corrupt_segment_error(
     builder.append([SimpleRecord(b"plain")] * 49)
     scene.partition.log = fake_log(builder.build())
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=100_000))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     assert scene.offsets(committed) == [0, 6, 7, 9, *range(11, END)]
 
     def replace_list(answer: Any) -> None:  # noqa: ANN401

@@ -71,7 +71,7 @@ def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("  // only this", "is empty"),
@@ -99,8 +99,8 @@ def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
         (f"{PLAIN} required /* hunter2;", "needs quotes"),
     ],
 )
-def test_jaas_invalid_text_is_refused(text: str, words: str) -> None:
-    with pytest.raises(InvalidOptionError, match=words) as caught:
+def test_jaas_invalid_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message) as caught:
         parse_jaas(text)
     assert "kafka.sasl.jaas.config" in str(caught.value)
     assert "hunter" not in str(caught.value)

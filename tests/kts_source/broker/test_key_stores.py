@@ -91,7 +91,7 @@ def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (client().pkcs12("another-password"), "wrong password"),
         (trust_pkcs12(authority().chain), "no private key"),
@@ -102,8 +102,8 @@ def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
     ],
     ids=["other password", "no key", "JKS", "JCEKS", "empty", "PEM"],
 )
-def test_key_store_without_usable_key_is_an_error(data: bytes, words: str) -> None:
-    with pytest.raises(KeyStoreError, match=words):
+def test_key_store_without_usable_key_is_an_error(data: bytes, message: str) -> None:
+    with pytest.raises(KeyStoreError, match=message):
         key_entry(data, PASSWORD)
 
 

@@ -29,13 +29,13 @@ CLIENT = 'clientId="alice" clientSecret="hunter2"'
 HTTPS = {ENDPOINT: "https://login.example:8443/token?x=1"}
 
 
-def parse_security(mechanism: str, jaas: str | None = None, **more: str) -> Security:
+def parse_security(mechanism: str, jaas: str | None = None, **extra_options: str) -> Security:
     options = {
         "bootstrap.servers": "a:1",
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": mechanism,
         **({} if jaas is None else {"sasl.jaas.config": jaas}),
-        **more,
+        **extra_options,
     }
     settings, ignored = broker_settings({f"kafka.{name}": text for name, text in options.items()})
     assert settings is not None
@@ -43,9 +43,9 @@ def parse_security(mechanism: str, jaas: str | None = None, **more: str) -> Secu
     return settings.security.reveal()
 
 
-def refusal_message(mechanism: str, jaas: str | None = None, **more: str) -> str:
+def refusal_message(mechanism: str, jaas: str | None = None, **extra_options: str) -> str:
     with pytest.raises(InvalidOptionError) as caught:
-        parse_security(mechanism, jaas, **more)
+        parse_security(mechanism, jaas, **extra_options)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
     return str(caught.value)
@@ -63,7 +63,7 @@ def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "jaas", "words"),
+    ("mechanism", "jaas", "message"),
     [
         ("PLAIN", None, "'kafka.sasl.jaas.config' is needed for PLAIN"),
         ("SCRAM-SHA-512", None, "is needed for SCRAM-SHA-512"),
@@ -80,8 +80,8 @@ def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
         ("DIGEST-MD5", None, "'kafka.sasl.mechanism' must be PLAIN, SCRAM-SHA-256"),
     ],
 )
-def test_login_options_invalid_are_refused(mechanism: str, jaas: str | None, words: str) -> None:
-    assert words in refusal_message(mechanism, jaas)
+def test_login_options_invalid_are_refused(mechanism: str, jaas: str | None, message: str) -> None:
+    assert message in refusal_message(mechanism, jaas)
 
 
 def test_mechanism_missing_defaults_to_gssapi() -> None:
@@ -102,7 +102,7 @@ def test_oauth_endpoint_options_are_parsed() -> None:
 
 def test_oauth_options_override_the_login_module() -> None:
     credentials = "sasl.oauthbearer.client.credentials.client"
-    more = {
+    extra_options = {
         f"{credentials}.id": "bob",
         f"{credentials}.secret": "else",
         "sasl.oauthbearer.scope": "wide",
@@ -110,8 +110,8 @@ def test_oauth_options_override_the_login_module() -> None:
     }
     expected = TokenEndpoint(HTTPS[ENDPOINT], "bob", "else", "wide", True, ())
     jaas = f"{OAUTH} required {CLIENT} scope=narrow;"
-    assert parse_security("OAUTHBEARER", jaas, **HTTPS, **more).login == expected
-    assert parse_security("OAUTHBEARER", **HTTPS, **more).login == expected
+    assert parse_security("OAUTHBEARER", jaas, **HTTPS, **extra_options).login == expected
+    assert parse_security("OAUTHBEARER", **HTTPS, **extra_options).login == expected
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_oauth_endpoint_url_is_accepted(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("http://login.example/t", "must be https"),
         ("http://localhost.hunter2/t", "must be https"),
@@ -135,9 +135,9 @@ def test_oauth_endpoint_url_is_accepted(url: str) -> None:
         ("https://alice:hunter2@a/", "must not hold a user"),
     ],
 )
-def test_oauth_endpoint_url_invalid_is_refused(url: str, words: str) -> None:
+def test_oauth_endpoint_url_invalid_is_refused(url: str, message: str) -> None:
     problem = refusal_message("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
-    assert f"'kafka.{ENDPOINT}' {words}" in problem
+    assert f"'kafka.{ENDPOINT}' {message}" in problem
 
 
 def test_oauth_callback_is_parsed() -> None:
@@ -149,7 +149,7 @@ def test_oauth_callback_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("jaas", "more", "words"),
+    ("jaas", "extra_options", "message"),
     [
         (f"{OAUTH} required {CLIENT};", {}, "OAUTHBEARER needs option"),
         (None, HTTPS, "needs clientId and clientSecret"),
@@ -169,18 +169,18 @@ def test_oauth_callback_is_parsed() -> None:
     ],
 )
 def test_oauth_options_invalid_are_refused(
-    jaas: str | None, more: dict[str, str], words: str
+    jaas: str | None, extra_options: dict[str, str], message: str
 ) -> None:
-    assert words in refusal_message("OAUTHBEARER", jaas, **more)
+    assert message in refusal_message("OAUTHBEARER", jaas, **extra_options)
 
 
 @pytest.mark.parametrize("shaded", ["", "shadedmskiam."])
 def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
     handler = f"{shaded}software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-    more = {"security.protocol": "SASL_SSL", CLIENT_HANDLER: handler}
-    assert parse_security("AWS_MSK_IAM", **more).login == AwsCredentials("")
+    extra_options = {"security.protocol": "SASL_SSL", CLIENT_HANDLER: handler}
+    assert parse_security("AWS_MSK_IAM", **extra_options).login == AwsCredentials("")
     jaas = f'{shaded}{IAM} required awsProfileName="lake" awsDebugCreds=true;'
-    assert parse_security("AWS_MSK_IAM", jaas, **more).login == AwsCredentials("lake")
+    assert parse_security("AWS_MSK_IAM", jaas, **extra_options).login == AwsCredentials("lake")
     assert "must be SASL_SSL for AWS_MSK_IAM" in refusal_message("AWS_MSK_IAM", jaas)
 
 
@@ -188,8 +188,8 @@ def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
 @pytest.mark.parametrize("option", [LOGIN_HANDLER, CLIENT_HANDLER])
 def test_callback_handler_unknown_is_refused(mechanism: str, option: str) -> None:
     jaas = f"{PLAIN} required {USER};" if mechanism == "PLAIN" else None
-    more = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
-    assert f"'kafka.{option}' is not supported" in refusal_message(mechanism, jaas, **more)
+    extra_options = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
+    assert f"'kafka.{option}' is not supported" in refusal_message(mechanism, jaas, **extra_options)
 
 
 def test_kerberos_options_are_parsed() -> None:

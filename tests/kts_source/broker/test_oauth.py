@@ -152,7 +152,7 @@ def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "message"),
     [
         (401, b'{"error":"invalid_client"}', r"answered 401 \(invalid_client\): check"),
         (400, b'{"error":"hunter2"}', "answered 400: check"),
@@ -169,10 +169,10 @@ def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> N
     ],
 )
 def test_token_endpoint_invalid_response_is_an_error(
-    endpoint: Endpoint, status: int, body: bytes, words: str
+    endpoint: Endpoint, status: int, body: bytes, message: str
 ) -> None:
     endpoint.answers.append((status, body))
-    with pytest.raises(BrokerError, match=words) as caught:
+    with pytest.raises(BrokerError, match=message) as caught:
         oauth.token(token_source(endpoint))
     assert not caught.value.retriable
     assert "hunter2" not in str(caught.value)
@@ -183,9 +183,9 @@ def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.Monk
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
     with serve_endpoint() as endpoint:
-        gone = token_source(endpoint)
+        closed_endpoint = token_source(endpoint)
     with pytest.raises(BrokerUnavailableError, match="does not answer: ConnectionRefusedError"):
-        oauth.token(gone)
+        oauth.token(closed_endpoint)
 
 
 def test_token_endpoint_certificate_is_verified(

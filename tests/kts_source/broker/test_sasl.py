@@ -316,7 +316,7 @@ class GssapiRecorder(types.ModuleType):
 
     NameType = types.SimpleNamespace(hostbased_service="service", user="user")
     MechType = types.SimpleNamespace(kerberos="krb5")
-    made: ClassVar[list[dict[str, Any]]] = []
+    contexts: ClassVar[list[dict[str, Any]]] = []
 
     class Name:
         def __init__(self, text: str, name_type: str) -> None:
@@ -328,7 +328,7 @@ class GssapiRecorder(types.ModuleType):
 
     class SecurityContext:
         def __init__(self, **arguments: object) -> None:
-            GssapiRecorder.made = [arguments]
+            GssapiRecorder.contexts = [arguments]
             self.complete = False
 
         def step(self, token: bytes | None) -> bytes:
@@ -355,7 +355,7 @@ def test_kerberos_exchange_completes(
 ) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", GssapiRecorder("gssapi"))
     client = start_login("GSSAPI", credentials, "broker.example")
-    (context,) = GssapiRecorder.made
+    (context,) = GssapiRecorder.contexts
     assert context["name"].text == "service:kafka@broker.example:krb5"
     assert context["usage"] == "initiate"
     if keytab:

@@ -66,8 +66,8 @@ def serve_tls(
                 plain.settimeout(10)
                 try:
                     with context.wrap_socket(plain, server_side=True) as wrapped:
-                        seen: dict[str, Any] = dict(wrapped.getpeercert() or {})
-                        names = [value for ((_, value),) in seen.get("subject", ())]
+                        certificate: dict[str, Any] = dict(wrapped.getpeercert() or {})
+                        names = [value for ((_, value),) in certificate.get("subject", ())]
                         wrapped.sendall(f"hello {names} {wrapped.version()}".encode())
                 except OSError:  # the client or the server refused the handshake
                     continue
@@ -220,17 +220,17 @@ def test_tls_client_certificate_is_sent(
 def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    seen = []
+    created_files = []
 
     def spied(context: ssl.SSLContext, path: str) -> None:
-        seen.append((Path(path).parent, stat.S_IMODE(Path(path).stat().st_mode)))
+        created_files.append((Path(path).parent, stat.S_IMODE(Path(path).stat().st_mode)))
         raise ssl.SSLError
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spied)
     tls_context.cache_clear()
     with pytest.raises(InvalidOptionError, match=r"kafka\.ssl\.keystore"):
         parse_security(KEY_STORES["PEM in the options"](tmp_path))
-    assert seen == [(tmp_path, 0o600)]
+    assert created_files == [(tmp_path, 0o600)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -276,7 +276,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' names no file"),
         ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' names no file"),
@@ -307,9 +307,9 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
     ],
 )
-def test_tls_option_errors_explain_the_fix(options: dict[str, str], words: str) -> None:
+def test_tls_option_errors_explain_the_fix(options: dict[str, str], message: str) -> None:
     problem = refusal_message(options)
-    assert words in problem
+    assert message in problem
     assert "wr0ng" not in problem
     assert "BEGIN PRIVATE" not in problem
 
