@@ -1,4 +1,4 @@
-"""The sample tier as a store with storage classes lists it."""
+"""A store of the sample tier that lists storage classes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ClassedStore(LocalStore):
-    """Tells storage classes in its listing, as S3 does.
+    """Store that returns storage classes in its listing, as S3 does.
 
     Args:
-        classes: End of a key to the class of such objects.
+        classes: Maps the suffix of a key to a storage class; the default is STANDARD.
     """
 
     def __init__(self, **classes: str) -> None:

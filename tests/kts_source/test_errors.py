@@ -21,10 +21,16 @@ KINDS = [
 def test_every_error_shows_its_location_and_can_be_pickled(kind: type[TieredKafkaError]) -> None:
     error = kind("what", topic="t", partition=3, offset=0, uri="s3://b/k", position=7)
     assert str(error) == "what [topic t, partition 3, offset 0, object s3://b/k, byte 7]"
-    twin = pickle.loads(pickle.dumps(error))
-    assert type(twin) is kind
-    assert str(twin) == str(error)
-    assert (twin.topic, twin.partition, twin.offset, twin.uri, twin.position) == (
+    restored = pickle.loads(pickle.dumps(error))
+    assert type(restored) is kind
+    assert str(restored) == str(error)
+    assert (
+        restored.topic,
+        restored.partition,
+        restored.offset,
+        restored.uri,
+        restored.position,
+    ) == (
         "t",
         3,
         0,
@@ -58,7 +64,7 @@ def test_only_temporary_errors_are_retriable() -> None:
     assert [kind for kind in KINDS if kind.retriable] == retriable
 
 
-def test_located_fills_in_missing_facts_only() -> None:
+def test_located_sets_only_missing_facts() -> None:
     error = TieredKafkaError("what", uri="inner")
     located = error.located(topic="t", uri="outer", offset=0)
     assert located.located(offset=5).offset == 0

@@ -1,6 +1,4 @@
-"""Names come from strangers: nothing that they hold is obeyed by a notebook, a terminal, a log or
-Prometheus.
-"""
+"""Hostile names are escaped in notebooks, terminals, logs and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class _Parsed(HTMLParser):
-    """Start tags with attributes, and the cells' texts."""
+    """Parses the start tags, attribute names and cell texts of a table."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -50,31 +48,31 @@ class _Parsed(HTMLParser):
 TABLE_TAGS = {"table", "caption", "b", "thead", "tbody", "tr", "th", "td"}
 
 
-def audit_of(text: str) -> AuditReport:
+def create_report(text: str) -> AuditReport:
     finding = Finding("half-copy", text, text, 0, 0, None, (text,), 5, text)
     statement = PartitionStatement(text, text, 0, 0, 5, 5, 1, 5, is_whole=True)
     return AuditReport("metadata", 1, text, (finding,), (statement,))
 
 
 def check_html(html: str, text: str) -> None:
-    found = _Parsed(html)
-    assert set(found.tags) <= TABLE_TAGS
-    assert found.names <= {"style", "colspan"}
-    assert all(SAFE.fullmatch(one) for one in found.texts)
-    assert any(printable(text) in one for one in found.texts)
+    parsed = _Parsed(html)
+    assert set(parsed.tags) <= TABLE_TAGS
+    assert parsed.names <= {"style", "colspan"}
+    assert all(SAFE.fullmatch(cell) for cell in parsed.texts)
+    assert any(printable(text) in cell for cell in parsed.texts)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_notebook_tables_escape_texts(text: str) -> None:
     check_html(facts_table(text, {text: text}), text)
     check_html(rows_table(text, (text,), [(text,)]), text)
-    check_html(audit_of(text)._repr_html_(), text)
+    check_html(create_report(text)._repr_html_(), text)
     gap = Skipped(text, 0, 1, 2, text)
-    made = empty_report(text, "parquet")
-    check_html(replace(made, skipped=(gap,))._repr_html_(), text)
+    report = empty_report(text, "parquet")
+    check_html(replace(report, skipped=(gap,))._repr_html_(), text)
 
 
-def test_notebook_tables_show_the_same_facts_as_texts() -> None:
+def test_notebook_tables_contain_the_facts_of_texts() -> None:
     options = tier_options("txn")
     described = kts_source.describe(options)
     cells = _Parsed(described._repr_html_()).texts
@@ -101,10 +99,10 @@ def test_long_notebook_tables_are_cut() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_prometheus_takes_every_name(text: str) -> None:
-    lines = to_prometheus(audit_of(text)).split("\n")
+def test_prometheus_metrics_escape_names(text: str) -> None:
+    lines = to_prometheus(create_report(text)).split("\n")
     assert lines.pop() == ""
-    # The format: a name, labels of escaped texts, a number; see the text format of Prometheus.
+    # Prometheus text format: a name, labels with escaped values, and a number.
     label = r'[a-z]+="(?:[^"\\\n]|\\["\\n])*"'
     sample = re.compile(rf"kts_audit_[a-z_]+\{{{label}(?:,{label})*\}} \S+")
     samples = [line for line in lines if not line.startswith("#")]
@@ -113,14 +111,14 @@ def test_prometheus_takes_every_name(text: str) -> None:
         assert sample.fullmatch(line), line
         line.encode()
     topics = re.findall(r'topic="((?:[^"\\]|\\.)*)"', "\n".join(samples))
-    back = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-    assert {re.sub(r"\\.", lambda m: back[m[0]], one) for one in topics} == {
+    unescaped = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+    assert {re.sub(r"\\.", lambda match: unescaped[match[0]], topic) for topic in topics} == {
         "\n".join(map(printable, text.split("\n")))
     }
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_terminals_show_texts(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_output_escapes_texts(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_table((text,), [(text,)])
     print_json({text: [text]})
     out = capsys.readouterr().out
@@ -134,30 +132,30 @@ def test_terminals_show_texts(text: str, capsys: pytest.CaptureFixture[str]) -> 
     assert SAFE.fullmatch(some(map(str, [Orphan((text,), "why")])))
 
 
-def test_what_people_may_read_stays_as_it_is() -> None:
+def test_printable_keeps_readable_text() -> None:
     for text in ("orders-ü-日本-🙂", "a b", "x\\n"):
         assert printable(text) == text
         assert text in json_text({"x": text}) or "\\" in text
 
 
 @pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\u202eb", "a\x9bb", "a\nkts: all is well"])
-def test_names_of_objects_stay_texts_in_logs_and_on_terminals(
+def test_object_names_are_escaped_in_logs_and_commands(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     folder = tier.path(0, "log").parent
     (folder / f"00000000000000000000-{name}.log").write_bytes(b"x")
     tier.path(4, "rsm-manifest").unlink()
-    where = [str(tier.root), "--subscribe", TOPIC]
+    tier_arguments = [str(tier.root), "--subscribe", TOPIC]
     with caplog.at_level(logging.DEBUG, "kts_source"):
         for command in (
-            ["topics", *where],
-            ["topics", *where, "--json"],
-            ["segments", *where],
-            ["plan", *where, "--failOnDataLoss", "false"],
-            ["audit", *where],
-            ["audit", *where, "--json"],
-            ["report", *where, "-o", str(tmp_path / "x.html")],
+            ["topics", *tier_arguments],
+            ["topics", *tier_arguments, "--json"],
+            ["segments", *tier_arguments],
+            ["plan", *tier_arguments, "--failOnDataLoss", "false"],
+            ["audit", *tier_arguments],
+            ["audit", *tier_arguments, "--json"],
+            ["report", *tier_arguments, "-o", str(tmp_path / "x.html")],
         ):
             main(command)
     out, err = capsys.readouterr()

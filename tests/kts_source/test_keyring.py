@@ -41,36 +41,36 @@ PEMS = {path.name.removesuffix(".private.pem"): path for path in KEYS.glob("*.pr
 
 
 def options_without_keys() -> dict[str, str]:
-    given = tier_options("encrypted")
-    return {name: text for name, text in given.items() if not name.startswith("encryption")}
+    options = tier_options("encrypted")
+    return {name: text for name, text in options.items() if not name.startswith("encryption")}
 
 
 def from_secret_scope(key_id: str) -> str:
-    """What a user's callback does."""
+    """Returns a private key, like the callback of a user."""
     return PEMS[key_id].read_text()
 
 
-def failing(key_id: str) -> str:
+def failing_callback(key_id: str) -> str:
     raise RuntimeError("PEM-TEXT-IN-AN-ERROR")
 
 
-def nothing(key_id: str) -> None:
+def empty_callback(key_id: str) -> None:
     return None
 
 
 def test_key_is_read_from_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = options_without_keys()
+    options = options_without_keys()
     for number, (key_id, path) in enumerate(PEMS.items()):
         monkeypatch.setenv(f"KTS_TEST_KEY_{number}", path.read_text())
-        given[OPTION.format(key_id, "env")] = f"KTS_TEST_KEY_{number}"
-    assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
+        options[OPTION.format(key_id, "env")] = f"KTS_TEST_KEY_{number}"
+    assert_same_rows(scan(options), expected_table("encrypted", "read_committed"))
 
 
 def test_key_is_read_from_callback() -> None:
-    given = options_without_keys()
+    options = options_without_keys()
     for key_id in PEMS:
-        given[OPTION.format(key_id, "callback")] = f"{__name__}:from_secret_scope"
-    assert_same_rows(scan(given), expected_table("encrypted", "read_committed"))
+        options[OPTION.format(key_id, "callback")] = f"{__name__}:from_secret_scope"
+    assert_same_rows(scan(options), expected_table("encrypted", "read_committed"))
 
 
 def test_loaded_keys_are_pickled_and_not_shown(
@@ -86,14 +86,14 @@ def test_loaded_keys_are_pickled_and_not_shown(
 
 
 def test_missing_variable_is_named() -> None:
-    given = options_without_keys()
+    options = options_without_keys()
     for key_id in PEMS:
-        given[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
+        options[OPTION.format(key_id, "env")] = "KTS_NO_SUCH_VARIABLE"
     with pytest.raises(CorruptSegmentError, match=r"environment variable named by option"):
-        scan(given)
+        scan(options)
 
 
-@pytest.mark.parametrize("name", ["failing", "nothing"])
+@pytest.mark.parametrize("name", ["failing_callback", "empty_callback"])
 def test_failed_callback_is_named_without_its_message(name: str) -> None:
     ring = KeyRing.from_options({OPTION.format("k", "callback"): f"{__name__}:{name}"})
     with pytest.raises(Exception, match=name) as caught:
@@ -181,9 +181,9 @@ def test_rotated_key_ring_opens_old_and_new_segments(tmp_path: Path) -> None:
         writer.write_segment(uniform_segment(batches, log_start=0))
         offset = batches.next_offset
         (tmp_path / f"{key_id}.pem").write_bytes(private_pem(key))
-    given = {"path": str(tmp_path / "tier"), "subscribe": "t"}
-    both = {OPTION.format(key_id, "file"): str(tmp_path / f"{key_id}.pem") for key_id in keys}
-    assert sorted(scan({**given, **both})["offset"].to_pylist()) == list(range(30))
+    options = {"path": str(tmp_path / "tier"), "subscribe": "t"}
+    both_keys = {OPTION.format(key_id, "file"): str(tmp_path / f"{key_id}.pem") for key_id in keys}
+    assert sorted(scan({**options, **both_keys})["offset"].to_pylist()) == list(range(30))
     only_old = {OPTION.format("old", "file"): str(tmp_path / "old.pem")}
     with pytest.raises(CorruptSegmentError, match=r"key id 'new'.*the key ring has old"):
-        scan({**given, **only_old})
+        scan({**options, **only_old})

@@ -24,12 +24,12 @@ class Holder:
     secret: Secret[dict[str, str]]
 
 
-SHOWN: dict[str, Callable[[Secret[dict[str, str]]], str]] = {
+FORMATS: dict[str, Callable[[Secret[dict[str, str]]], str]] = {
     "repr": repr,
     "str": str,
     "format": "{:>20}".format,
     "f-string": lambda secret: f"{secret} {secret!r} {secret!s:<9}",
-    "percent": lambda secret: "%s %r" % (secret, secret),  # noqa: UP031  # one more way
+    "percent": lambda secret: "%s %r" % (secret, secret),  # noqa: UP031  # tests percent formatting
     "json": lambda secret: json.dumps({"a": [secret]}, default=str),
     "list": lambda secret: str([secret, {"k": secret}]),
     "dataclass": lambda secret: repr(Holder("n", secret)),
@@ -37,9 +37,9 @@ SHOWN: dict[str, Callable[[Secret[dict[str, str]]], str]] = {
 }
 
 
-@pytest.mark.parametrize("how", SHOWN)
-def test_secret_is_masked_in_texts(how: str) -> None:
-    text = SHOWN[how](Secret(VALUE))
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_secret_is_masked_in_texts(format_name: str) -> None:
+    text = FORMATS[format_name](Secret(VALUE))
     assert "***" in text
     assert "hush" not in text
     assert "key" not in text
@@ -71,10 +71,10 @@ def test_secret_is_masked_in_tracebacks() -> None:
 
 def test_secret_is_pickled_with_its_value() -> None:
     secret = Secret(VALUE)
-    for twin in (pickle.loads(pickle.dumps(secret)), copy.copy(secret), copy.deepcopy(secret)):
-        assert twin.reveal() == VALUE
-        assert twin == secret
-        assert repr(twin) == "***"
+    for duplicate in (pickle.loads(pickle.dumps(secret)), copy.copy(secret), copy.deepcopy(secret)):
+        assert duplicate.reveal() == VALUE
+        assert duplicate == secret
+        assert repr(duplicate) == "***"
 
 
 def test_secret_compares_by_value_without_hash() -> None:

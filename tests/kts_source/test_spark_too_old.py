@@ -1,6 +1,6 @@
-"""What works beside a Spark without Python data sources (EMR 7, Glue 5), and what says it does not.
+"""Behavior with a Spark version without Python data sources (EMR 7, Glue 5).
 
-The PySpark here is the outline of one: its version, and no `pyspark.sql.datasource`.
+The fake PySpark has a version and no module `pyspark.sql.datasource`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def run(old_spark: dict[str, str], *command: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "expression",
     [
         "kts_source.register",
         "kts_source.TieredKafkaDataSource",
         "kts_source.backfill(object(), source={'path': '/x'}, target='/y')",
     ],
 )
-def test_old_spark_is_refused_with_a_reason(old_spark: dict[str, str], asked: str) -> None:
-    done = run(old_spark, "-c", f"import kts_source; {asked}")
+def test_old_spark_is_refused_with_a_reason(old_spark: dict[str, str], expression: str) -> None:
+    done = run(old_spark, "-c", f"import kts_source; {expression}")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"kts_source.errors.UnsupportedSparkError: {REFUSAL}"
 

@@ -1,4 +1,4 @@
-"""A healthy tier of known segments, and what breaks it."""
+"""A healthy tier with known segments, and functions that damage it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from segment_format.testing import SegmentFiles
 
 NOW_MS = 1 << 41
-"""Long after every file of a test was written."""
+"""Current time of audits, long after the test files were written."""
 TOPIC, TOPIC_ID = "t", "AAAAAAAAAAAAAAAAAAAAIQ"
 BASES = (0, 40, 82, 123, 163)
-"""Where the segments begin."""
+"""Base offsets of the segments."""
 ABORT_MARKER, STOP = 81, 203
 
 
 def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFiles]:
-    """Five segments: a transaction from the first is aborted in the second, the third begins an
-    epoch, and every index has entries. The same batches in others where not all `rolls` are made.
+    """Returns five segments with entries in each index.
+
+    A transaction of the first segment is aborted in the second. The third segment begins a leader
+    epoch. With fewer `rolls`, the same batches are in fewer segments.
     """
     builder = LogBuilder(index_interval_bytes=300)
     clock = DEFAULT_TIMESTAMP_MS
@@ -59,24 +61,24 @@ def healthy_segments(rolls: tuple[int, ...] = (0, 1, 2, 3, 4)) -> list[SegmentFi
 
 @dataclass(frozen=True, slots=True)
 class DamagedTier:
-    """Where a tier was written."""
+    """A tier in a local folder."""
 
     root: Path
 
     def path(self, number: int, suffix: str) -> Path:
-        """An object of one of the segments."""
-        (found,) = self.root.rglob(f"{BASES[number]:020d}-*.{suffix}")
-        return found
+        """Returns the path of a segment's object."""
+        (path,) = self.root.rglob(f"{BASES[number]:020d}-*.{suffix}")
+        return path
 
     def key(self, number: int, suffix: str) -> str:
-        """The same below the root."""
+        """Returns the key of a segment's object, relative to the root."""
         return self.path(number, suffix).relative_to(self.root).as_posix()
 
-    def flip(self, number: int, suffix: str, at: int, mask: int = 1) -> None:
-        """Changes bits of a byte; a negative position counts from the end."""
+    def flip(self, number: int, suffix: str, position: int, mask: int = 1) -> None:
+        """Flips bits of a byte; a negative position counts from the end."""
         path = self.path(number, suffix)
         data = bytearray(path.read_bytes())
-        data[at] ^= mask
+        data[position] ^= mask
         path.write_bytes(data)
 
     def lose(self, number: int, *suffixes: str) -> None:
@@ -85,14 +87,14 @@ class DamagedTier:
             self.path(number, suffix).unlink()
 
     def resize(self, number: int, suffix: str, by: int) -> None:
-        """Cuts an object, or adds zeros."""
+        """Truncates an object, or appends zeros."""
         path = self.path(number, suffix)
         data = path.read_bytes()
         path.write_bytes(data[: len(data) + by] if by < 0 else data + bytes(by))
 
-    def swap(self, one: int, other: int, suffix: str) -> None:
-        """Exchanges the objects of two segments."""
-        first, second = self.path(one, suffix), self.path(other, suffix)
+    def swap(self, number: int, other: int, suffix: str) -> None:
+        """Swaps the objects of two segments."""
+        first, second = self.path(number, suffix), self.path(other, suffix)
         a, b = first.read_bytes(), second.read_bytes()
         first.write_bytes(b)
         second.write_bytes(a)
@@ -105,13 +107,13 @@ class DamagedTier:
         path.write_text(json.dumps(manifest, separators=(",", ":")))
 
     def positions(self, number: int) -> list[int]:
-        """Where the batches of a plain log begin."""
+        """Returns the start positions of the batches in an uncompressed, unencrypted log."""
         data = self.path(number, "log").read_bytes()
-        found, at = [], 0
-        while at < len(data):
-            found.append(at)
-            at += 12 + int.from_bytes(data[at + 8 : at + 12], "big")
-        return found
+        positions, position = [], 0
+        while position < len(data):
+            positions.append(position)
+            position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+        return positions
 
 
 def write_tier(
@@ -125,7 +127,7 @@ def write_tier(
     topic_id: str = TOPIC_ID,
     seed: int = 5,
 ) -> DamagedTier:
-    """Writes segments in the plugin's layout, with ids that follow from the seed."""
+    """Writes segments in the layout of the Aiven plugin, with segment ids derived from the seed."""
     writer = AivenTierWriter(
         str(root),
         topic=TOPIC,
@@ -135,29 +137,29 @@ def write_tier(
         encryption=encryption,
         random_bytes=random.Random(seed).randbytes,
     )
-    for one in segments:
-        writer.write_segment(one, event_timestamp_ms=event_timestamp_ms)
+    for segment in segments:
+        writer.write_segment(segment, event_timestamp_ms=event_timestamp_ms)
     return DamagedTier(root)
 
 
-def changed(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
-    """The healthy segments, with other files in one of them."""
+def replace_files(number: int, **fields: Any) -> list[SegmentFiles]:  # noqa: ANN401
+    """Returns the healthy segments with replaced files in one segment."""
     segments = healthy_segments()
     segments[number] = replace(segments[number], **fields)
     return segments
 
 
-def audited(tier: DamagedTier, level: str = "bytes", **options: str) -> AuditReport:
-    """The audit of a tier, long after it was written."""
-    given = {"path": str(tier.root), "subscribe": TOPIC, **options}
-    return kts_source.audit(given, level=level, now_ms=NOW_MS)
+def run_audit(tier: DamagedTier, level: str = "bytes", **options: str) -> AuditReport:
+    """Audits a tier at a time long after it was written."""
+    audit_options = {"path": str(tier.root), "subscribe": TOPIC, **options}
+    return kts_source.audit(audit_options, level=level, now_ms=NOW_MS)
 
 
-def found(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
-    """Kinds and offsets of the findings."""
-    return {(one.name, one.start, one.stop) for one in report.findings}
+def finding_spans(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
+    """Returns kind, start and end offset of each finding."""
+    return {(finding.name, finding.start, finding.stop) for finding in report.findings}
 
 
 def encryption() -> EncryptionKey:
-    """The key of the golden tier."""
+    """Returns the encryption key of the golden tier."""
     return EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())

@@ -1,4 +1,4 @@
-"""Batches checked all at once against batches checked one by one: equal reports."""
+"""Vectorized batch checks produce the same reports as checks of single batches."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests import log_strategies as strategies
 from tests.kts_source.auditing.damaged_tier import (
     NOW_MS,
     TOPIC,
-    audited,
     healthy_segments,
+    run_audit,
     write_tier,
 )
-from tests.kts_source.auditing.test_audit_histories import audited as audited_history
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_audit_histories import run_audit as audit_history
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 from tests.kts_source.planning.history import World, random_history
 
 if TYPE_CHECKING:
@@ -39,79 +39,84 @@ if TYPE_CHECKING:
     from segment_format.testing.log_builder import BuiltLog
 
 
-def one_by_one(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
+def check_single_batches(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> None:
     for batch in rows_of(table):
         check.see(batch)
         indexes.see(batch)
 
 
-def test_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_histories_have_equal_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     histories = [random_history(random.Random(f"at once {seed}")) for seed in range(20)]
-    fast = [audited_history(World(history)) for history in histories]
-    monkeypatch.setattr(proof, "check_table", one_by_one)
-    assert fast == [audited_history(World(history)) for history in histories]
+    fast = [audit_history(World(history)) for history in histories]
+    monkeypatch.setattr(proof, "check_table", check_single_batches)
+    assert fast == [audit_history(World(history)) for history in histories]
 
 
-def test_flipped_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipped_bytes_have_equal_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(3)
     tier = write_tier(tmp_path, healthy_segments())
-    # Heads of batches and entries of indexes, where nearly every bit counts.
-    places = [(number, "log", at) for number in range(5) for at in tier.positions(number)]
-    places = [(n, suffix, at + rng.randrange(61)) for n, suffix, at in rng.sample(places, 9)]
-    places += [(rng.randrange(5), "indexes", rng.randrange(100)) for _ in range(6)]
+    # Batch headers and index entries, in which almost each bit matters.
+    batches = [
+        (number, "log", position) for number in range(5) for position in tier.positions(number)
+    ]
+    flips = [
+        (number, suffix, position + rng.randrange(61))
+        for number, suffix, position in rng.sample(batches, 9)
+    ]
+    flips += [(rng.randrange(5), "indexes", rng.randrange(100)) for _ in range(6)]
     fast = []
-    for place in places:
-        tier.flip(*place)
-        fast.append(audited(tier))
-        tier.flip(*place)
-    monkeypatch.setattr(proof, "check_table", one_by_one)
-    for place, report in zip(places, fast, strict=True):
-        tier.flip(*place)
-        assert audited(tier) == report
-        tier.flip(*place)
+    for flip in flips:
+        tier.flip(*flip)
+        fast.append(run_audit(tier))
+        tier.flip(*flip)
+    monkeypatch.setattr(proof, "check_table", check_single_batches)
+    for flip, report in zip(flips, fast, strict=True):
+        tier.flip(*flip)
+        assert run_audit(tier) == report
+        tier.flip(*flip)
     assert sum(bool(report.errors) for report in fast) > 5
 
 
-def batches_of(log: bytes) -> list[bytearray]:
-    found, at = [], 0
-    while at < len(log):
-        size = 12 + int.from_bytes(log[at + 8 : at + 12], "big")
-        found.append(bytearray(log[at : at + size]))
-        at += size
-    return found
+def split_batches(log: bytes) -> list[bytearray]:
+    batches, position = [], 0
+    while position < len(log):
+        size = 12 + int.from_bytes(log[position + 8 : position + 12], "big")
+        batches.append(bytearray(log[position : position + size]))
+        position += size
+    return batches
 
 
-def damaged(rng: random.Random) -> list[SegmentFiles]:
-    """The healthy segments with one to three faults, most of them under checksums that fit."""
+def damage_segments(rng: random.Random) -> list[SegmentFiles]:
+    """Returns the healthy segments with one to three faults, most of them with valid checksums."""
     segments = healthy_segments()
     for _ in range(rng.randint(1, 3)):
         number = rng.randrange(len(segments))
-        one = segments[number]
-        batches = batches_of(one.log)
-        at, other = (rng.randrange(len(batches)) for _ in range(2))
-        batch, what = batches[at], rng.randrange(8)
-        if what == 0:
-            batches[at], batches[other] = batches[other], batch
-        elif what == 1:
+        segment = segments[number]
+        batches = split_batches(segment.log)
+        target, other = (rng.randrange(len(batches)) for _ in range(2))
+        batch, fault = batches[target], rng.randrange(8)
+        if fault == 0:
+            batches[target], batches[other] = batches[other], batch
+        elif fault == 1:
             batches.insert(other, bytearray(batch))
-        elif what == 2 and len(batches) > 1:
-            del batches[at]
-        elif what == 3:  # of another segment
-            batches.insert(at, rng.choice(batches_of(rng.choice(segments).log)))
-        elif what == 4:  # an entry of an index
-            offsets, times = bytearray(one.index), bytearray(one.timeindex)
+        elif fault == 2 and len(batches) > 1:
+            del batches[target]
+        elif fault == 3:  # a batch of another segment
+            batches.insert(target, rng.choice(split_batches(rng.choice(segments).log)))
+        elif fault == 4:  # an index entry
+            offsets, times = bytearray(segment.index), bytearray(segment.timeindex)
             data = rng.choice([offsets, times])
             if data:
                 data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                segments[number] = replace(one, index=bytes(offsets), timeindex=bytes(times))
+                segments[number] = replace(segment, index=bytes(offsets), timeindex=bytes(times))
             continue
         else:
-            # Base offset, epoch, attributes, last offset, largest time, producer, count.
+            # Base offset, epoch, attributes, last offset, max timestamp, producer, count, checksum.
             first, size = rng.choice(
                 [(0, 8), (12, 4), (21, 2), (23, 4), (35, 8), (43, 8), (57, 4), (17, 4)]
             )
-            place = first + size - 1 - rng.choice([0, 0, 0, size - 1])
-            batch[place] ^= 1 << rng.randrange(8)
+            position = first + size - 1 - rng.choice([0, 0, 0, size - 1])
+            batch[position] ^= 1 << rng.randrange(8)
             if first != 17:
                 batch[17:21] = google_crc32c.value(bytes(batch[21:])).to_bytes(4, "big")
         segments[number] = replace(segments[number], log=b"".join(batches))
@@ -119,24 +124,24 @@ def damaged(rng: random.Random) -> list[SegmentFiles]:
 
 
 def check_damage(seed: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The kinds of faults that both ways have found."""
+    """Returns the kinds of errors, after a comparison of both checks."""
     rng = random.Random(seed)
-    store = store_of(damaged(rng))
+    store = write_store(damage_segments(rng))
     with monkeypatch.context() as patched:
         patched.setattr(batch_scanner, "_ROOM", rng.choice([1, 2, 3, 4096]))
-        fast = audited_store(store)
+        fast = audit_store(store)
     with monkeypatch.context() as patched:
-        patched.setattr(proof, "check_table", one_by_one)
-        assert audited_store(store) == fast, seed
-    return {one.name for one in fast.errors}
+        patched.setattr(proof, "check_table", check_single_batches)
+        assert audit_store(store) == fast, seed
+    return {finding.name for finding in fast.errors}
 
 
-def audited_store(store: CountingStore) -> AuditReport:
+def audit_store(store: CountingStore) -> AuditReport:
     options = {"path": "memory://", "subscribe": TOPIC}
     return kts_source.audit(options, level="bytes", store=store, now_ms=NOW_MS)
 
 
-def test_batches_that_are_moved_and_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_batches_have_equal_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = set[str]()
     for seed in range(40):
         kinds |= check_damage(f"batches {seed}", monkeypatch)
@@ -148,22 +153,22 @@ def test_batches_that_are_moved_and_changed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(log=strategies.logs(max_steps=30))
-def test_transactions(log: BuiltLog) -> None:
+def test_transactions_of_table_equal_single_rows(log: BuiltLog) -> None:
     opened: Mapping[int, int] = {}
     for segment in log.segments:
-        at_once, single = Transactions(opened), Transactions(opened)
+        vectorized, single = Transactions(opened), Transactions(opened)
         scanner = BatchScanner(len(segment.log), max_batch_bytes=1 << 20)
         assert not list(scanner.feed(segment.log))
         table = scanner.rest()
-        wanted = np.random.default_rng(len(table)).random(len(table)) < 0.9
-        at_once.see(table, wanted)
+        selected = np.random.default_rng(len(table)).random(len(table)) < 0.9
+        vectorized.see(table, selected)
         for row in range(len(table)):
-            single.see(part_of(table, row), wanted[row : row + 1])
-        assert vars(at_once) == vars(single)
+            single.see(single_row(table, row), selected[row : row + 1])
+        assert vars(vectorized) == vars(single)
         opened = single.open
 
 
-def part_of(table: BatchTable, row: int) -> BatchTable:
+def single_row(table: BatchTable, row: int) -> BatchTable:
     columns = {
         name: getattr(table, name)[row : row + 1]
         for name in BatchTable.__dataclass_fields__

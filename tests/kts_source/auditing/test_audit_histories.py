@@ -1,9 +1,7 @@
-"""Random lives of a tiered topic: no false alarms, and every loss and every spoiled file is named;
-what an audit calls whole, a scan does not refuse.
+"""Random event sequences of a tiered topic, compared with their audits.
 
-Seen to fail when broken on purpose: transactions of a first segment that the log start cuts; the
-end of a lost segment taken from one of a dead branch; the lineage of a newest segment without its
-log left out of account.
+An audit must report each loss and each damaged file, and nothing else. If it reports no error, a
+scan must not fail.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from kts_source.planning.scan_plan import ScanPlan
     from tests.kts_source.planning.truth import PartitionTruth
 
-HARMS: Final = ("lose", "spoil")
+DAMAGING_STEPS: Final = ("lose", "spoil")
 FAMILIES: Final = {
     "index": "offset-index",
     "timeindex": "time-index",
@@ -50,8 +48,8 @@ FAMILIES: Final = {
 }
 
 
-def audited(world: World) -> AuditReport | None:
-    """The audit of all that there is; nothing where there is no topic, or which one is not told."""
+def run_audit(world: World) -> AuditReport | None:
+    """Audits the tier. Returns `None` without a topic, or if the newest topic id is unknown."""
     options = {"path": "memory://", "subscribe": TOPIC}
     if world.shape.local:
         options["layout"] = "local-tiered-storage"
@@ -60,14 +58,14 @@ def audited(world: World) -> AuditReport | None:
         return kts_source.audit(parse_options(options), level="bytes", store=store, now_ms=NOW_MS)
     except TierNotFoundError:
         return None
-    except InvalidOptionError:  # the layout does not tell which topic id is newer
+    except InvalidOptionError:  # the layout does not show which topic id is newer
         if len(world.incarnations) == 1:
             raise
         return None
 
 
 def scan_plan(world: World) -> ScanPlan:
-    """The plan of a scan of all that there is."""
+    """Plans a scan of the tier."""
     options = parse_options({"path": "memory://", "subscribe": TOPIC})
     return plan_scan(options, Tier(MemoryStore(world.store)))
 
@@ -76,84 +74,85 @@ def offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:
     return {offset for low, high in ranges for offset in range(low, high)}
 
 
-def lost(errors: Iterable[Finding]) -> set[int]:
-    places = ((one.start, one.stop) for one in errors if one.kind.loses_data)
-    return offsets((low, high) for low, high in places if low is not None and high is not None)
+def lost_offsets(errors: Iterable[Finding]) -> set[int]:
+    ranges = ((error.start, error.stop) for error in errors if error.kind.loses_data)
+    return offsets((low, high) for low, high in ranges if low is not None and high is not None)
 
 
-def without_harm(history: History) -> History:
-    return replace(history, steps=tuple(one for one in history.steps if one.kind not in HARMS))
+def without_damage(history: History) -> History:
+    steps = tuple(step for step in history.steps if step.kind not in DAMAGING_STEPS)
+    return replace(history, steps=steps)
 
 
-def check(history: History, outcomes: Counter[str], *, exactly: bool = True) -> None:
-    """Compares an audit with what is known of a history.
+def check(history: History, outcomes: Counter[str], *, is_exact: bool = True) -> None:
+    """Compares an audit with the truth about a history.
 
     Args:
-        history: What happened.
-        outcomes: Counts what was compared.
-        exactly: Whether what harm has done is compared, fault by fault and offset by offset. Where
-            the newest copy is damaged, the tier alone may not tell where an older one ends: then a
-            loss must be told, wherever.
+        history: The event sequence.
+        outcomes: Counts the comparisons by outcome.
+        is_exact: True if damage is compared finding by finding and offset by offset. If the newest
+            copy is damaged, the end of an older copy may be unknown. Then the audit must report a
+            loss, at any offset.
     """
     world = World(history)
-    report = audited(world)
+    report = run_audit(world)
     if report is None:
         outcomes["none"] += 1
         return
-    harmed = any(step.kind in HARMS for step in history.steps)
+    is_damaged = any(step.kind in DAMAGING_STEPS for step in history.steps)
     truths = {truth.number: truth for truth in truth_of(world).values()}
-    # Of another incarnation there may be parts that are newer: a scan wants to be told which it is.
-    told = not world.shape.local and len(world.incarnations) == 1
-    if told and truths and not report.errors:
+    # With several topic ids, objects of another one may be newer. Then a scan needs a topic id.
+    has_one_id = not world.shape.local and len(world.incarnations) == 1
+    if has_one_id and truths and not report.errors:
         scan_plan(world)
         outcomes["planned"] += 1
-    for part in report.partitions:
-        truth = truths.get(part.partition)
-        errors = [one for one in report.errors if one.partition == part.partition]
-        if truth is None:  # parts of segments alone
-            assert all(one.kind.loses_data for one in errors)
+    for statement in report.partitions:
+        truth = truths.get(statement.partition)
+        errors = [error for error in report.errors if error.partition == statement.partition]
+        if truth is None:  # the partition has only incomplete segments
+            assert all(error.kind.loses_data for error in errors)
             continue
-        assert part.is_whole == (not errors)
-        if any(one.name == "lineage-disagrees" for one in errors) and truth.is_start_unsure:
+        assert statement.is_whole == (not errors)
+        if any(error.name == "lineage-disagrees" for error in errors) and truth.is_start_unsure:
             outcomes["ambiguous lineage"] += 1
             continue
-        if not exactly and (harmed or truth.missing):
-            assert not (part.is_whole and truth.missing)
-            outcomes["harmed"] += 1
+        if not is_exact and (is_damaged or truth.missing):
+            assert not (statement.is_whole and truth.missing)
+            outcomes["damaged"] += 1
             continue
-        # That layout does not tell where segments end, so gaps are unsure.
-        if world.shape.local and (harmed or truth.missing):
+        # The local layout does not store segment ends, so gaps are uncertain.
+        if world.shape.local and (is_damaged or truth.missing):
             continue
-        # Of a segment without checkpoint and log nobody knows the branch: a scan reads nothing.
+        # Without checkpoint and log, the branch of a segment is unknown. A scan reads nothing.
         if world.shape.local and is_in_doubt(world, times=False):
-            assert {one.name for one in errors} <= {"object-missing"}
+            assert {error.name for error in errors} <= {"object-missing"}
             assert report.errors
             outcomes["in doubt"] += 1
             continue
-        # Nor when copies were made, which alone tells the newest of equal ones: a scan says the
-        # same then.
+        # The local layout does not store copy times either, so the newest of equal copies is
+        # unknown. A scan has the same result.
         if world.shape.local and truth.is_ambiguous:
             assert not errors
-            assert part.stop == truth.stop
+            assert statement.stop == truth.stop
             outcomes["ambiguous"] += 1
             continue
-        named, spoiled = (
-            spoiled_files(errors),
-            spoiled_uploads(world, part.topic_id, part.partition),
+        reported, damaged = (
+            reported_files(errors),
+            damaged_uploads(world, statement.topic_id, statement.partition),
         )
-        assert named <= spoiled
-        # A checkpoint that lost its last line feed says the same.
-        assert {family for *_, family in spoiled - named} <= {"epochs"}
-        if any(family == "epochs" for *_, family in named):
+        assert reported <= damaged
+        # A checkpoint without its last line feed has the same meaning.
+        assert {family for *_, family in damaged - reported} <= {"epochs"}
+        if any(family == "epochs" for *_, family in reported):
             outcomes["lineage unknown"] += 1
             continue
-        assert lost(errors) == offsets(truth.missing)
-        assert (part.start, part.stop) == (truth.log_start, truth.stop)
-        check_counts(part.records, part.batches, truth)
-        outcomes["harmed" if harmed else "healthy"] += 1
+        assert lost_offsets(errors) == offsets(truth.missing)
+        assert (statement.start, statement.stop) == (truth.log_start, truth.stop)
+        check_counts(statement.records, statement.batches, truth)
+        outcomes["damaged" if is_damaged else "healthy"] += 1
         outcomes["with losses"] += bool(truth.missing)
-        outcomes["with spoiled files"] += bool(named)
-        outcomes["whole"] += part.is_whole
+        outcomes["with damaged files"] += bool(reported)
+        outcomes["complete"] += statement.is_whole
 
 
 def check_counts(records: int | None, batches: int | None, truth: PartitionTruth) -> None:
@@ -164,46 +163,46 @@ def check_counts(records: int | None, batches: int | None, truth: PartitionTruth
     assert records == len(rows)
 
 
-def spoiled_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
-    """First offset, end, and what file it is, of findings that lose no data."""
-    names = ((one, one.name.rpartition("-")) for one in errors if not one.kind.loses_data)
-    found = set()
-    for one, (family, _, rest) in names:
-        assert rest in ("invalid", "disagrees", "disagree"), one
-        found.add((one.start, one.stop, family))
-    return found
+def reported_files(errors: Iterable[Finding]) -> set[tuple[int | None, int | None, str]]:
+    """Returns start, end and file kind of the errors that lose no data."""
+    names = ((error, error.name.rpartition("-")) for error in errors if not error.kind.loses_data)
+    files = set()
+    for error, (family, _, problem) in names:
+        assert problem in ("invalid", "disagrees", "disagree"), error
+        files.add((error.start, error.stop, family))
+    return files
 
 
-def spoiled_uploads(world: World, topic_id: str, partition: int) -> set[tuple[int, int, str]]:
-    """The same of what was spoiled, as far as it can be seen."""
-    found = set()
+def damaged_uploads(world: World, topic_id: str, partition: int) -> set[tuple[int, int, str]]:
+    """Returns start, end and file kind of the damaged files that an audit can detect."""
+    files = set()
     for copy in world.incarnations[topic_id][partition].complete():
         for name in copy.spoiled:
-            if name != "index" or copy.files.index:  # an empty one is that of a small segment
-                found.add((copy.base, copy.stop, FAMILIES[name]))
-    return found
+            if name != "index" or copy.files.index:  # small segments have an empty index
+                files.add((copy.base, copy.stop, FAMILIES[name]))
+    return files
 
 
 def test_healthy_tiers_have_no_errors() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(60):
-        check(without_harm(random_history(random.Random(seed))), outcomes)
-    assert outcomes["whole"] > 40, outcomes
+        check(without_damage(random_history(random.Random(seed))), outcomes)
+    assert outcomes["complete"] > 40, outcomes
 
 
-def test_a_batch_that_two_segments_share_counts_once() -> None:
-    # The log start moved into it between two copies. It was counted twice once.
+def test_batch_in_two_segments_is_counted_once() -> None:
+    # The log start moved into the batch between two copies.
     outcomes: Counter[str] = Counter()
-    check(without_harm(random_history(random.Random("7-43"))), outcomes)
-    assert outcomes["whole"] == 1
+    check(without_damage(random_history(random.Random("7-43"))), outcomes)
+    assert outcomes["complete"] == 1
 
 
-def test_copies_of_which_nothing_tells_the_newest() -> None:
-    # The last segment was copied twice, with a delete of records between: an older log start was
-    # stated than the newest copy has.
+def test_copies_without_known_order_are_ambiguous() -> None:
+    # The last segment was copied twice, with DeleteRecords in between. The audit must report the
+    # log start of the newest copy.
     outcomes: Counter[str] = Counter()
     for seed in (664, 1273, 1866, 1933):
-        history = without_harm(random_history(random.Random(f"healthy {seed}")))
+        history = without_damage(random_history(random.Random(f"healthy {seed}")))
         for local in (True, False):
             check(replace(history, shape=replace(history.shape, local=local)), outcomes)
     assert outcomes["ambiguous"] == 4
@@ -212,9 +211,10 @@ def test_copies_of_which_nothing_tells_the_newest() -> None:
 COPIED = (Step("roll", 7), Step("upload", 15))
 
 
-def test_a_lost_segment_of_the_newest_epoch_is_no_delete() -> None:
-    # What is left are a segment of a branch that died and, of the log, no checkpoint: epochs 1 and
-    # 3 against 0 and 2. The partition was called whole once, and a scan refuses to read it.
+def test_missing_segment_of_newest_epoch_is_data_loss() -> None:
+    # Only a segment of a replaced branch (epochs 0 and 2) remains. The checkpoint of the current
+    # branch (epochs 1 and 3) is missing. A scan refuses to read the partition, so the audit must
+    # not report it as complete.
     steps = (
         *(Step("append"), Step("elect_unclean", 1, 1), Step("append")),
         *(Step("elect_unclean", 0, 1), Step("append"), *COPIED),
@@ -224,58 +224,60 @@ def test_a_lost_segment_of_the_newest_epoch_is_no_delete() -> None:
     world = World(History(Shape(), steps))
     (truth,) = truth_of(world).values()
     assert truth.missing == ((0, 2),)
-    report = audited(world)
+    report = run_audit(world)
     assert report is not None
-    assert [(one.name, one.start, one.stop) for one in report.errors] == [("object-missing", 0, 2)]
-    (part,) = report.partitions
-    assert (part.is_whole, part.last_stable_offset, part.records) == (False, None, None)
+    (error,) = report.errors
+    assert (error.name, error.start, error.stop) == ("object-missing", 0, 2)
+    (statement,) = report.partitions
+    assert not statement.is_whole
+    assert (statement.last_stable_offset, statement.records) == (None, None)
     with pytest.raises(DataLossError, match="newest leader epoch"):
         scan_plan(world)
 
 
-def test_branches_are_not_joined_where_the_lineage_is_unknown() -> None:
-    # A transaction of the dead branch seemed to end by a marker of the other, which no index told.
+def test_branches_of_unknown_lineage_are_not_joined() -> None:
+    # A marker of one branch must not end a transaction of the replaced branch.
     steps = (
         *(Step("send", 1), Step("settle", b=14), *COPIED, Step("elect_unclean", 1, 6)),
         *(Step("append"), Step("roll", 7), Step("settle", b=10), *COPIED, Step("upload", 15)),
         *(Step("retain"), Step("spoil", 1, 4, 1)),
     )
-    report = audited(World(History(Shape(), steps)))
+    report = run_audit(World(History(Shape(), steps)))
     assert report is not None
-    assert [one.name for one in report.errors] == ["epochs-invalid"]
+    assert [error.name for error in report.errors] == ["epochs-invalid"]
 
 
-def test_histories_that_failed_once() -> None:
+def test_histories_of_fixed_defects_match_their_audits() -> None:
     outcomes: Counter[str] = Counter()
     for seed in ("fix-3-2358", "fix-1-310"):
         history = random_history(random.Random(seed))
         history = replace(history, shape=replace(history.shape, local=False))
-        check(history, outcomes, exactly=False)
-    assert outcomes["harmed"] == 2
+        check(history, outcomes, is_exact=False)
+    assert outcomes["damaged"] == 2
 
 
-def test_what_was_lost_and_spoiled_is_named() -> None:
+def test_audit_reports_losses_and_damaged_files() -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(100):
         check(random_history(random.Random(seed)), outcomes)
     assert outcomes["planned"] > 20, outcomes
     assert outcomes["with losses"] > 2, outcomes
-    assert outcomes["with spoiled files"] > 5, outcomes
+    assert outcomes["with damaged files"] > 5, outcomes
 
 
 @pytest.mark.fuzz
-def test_histories_never_audited_before() -> None:
+def test_new_random_histories_match_their_audits() -> None:
     seed = random.SystemRandom().randrange(1 << 32)
-    stop = time.monotonic() + 40
+    deadline = time.monotonic() + 40
     outcomes: Counter[str] = Counter()
     number = 0
-    while time.monotonic() < stop:
+    while time.monotonic() < deadline:
         history = random_history(random.Random(f"{seed}-{number}"))
-        history = without_harm(history) if number % 2 else history
-        # The other layout does not tell all that the truth knows.
+        history = without_damage(history) if number % 2 else history
+        # The local layout does not store all facts that the truth contains.
         history = replace(history, shape=replace(history.shape, local=False))
         try:
-            check(history, outcomes, exactly=False)
+            check(history, outcomes, is_exact=False)
         except Exception as error:
             raise AssertionError(f"seed {seed}, history {number}: {history}") from error
         number += 1

@@ -1,4 +1,4 @@
-"""Audits beside brokers: what only one side knows, and what the leader says for sure."""
+"""Audits with brokers: segments that only one side knows, and facts that the leader confirms."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def world(cluster: FakeCluster) -> World:
     return World(cluster, five_segments())
 
 
-def audited(world: World, level: str = "bytes", now_ms: int = NOW_MS) -> AuditReport:
+def run_audit(world: World, level: str = "bytes", now_ms: int = NOW_MS) -> AuditReport:
     options = {
         "path": "/",
         "subscribe": "t",
@@ -67,86 +67,88 @@ def audited(world: World, level: str = "bytes", now_ms: int = NOW_MS) -> AuditRe
     return kts_source.audit(options, level=level, store=MemoryStore(world.store), now_ms=now_ms)
 
 
-def found(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
-    return {(one.name, one.start, one.stop) for one in report.findings}
+def finding_spans(report: AuditReport) -> set[tuple[str, int | None, int | None]]:
+    return {(finding.name, finding.start, finding.stop) for finding in report.findings}
 
 
-def test_a_tier_that_brokers_know(world: World) -> None:
+def test_audit_of_known_segments_has_no_findings(world: World) -> None:
     world.write_metadata()
-    report = audited(world)
+    report = run_audit(world)
     assert report.findings == ()
     assert report.partitions[0].is_whole
 
 
-def test_a_segment_that_brokers_do_not_know(world: World) -> None:
+def test_segment_unknown_to_brokers_is_reported(world: World) -> None:
     world.records[1].clear()
     world.write_metadata()
-    report = audited(world)
-    assert found(report) == {("unknown-to-brokers", 12, None)}
+    report = run_audit(world)
+    assert finding_spans(report) == {("unknown-to-brokers", 12, None)}
     assert set(report.findings[0].objects) == set(world.keys(1))
     assert report.orphan_bytes == sum(len(world.store[key]) for key in world.keys(1))
     assert report.exit_code == 0
 
 
 @pytest.mark.parametrize("level", ["listing", "bytes"])
-def test_a_segment_that_is_not_there(world: World, level: str) -> None:
+def test_missing_segment_known_to_brokers_is_reported(world: World, level: str) -> None:
     world.write_metadata()
-    for key in world.keys(3):  # the last: the tier alone does not miss it
+    for key in world.keys(3):  # the last segment; without brokers its loss is not detectable
         del world.store[key]
-    report = audited(world, level)
-    assert found(report) == {("named-not-there", 36, 48)}
+    report = run_audit(world, level)
+    assert finding_spans(report) == {("named-not-there", 36, 48)}
     assert report.exit_code == 3
     assert not report.partitions[0].is_whole
 
 
-def test_a_loss_is_told_once(world: World) -> None:
+def test_missing_segment_is_reported_once(world: World) -> None:
     world.write_metadata()
     for key in world.keys(1):
         del world.store[key]
-    assert found(audited(world)) == {("hole", 12, 24)}
+    assert finding_spans(run_audit(world)) == {("hole", 12, 24)}
 
 
-def test_what_brokers_did_not_finish(world: World) -> None:
+def test_unfinished_copies_and_deletes_are_reported(world: World) -> None:
     del world.records[0][1:]
     third = world.segment_ids[2]
     world.records[2] = [*copied(world.place, world.closed[2], third, FINISHED, DELETING)]
     world.write_metadata()
-    assert found(audited(world)) == {
+    assert finding_spans(run_audit(world)) == {
         ("copy-not-finished", 0, 12),
         ("delete-not-finished", 24, 36),
     }
-    # Just begun, it is usual.
-    assert found(audited(world, now_ms=1)) <= {("clock", 12 * n, 12 * n + 12) for n in range(4)}
+    # Copies and deletes that began recently are not reported.
+    assert finding_spans(run_audit(world, now_ms=1)) <= {
+        ("clock", 12 * n, 12 * n + 12) for n in range(4)
+    }
 
 
-def test_what_was_deleted_and_is_there_again(world: World) -> None:
+def test_objects_of_deleted_segment_are_reported(world: World) -> None:
     second = world.segment_ids[1]
     world.records[1] = [*copied(world.place, world.closed[1], second, DELETING, DELETED)]
     world.write_metadata()
-    assert found(audited(world)) == {("unknown-to-brokers", 12, None)}
+    assert finding_spans(run_audit(world)) == {("unknown-to-brokers", 12, None)}
 
 
-def test_what_retention_gave_up(world: World) -> None:
+def test_overdue_retention_by_time_is_reported(world: World) -> None:
     world.write_metadata()
     configs = world.cluster.configs
     configs["retention.ms"] = "86400000"
-    # A level that reads no manifest tells it, too.
+    # Level `listing`, which reads no manifest, also reports it.
     for level in ("listing", "bytes"):
-        report = audited(world, level)
-        assert found(report) == {("retention-overdue", 0, 48)}
+        report = run_audit(world, level)
+        assert finding_spans(report) == {("retention-overdue", 0, 48)}
         assert set(report.findings[0].objects) == set(world.store)
         assert report.exit_code == 0
-    # Compaction deletes nothing by age.
+    # Topics that are only compacted have no retention by age.
     configs["cleanup.policy"] = "compact"
-    assert audited(world).findings == ()
+    assert run_audit(world).findings == ()
     configs["cleanup.policy"] = "compact,delete"
-    assert found(audited(world)) == {("retention-overdue", 0, 48)}
+    assert finding_spans(run_audit(world)) == {("retention-overdue", 0, 48)}
     configs["retention.ms"] = "-1"
-    assert audited(world).findings == ()
+    assert run_audit(world).findings == ()
 
 
-def named(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
-    """A segment of ten offsets and 50 bytes."""
+def segment_metadata(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegmentMetadata:
+    """Returns metadata of a segment with ten offsets and 50 bytes."""
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), uuid.UUID(int=number + 1))
     start = 10 * number
     return RemoteLogSegmentMetadata(
@@ -161,50 +163,50 @@ def named(number: int, newest_ms: int, copied_ms: int = 100) -> RemoteLogSegment
         (Retention(1000), 0, 1301, [0]),
         (Retention(1000), 0, 1400, [0]),
         (Retention(1000), 0, 1401, [0, 1]),
-        (Retention(1000), 0, 2000, [0, 1]),  # deletes stop at the first that is kept
+        (Retention(1000), 0, 2000, [0, 1]),  # deletion stops at the first retained segment
         (Retention(1000), 10, 2000, [1]),
-        (Retention(1000), 0, 100, []),  # none was there yet
+        (Retention(1000), 0, 100, []),  # all segments were copied later
         (Retention(None, 100), 0, 500, [0]),
         (Retention(None, 101), 0, 500, []),
         (Retention(None, 99), 0, 500, [0]),
         (Retention(None, 50), 0, 500, [0, 1]),
         (Retention(None, 0), 0, 500, [0, 1, 2]),
-        (Retention(None, 50), 0, 1001, [0, 1]),  # the last was copied meanwhile
+        (Retention(None, 50), 0, 1001, [0, 1]),  # the last segment was copied during the audit
         (Retention(1000, 50), 0, 1301, [0, 1]),
         (Retention(), 0, 1 << 40, []),
     ],
 )
-def test_up_to_which_segment_retention_is_overdue(
+def test_retention_overdue_returns_oldest_segments(
     retention: Retention, log_start: int, old_ms: int, overdue: list[int]
 ) -> None:
-    live = [named(2, 1 << 40), named(0, 300), named(1, 400)]
+    live = [segment_metadata(2, 1 << 40), segment_metadata(0, 300), segment_metadata(1, 400)]
     if old_ms == 1001:
-        live.append(named(3, 400, copied_ms=1001))
-    found = retention.overdue(live, log_start, old_ms)
-    assert [one.start_offset // 10 for one in found] == overdue
+        live.append(segment_metadata(3, 400, copied_ms=1001))
+    segments = retention.overdue(live, log_start, old_ms)
+    assert [segment.start_offset // 10 for segment in segments] == overdue
 
 
-def test_more_bytes_than_retention_keeps(world: World) -> None:
+def test_overdue_retention_by_size_is_reported(world: World) -> None:
     world.write_metadata()
     sizes = [len(files.log) for files in world.closed]
-    for more, stop in ((1, 12), (0, 24)):
-        world.cluster.configs["retention.bytes"] = str(sizes[2] + sizes[3] + more)
-        assert found(audited(world)) == {("retention-overdue", 0, stop)}
+    for extra_bytes, stop in ((1, 12), (0, 24)):
+        world.cluster.configs["retention.bytes"] = str(sizes[2] + sizes[3] + extra_bytes)
+        assert finding_spans(run_audit(world)) == {("retention-overdue", 0, stop)}
     world.cluster.configs["retention.bytes"] = str(sum(sizes))
-    assert audited(world).findings == ()
+    assert run_audit(world).findings == ()
 
 
-def test_a_user_who_may_not_see_configurations(world: World) -> None:
+def test_denied_describe_configs_is_reported(world: World) -> None:
     world.write_metadata()
     world.cluster.configs["retention.ms"] = "1"
     world.cluster.fail("DescribeConfigs", Fault(code=29), times=2)
-    report = audited(world)
-    assert found(report) == {("retention-unknown", None, None)}
+    report = run_audit(world)
+    assert finding_spans(report) == {("retention-unknown", None, None)}
     assert "TOPIC_AUTHORIZATION_FAILED" in report.findings[0].detail
     assert report.exit_code == 0
 
 
-def test_another_incarnation(world: World) -> None:
+def test_segments_of_other_topic_id_are_reported(world: World) -> None:
     world.write_metadata()
     other: dict[str, bytes] = {}
     writer = AivenTierWriter(other, topic="t", topic_id="AAAAAAAAAAAAAAAAAAAAIQ")
@@ -212,30 +214,30 @@ def test_another_incarnation(world: World) -> None:
         writer.write_segment(files)
     world.store.clear()
     world.store.update(other)
-    assert found(audited(world)) == {("other-topic-id", None, None)}
+    assert finding_spans(run_audit(world)) == {("other-topic-id", None, None)}
 
 
-def test_a_topic_that_has_lost_entries(world: World) -> None:
+def test_incomplete_metadata_topic_is_reported(world: World) -> None:
     del world.records[1][:1]
     world.records[0].clear()
     world.write_metadata()
-    assert found(audited(world)) == {("metadata-incomplete", None, None)}
+    assert finding_spans(run_audit(world)) == {("metadata-incomplete", None, None)}
 
 
 @pytest.mark.parametrize("level", ["listing", "metadata", "indexes", "bytes"])
 def test_topic_that_lost_all_objects_is_reported(world: World, level: str) -> None:
     world.write_metadata()
-    names = {("named-not-there", at.base_offset, at.next_offset) for at in world.closed}
+    expected = {
+        ("named-not-there", segment.base_offset, segment.next_offset) for segment in world.closed
+    }
     world.store.clear()
-    report = audited(world, level)
-    assert found(report) == names
+    report = run_audit(world, level)
+    assert finding_spans(report) == expected
     assert report.exit_code == 3
 
 
 @pytest.mark.parametrize("has_other_topic", [False, True])
-def test_topic_that_was_never_tiered_has_a_report_without_findings(
-    world: World, has_other_topic: bool
-) -> None:
+def test_topic_without_tiered_segments_has_no_findings(world: World, has_other_topic: bool) -> None:
     world.records.clear()
     world.write_metadata()
     world.store.clear()
@@ -244,43 +246,48 @@ def test_topic_that_was_never_tiered_has_a_report_without_findings(
         builder.append([SimpleRecord(b"x")])
         files = builder.build().segments[0]
         AivenTierWriter(world.store, topic="other").write_segment(files)
-    report = audited(world)
-    assert found(report) == set()
+    report = run_audit(world)
+    assert finding_spans(report) == set()
     assert report.exit_code == 0
 
 
-def test_offsets_that_neither_tier_nor_disk_holds_are_a_hole() -> None:
-    one = side(10, 45, {1: (0, 60)}, ONE)
-    findings = {(f.name, f.start, f.stop) for f in check_unlisted([], one, one)}
+def test_offsets_missing_in_tier_and_on_disk_are_a_hole() -> None:
+    snapshot = broker_snapshot(10, 45, {1: (0, 60)}, EPOCH_1)
+    findings = {
+        (finding.name, finding.start, finding.stop)
+        for finding in check_unlisted([], snapshot, snapshot)
+    }
     assert findings == {("named-not-there", 10, 30), ("hole", 30, 45)}
 
 
-def test_a_cluster_without_the_topic(world: World) -> None:
+def test_cluster_without_the_topic_raises_topic_not_found_error(world: World) -> None:
     with pytest.raises(TopicNotFoundError):
-        audited(world)
+        run_audit(world)
 
 
 ID = uuid.UUID(int=33)
-TEXT = uuid_to_text(ID)
-AT = ("t", 0)
+TOPIC_ID = uuid_to_text(ID)
+PARTITION = ("t", 0)
 
 
-def side(
+def broker_snapshot(
     log_start: int,
     local_start: int,
     owned: dict[int, tuple[int, int]],
     *epochs: EpochEntry,
     retention: Retention = Retention(),  # noqa: B008  # frozen
 ) -> BrokerSnapshot:
-    """A leader with one named segment of offsets [10, 30)."""
-    log = BrokerLog("t", TEXT, 0, 9, log_start, 60, 60, 60, local_start)
+    """Returns the snapshot of a leader that knows one segment with offsets [10, 30)."""
+    log = BrokerLog("t", TOPIC_ID, 0, 9, log_start, 60, 60, 60, local_start)
     segment_id = RemoteLogSegmentId(TopicIdPartition("t", ID, 0), ID)
-    one = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
-    named = NamedSegments(MetadataRead(0, 0, 2, 2, ()), [one])
-    return BrokerSnapshot({AT: log}, {AT: named}, {AT: owned}, {"t": retention})
+    metadata = RemoteLogSegmentMetadata(segment_id, 10, 29, 5, 1, 20, epochs, 100)
+    named = NamedSegments(MetadataRead(0, 0, 2, 2, ()), [metadata])
+    return BrokerSnapshot(
+        {PARTITION: log}, {PARTITION: named}, {PARTITION: owned}, {"t": retention}
+    )
 
 
-def compared(
+def compare_snapshots(
     before: BrokerSnapshot,
     after: BrokerSnapshot,
     *,
@@ -289,80 +296,103 @@ def compared(
     stop: int = 30,
 ) -> set[tuple[str, int | None, int | None]]:
     info = ObjectInfo("key", 5, "1")
-    entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "key", (("log", info),))
-    part = PartitionObjects("t", TEXT, 0, (entry,), ())
-    statement = PartitionStatement("t", TEXT, 0, start, stop, stop, 1, 5, is_whole=True)
+    entry = SegmentEntry("t", TOPIC_ID, 0, 10, TOPIC_ID, "key", (("log", info),))
+    objects = PartitionObjects("t", TOPIC_ID, 0, (entry,), ())
+    statement = PartitionStatement("t", TOPIC_ID, 0, start, stop, stop, 1, 5, is_whole=True)
     snapshots = before, after, last or after
-    more = check_partition(part, statement, [], snapshots, old_ms=49)
-    return {(one.name, one.start, one.stop) for one in more}
+    findings = check_partition(objects, statement, [], snapshots, old_ms=49)
+    return {(finding.name, finding.start, finding.stop) for finding in findings}
 
 
-ONE = EpochEntry(1, 10)
+EPOCH_1 = EpochEntry(1, 10)
 
 
-def test_where_logs_begin() -> None:
+def test_offsets_before_segments_are_compared_with_log_starts() -> None:
     owned = {1: (0, 60)}
-    # Before the listing the disk began at 30: all below was copied.
-    assert compared(side(10, 30, owned, ONE), side(10, 45, owned, ONE)) == set()
-    assert compared(side(4, 30, owned, ONE), side(4, 30, owned, ONE)) == {("hole", 4, 10)}
-    assert compared(side(10, 45, owned, ONE), side(10, 45, owned, ONE)) == {("hole", 30, 45)}
-    # Offsets of segments that are missed are told with them.
-    lost = side(4, 45, owned, ONE)
-    part = PartitionObjects("t", TEXT, 0, (), ())
+    # Before the listing, the local log started at 30, so all earlier offsets were copied.
+    assert (
+        compare_snapshots(
+            broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
+        )
+        == set()
+    )
+    assert compare_snapshots(
+        broker_snapshot(4, 30, owned, EPOCH_1), broker_snapshot(4, 30, owned, EPOCH_1)
+    ) == {("hole", 4, 10)}
+    assert compare_snapshots(
+        broker_snapshot(10, 45, owned, EPOCH_1), broker_snapshot(10, 45, owned, EPOCH_1)
+    ) == {("hole", 30, 45)}
+    # Offsets of a missing segment are reported with the segment, not as a hole.
+    lost = broker_snapshot(4, 45, owned, EPOCH_1)
+    objects = PartitionObjects("t", TOPIC_ID, 0, (), ())
     for stop, holes in ((10, {(30, 45)}), (8, {(8, 10), (30, 45)})):
-        served = PartitionStatement("t", TEXT, 0, 4, stop, stop, 1, 5, is_whole=True)
-        told = check_partition(part, served, [], (lost, lost, lost), old_ms=49)
-        assert {(one.start, one.stop) for one in told if one.name == "hole"} == holes
-        assert {one.start for one in told if one.name == "named-not-there"} == {10}
-    # What retention took meanwhile is not missed.
-    assert compared(side(4, 30, owned, ONE), side(10, 30, owned, ONE)) == set()
-    asked = side(10, 30, owned, ONE), side(10, 30, owned, ONE)
-    # Deleted when all was read, or made again: where its log starts then is of no interest.
-    again = side(0, 0, owned, ONE)
+        statement = PartitionStatement("t", TOPIC_ID, 0, 4, stop, stop, 1, 5, is_whole=True)
+        findings = check_partition(objects, statement, [], (lost, lost, lost), old_ms=49)
+        reported_holes = {
+            (finding.start, finding.stop) for finding in findings if finding.name == "hole"
+        }
+        assert reported_holes == holes
+        assert {finding.start for finding in findings if finding.name == "named-not-there"} == {10}
+    # Segments that retention deleted during the audit are not reported.
+    assert (
+        compare_snapshots(
+            broker_snapshot(4, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
+        )
+        == set()
+    )
+    # If the topic was deleted or recreated after the read, its new log start is ignored.
+    before = broker_snapshot(10, 30, owned, EPOCH_1), broker_snapshot(10, 30, owned, EPOCH_1)
+    recreated = broker_snapshot(0, 0, owned, EPOCH_1)
     other = BrokerLog("t", "AAAAAAAAAAAAAAAAAAAAMQ", 0, 9, 0, 5, 5, 5, 0)
-    for gone in ({}, {AT: other}):
-        assert compared(*asked, last=BrokerSnapshot(gone, again.named, again.owned, {})) == set()
-    assert compared(side(30, 45, owned, ONE), side(50, 55, owned, ONE)) == {
-        ("below-log-start", 10, 30)
+    for logs in ({}, {PARTITION: other}):
+        last = BrokerSnapshot(logs, recreated.named, recreated.owned, {})
+        assert compare_snapshots(*before, last=last) == set()
+    assert compare_snapshots(
+        broker_snapshot(30, 45, owned, EPOCH_1), broker_snapshot(50, 55, owned, EPOCH_1)
+    ) == {("below-log-start", 10, 30)}
+    assert compare_snapshots(
+        broker_snapshot(30, 30, owned, EPOCH_1), broker_snapshot(30, 30, owned, EPOCH_1)
+    ) == {("below-log-start", 10, 30)}
+
+
+def test_partition_on_one_side_only_is_reported() -> None:
+    snapshot = broker_snapshot(10, 10, {1: (0, 60)}, EPOCH_1)
+    empty = BrokerSnapshot({}, {}, {}, {})
+    findings = {
+        (finding.name, finding.topic, finding.partition, finding.start, finding.stop)
+        for finding in check_unlisted([], snapshot, snapshot)
     }
-    assert compared(side(30, 30, owned, ONE), side(30, 30, owned, ONE)) == {
-        ("below-log-start", 10, 30)
-    }
+    assert findings == {("named-not-there", "t", 0, 10, 30)}
+    objects = PartitionObjects("t", TOPIC_ID, 0, (), ())
+    assert check_unlisted([objects], snapshot, snapshot) == []
+    assert check_unlisted([], empty, snapshot) == []
+    assert compare_snapshots(empty, empty) == {("other-topic-id", None, None)}
+    assert compare_snapshots(empty, snapshot) == compare_snapshots(snapshot, empty) == set()
 
 
-def test_a_partition_that_one_side_has_not() -> None:
-    one, nothing = side(10, 10, {1: (0, 60)}, ONE), BrokerSnapshot({}, {}, {}, {})
-    found = {(f.name, f.topic, f.partition, f.start, f.stop) for f in check_unlisted([], one, one)}
-    assert found == {("named-not-there", "t", 0, 10, 30)}
-    part = PartitionObjects("t", TEXT, 0, (), ())
-    assert check_unlisted([part], one, one) == check_unlisted([], nothing, one) == []
-    assert compared(nothing, nothing) == {("other-topic-id", None, None)}
-    assert compared(nothing, one) == compared(one, nothing) == set()
+def test_segments_of_replaced_branch_are_reported() -> None:
+    epochs = EPOCH_1, EpochEntry(4, 20)
 
+    def findings(owned: dict[int, tuple[int, int]], log_start: int = 10) -> set[object]:
+        snapshot = broker_snapshot(log_start, log_start, owned, *epochs)
+        return set(compare_snapshots(snapshot, snapshot))
 
-def test_branches_that_the_leader_does_not_have() -> None:
-    epochs = ONE, EpochEntry(4, 20)
-
-    def dead(owned: dict[int, tuple[int, int]], log_start: int = 10) -> set[object]:
-        one = side(log_start, log_start, owned, *epochs)
-        return set(compared(one, one))
-
-    assert dead({1: (0, 20), 4: (20, 60)}) == set()
-    # What both branches have is the leader's.
-    assert dead({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 15, 30)}
-    assert dead({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 25, 30)}
-    assert dead({1: (12, 20), 4: (20, 60)}) == {("dead-branch", 10, 30)}
-    assert dead({1: (0, 20)}) == {("dead-branch", 20, 30)}
-    # Nor does retention look at them.
+    assert findings({1: (0, 20), 4: (20, 60)}) == set()
+    # Offsets that both branches have belong to the leader.
+    assert findings({1: (0, 15), 4: (15, 60)}) == {("dead-branch", 15, 30)}
+    assert findings({1: (0, 20), 4: (20, 25)}) == {("dead-branch", 25, 30)}
+    assert findings({1: (12, 20), 4: (20, 60)}) == {("dead-branch", 10, 30)}
+    assert findings({1: (0, 20)}) == {("dead-branch", 20, 30)}
+    # Retention ignores segments of a replaced branch.
     for owned, name in (({1: (0, 20), 4: (20, 60)}, "retention-overdue"), ({}, "dead-branch")):
-        one = side(10, 10, dict(owned), *epochs, retention=Retention(1))
-        assert {kind for kind, *_ in compared(one, one)} == {name}
-    # The leader forgets epochs below its log start, and where they began.
-    assert dead({4: (20, 60)}, log_start=20) == set()
-    assert dead({4: (24, 60)}, log_start=24) == set()
+        snapshot = broker_snapshot(10, 10, dict(owned), *epochs, retention=Retention(1))
+        assert {kind for kind, *_ in compare_snapshots(snapshot, snapshot)} == {name}
+    # The leader drops epochs below its log start, and their start offsets.
+    assert findings({4: (20, 60)}, log_start=20) == set()
+    assert findings({4: (24, 60)}, log_start=24) == set()
 
 
-def test_partition_that_metadata_lack_is_not_of_another_topic_id(world: World) -> None:
+def test_incomplete_metadata_raise_broker_unavailable_error(world: World) -> None:
     world.write_metadata()
     _, partitions = world.cluster.topics["t"]
     partitions.append(FakePartition(partitions[0].log))
@@ -377,11 +407,11 @@ def test_partition_that_metadata_lack_is_not_of_another_topic_id(world: World) -
     world.cluster.fail(METADATA, Fault(edit=shorten), times=200)
 
     with pytest.raises(BrokerUnavailableError, match=r"1 partitions of .* at least 2"):
-        audited(world)
+        run_audit(world)
 
 
 def with_higher_start(log_start: int) -> BuiltLog:
-    """Four closed segments, of which the newest alone says that the log starts at an offset."""
+    """Builds four closed segments; only the newest checkpoint has the new log start."""
     builder = LogBuilder()
     for segment in range(5):
         for number in range(6):
@@ -394,31 +424,29 @@ def with_higher_start(log_start: int) -> BuiltLog:
 
 
 @pytest.mark.parametrize("log_start", [5, 12, 17])
-def test_log_start_of_one_checkpoint_is_confirmed_by_the_leader(
+def test_log_start_of_newest_checkpoint_confirmed_by_leader_is_used(
     cluster: FakeCluster, log_start: int
 ) -> None:
     world = World(cluster, with_higher_start(log_start))
     world.write_metadata()
-    _, (part,) = cluster.topics["t"]
-    part.log = replace(part.log, log_start=log_start)
-    report = audited(world)
+    _, (partition,) = cluster.topics["t"]
+    partition.log = replace(partition.log, log_start=log_start)
+    report = run_audit(world)
     below = {("below-log-start", 0, 12)} if log_start >= 12 else set()
-    assert found(report) == below
+    assert finding_spans(report) == below
     assert report.partitions[0].start == log_start
     assert report.exit_code == 0
 
 
 @pytest.mark.parametrize("log_start", [5, 12, 17])
-def test_log_start_above_that_of_the_leader_is_an_error_and_deletes_nothing(
-    cluster: FakeCluster, log_start: int
-) -> None:
+def test_log_start_above_leader_log_start_is_an_error(cluster: FakeCluster, log_start: int) -> None:
     world = World(cluster, with_higher_start(log_start))
     world.write_metadata()
-    report = audited(world)
-    names = {one.name for one in report.findings}
+    report = run_audit(world)
+    names = {finding.name for finding in report.findings}
     assert "lineage-disagrees" in names
     assert not names & {"below-log-start", "log-start-unconfirmed", "unknown-to-brokers"}
-    (finding,) = (one for one in report.errors if one.name == "lineage-disagrees")
+    (finding,) = (error for error in report.errors if error.name == "lineage-disagrees")
     assert (finding.start, finding.stop) == (0, log_start)
     assert "leader's log starts at offset 0" in finding.detail
     assert not report.partitions[0].is_whole

@@ -1,4 +1,4 @@
-"""Audits while brokers delete: that is no fault; what a stranger takes is one."""
+"""Objects deleted during an audit: deletes by brokers are expected, other deletes are errors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kts_source.planning.metadata_topic import NamedSegments
 from kts_source.store.object_store import ObjectInfo
 from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.auditing.test_brokers import (
-    AT,
+    EPOCH_1,
     NOW_MS,
-    ONE,
-    TEXT,
-    audited,
+    PARTITION,
+    TOPIC_ID,
+    broker_snapshot,
     cluster,
-    found,
-    side,
+    finding_spans,
+    run_audit,
     world,
 )
 from tests.kts_source.planning.memory_store import MemoryStore
@@ -45,12 +45,12 @@ STOPS = (12, 24)
 
 
 class ChangingStore(MemoryStore):
-    """Changes when an object is read for the first time.
+    """Store that calls a function before an object is read for the first time.
 
     Args:
-        world: What it holds.
-        first: The object.
-        change: What happens before it is read.
+        world: Owns the objects.
+        first: Key of the object.
+        change: Called before the first read of the object.
     """
 
     def __init__(self, world: World, first: str, change: Callable[[], None]) -> None:
@@ -70,14 +70,14 @@ def user_log(world: World) -> FakeLog:
 
 
 def remove(world: World, numbers: Iterable[int]) -> None:
-    """The objects of segments are gone."""
+    """Deletes the objects of segments."""
     for number in numbers:
         for key in world.keys(number):
             del world.store[key]
 
 
 def delete(world: World, numbers: Iterable[int]) -> None:
-    """As brokers do it."""
+    """Deletes segments as brokers do: metadata events, log start, objects."""
     for number in numbers:
         files, name = world.closed[number], world.segment_ids[number]
         world.records[number] = [*copied(world.place, files, name, FINISHED, DELETING, DELETED)]
@@ -86,7 +86,9 @@ def delete(world: World, numbers: Iterable[int]) -> None:
     remove(world, numbers)
 
 
-def read(world: World, level: str, first: str, change: Callable[[], None]) -> AuditReport:
+def audit_with_change(
+    world: World, level: str, first: str, change: Callable[[], None]
+) -> AuditReport:
     world.write_metadata()
     options = {
         "path": "/",
@@ -100,51 +102,52 @@ def read(world: World, level: str, first: str, change: Callable[[], None]) -> Au
 
 @pytest.mark.parametrize("numbers", [(0,), (0, 1)])
 @pytest.mark.parametrize("suffix", ["rsm-manifest", "indexes", "log"])
-def test_what_brokers_delete_while_it_is_read(
+def test_segments_deleted_by_brokers_are_not_reported(
     world: World, suffix: str, numbers: tuple[int, ...]
 ) -> None:
     first = next(key for key in world.keys(numbers[-1]) if key.endswith(suffix))
-    report = read(world, "bytes", first, lambda: delete(world, numbers))
+    report = audit_with_change(world, "bytes", first, lambda: delete(world, numbers))
     assert report.findings == ()
-    (part,) = report.partitions
-    assert (part.start, part.stop, part.is_whole) == (STOPS[numbers[-1]], 48, True)
-    # What was read of the rest counts, or nothing does.
-    assert part.records in (None, 48 - STOPS[numbers[-1]])
+    (statement,) = report.partitions
+    assert (statement.start, statement.stop) == (STOPS[numbers[-1]], 48)
+    assert statement.is_whole
+    # The records are counted for all remaining segments, or not at all.
+    assert statement.records in (None, 48 - STOPS[numbers[-1]])
 
 
 @pytest.mark.parametrize("suffix", ["rsm-manifest", "indexes", "log"])
-def test_what_a_stranger_deletes_while_it_is_read(world: World, suffix: str) -> None:
+def test_segment_deleted_by_others_is_reported(world: World, suffix: str) -> None:
     first = next(key for key in world.keys(1) if key.endswith(suffix))
-    report = read(world, "bytes", first, lambda: remove(world, (1,)))
-    assert ("object-gone", 12) in {(name, start) for name, start, _ in found(report)}
+    report = audit_with_change(world, "bytes", first, lambda: remove(world, (1,)))
+    assert ("object-gone", 12) in {(name, start) for name, start, _ in finding_spans(report)}
     assert report.exit_code == 1
     assert not report.partitions[0].is_whole
 
 
-def test_what_is_left_of_a_segment_that_brokers_delete(world: World) -> None:
-    # A log object went, the rest is still there, and so it was when brokers were asked.
+def test_half_deleted_segment_is_reported_after_grace(world: World) -> None:
+    # The log object is deleted, and the other objects remain until the end of the audit.
     first = world.segment_ids[0]
     world.records[0] = [*copied(world.place, world.closed[0], first, FINISHED, DELETING)]
     world.write_metadata()
     del world.store[next(key for key in world.keys(0) if key.endswith(".log"))]
     user_log(world).log_start = 12
-    # It began at 2 ms, and the usual grace is an hour.
-    told = found(audited(world, now_ms=3_600_003))
-    assert {name for name, *_ in told} == {"half-delete", "clock"}
-    report = audited(world, now_ms=3_600_002)
-    assert {name for name, *_ in found(report)} == {"clock"}
+    # The delete began at 2 ms, and the default grace is one hour.
+    spans = finding_spans(run_audit(world, now_ms=3_600_003))
+    assert {name for name, *_ in spans} == {"half-delete", "clock"}
+    report = run_audit(world, now_ms=3_600_002)
+    assert {name for name, *_ in finding_spans(report)} == {"clock"}
     assert (report.partitions[0].start, report.partitions[0].is_whole) == (12, True)
 
 
-def test_a_gap_below_the_log_start_is_none(world: World) -> None:
-    # A listing in pages saw the first segment before brokers deleted both, and not the second.
+def test_gap_below_the_log_start_is_not_reported(world: World) -> None:
+    # Brokers deleted both segments while the tier was listed. The listing shows only the first.
     delete(world, (1,))
-    report = audited(world)
-    assert {one for one in found(report) if one[0] != "below-log-start"} == set()
+    report = run_audit(world)
+    assert {span for span in finding_spans(report) if span[0] != "below-log-start"} == set()
     assert (report.partitions[0].start, report.partitions[0].is_whole) == (24, True)
 
 
-def test_log_starts_that_move_while_brokers_are_asked(
+def test_log_start_moved_during_audit_is_not_reported(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builder = LogBuilder()
@@ -156,55 +159,61 @@ def test_log_starts_that_move_while_brokers_are_asked(
             builder.roll()
     world = World(cluster, builder.build())
     world.write_metadata()
-    log, asked = user_log(world), []
+    log, log_starts = user_log(world), []
     assert log.epochs == [(number, 12 * number) for number in range(5)]
 
-    def owned(view: ClusterView, of: BrokerLog, epochs: set[int]) -> dict[int, tuple[int, int]]:
-        asked.append(of.log_start)
-        if len(asked) == 2:  # behind the listing
+    def owned(
+        view: ClusterView, broker_log: BrokerLog, epochs: set[int]
+    ) -> dict[int, tuple[int, int]]:
+        log_starts.append(broker_log.log_start)
+        if len(log_starts) == 2:  # after the listing
             log.log_start, log.epochs = 30, [(2, 30), (3, 36), (4, 48)]
-        return real(view, of, epochs)
+        return real(view, broker_log, epochs)
 
     real = ClusterView.owned
     monkeypatch.setattr(ClusterView, "owned", owned)
-    # A leader has forgotten the epochs by then; that is no other branch.
-    assert audited(world).findings == ()
-    assert asked == [0, 0]
+    # The leader has dropped these epochs by then. That is not a replaced branch.
+    assert run_audit(world).findings == ()
+    assert log_starts == [0, 0]
 
 
-def compared_with(
-    last: BrokerSnapshot, start: int, digest: str | None = None
-) -> tuple[object, ...]:
-    """What is left of a finding about a segment that was live, and where the statement begins."""
-    entry = SegmentEntry("t", TEXT, 0, 10, TEXT, "k", (("log", ObjectInfo("k", 5, "1")),))
-    part = PartitionObjects("t", TEXT, 0, (entry,), ())
-    object_name = f"t/{10:020d}-{TEXT}.log"
-    finding = Finding("crc", "t", TEXT, 0, 10, 30, (object_name,), 5, "")
+def compare_with(last: BrokerSnapshot, start: int, digest: str | None = None) -> tuple[object, ...]:
+    """Compares a finding about a live segment with the last snapshot.
+
+    Returns the start of the statement, and the number of findings that remain.
+    """
+    entry = SegmentEntry("t", TOPIC_ID, 0, 10, TOPIC_ID, "k", (("log", ObjectInfo("k", 5, "1")),))
+    objects = PartitionObjects("t", TOPIC_ID, 0, (entry,), ())
+    object_name = f"t/{10:020d}-{TOPIC_ID}.log"
+    finding = Finding("crc", "t", TOPIC_ID, 0, 10, 30, (object_name,), 5, "")
     count = None if digest is None else 1
-    served = start, 60, 60, 1, 5, False, count, count, digest
-    before = side(10, 10, {1: (0, 60)}, ONE)
-    sides = before, before, last
-    left, findings = without_deleted(
-        part, PartitionStatement("t", TEXT, 0, *served), [finding], sides, 40
+    fields = start, 60, 60, 1, 5, False, count, count, digest
+    before = broker_snapshot(10, 10, {1: (0, 60)}, EPOCH_1)
+    snapshots = before, before, last
+    remaining, findings = without_deleted(
+        objects, PartitionStatement("t", TOPIC_ID, 0, *fields), [finding], snapshots, 40
     )
-    return left.start, len(findings)
+    return remaining.start, len(findings)
 
 
-def test_only_what_brokers_delete_is_left_out() -> None:
-    def last(log_start: int, *, live: bool) -> BrokerSnapshot:
-        found = side(log_start, log_start, {1: (0, 60)}, ONE)
-        named = NamedSegments(found.named[AT].read, found.named[AT].live if live else [])
-        return replace(found, named={AT: named})
+def test_only_findings_of_deleted_segments_are_dropped() -> None:
+    def last(log_start: int, *, is_live: bool) -> BrokerSnapshot:
+        snapshot = broker_snapshot(log_start, log_start, {1: (0, 60)}, EPOCH_1)
+        named = NamedSegments(
+            snapshot.named[PARTITION].read,
+            snapshot.named[PARTITION].live if is_live else [],
+        )
+        return replace(snapshot, named={PARTITION: named})
 
-    assert compared_with(last(30, live=False), 10) == (30, 0)
-    assert compared_with(last(30, live=False), 30) == (30, 0)
-    # All of it was read, and is served.
-    assert compared_with(last(30, live=False), 10, "digest") == (10, 0)
-    # It is given up, and nobody deletes it; or is deleted, and wanted.
-    assert compared_with(last(30, live=True), 10) == (10, 1)
-    assert compared_with(last(29, live=False), 10) == (10, 1)
-    # Nothing is known of the partition any more, or it is another one.
-    assert compared_with(BrokerSnapshot({}, {}, {}, {}), 10) == (10, 1)
-    other = last(30, live=False)
-    logs = {AT: replace(other.logs[AT], topic_id="AAAAAAAAAAAAAAAAAAAAMQ")}
-    assert compared_with(replace(other, logs=logs), 10) == (10, 1)
+    assert compare_with(last(30, is_live=False), 10) == (30, 0)
+    assert compare_with(last(30, is_live=False), 30) == (30, 0)
+    # The segment was read completely, so its offsets stay in the statement.
+    assert compare_with(last(30, is_live=False), 10, "digest") == (10, 0)
+    # The segment is below the log start but not deleted, or deleted but not below the log start.
+    assert compare_with(last(30, is_live=True), 10) == (10, 1)
+    assert compare_with(last(29, is_live=False), 10) == (10, 1)
+    # The partition does not exist any longer, or has another topic id.
+    assert compare_with(BrokerSnapshot({}, {}, {}, {}), 10) == (10, 1)
+    other = last(30, is_live=False)
+    logs = {PARTITION: replace(other.logs[PARTITION], topic_id="AAAAAAAAAAAAAAAAAAAAMQ")}
+    assert compare_with(replace(other, logs=logs), 10) == (10, 1)

@@ -1,4 +1,4 @@
-"""The digest by its definition, however its batches are cut into parts; it is of what is served."""
+"""The digest equals its definition for all partitionings of the batches, and covers served rows."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import kts_source
 from kts_source.auditing.proof import PartDigest
 from segment_format.testing import AivenTierWriter, LocalTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.auditing.damaged_tier import TOPIC, TOPIC_ID, healthy_segments
-from tests.kts_source.auditing.test_all_at_once import audited_store, batches_of
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_all_at_once import audit_store, split_batches
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 
 if TYPE_CHECKING:
     from kts_source.auditing.report import AuditReport
     from segment_format.testing import SegmentFiles
 
 
-def by_definition(batches: list[tuple[int, int]]) -> str:
+def defined_digest(batches: list[tuple[int, int]]) -> str:
     total = 0
-    for _, block in itertools.groupby(batches, key=lambda one: one[0] // 4096):
-        data = b"".join(struct.pack(">qI", *one) for one in block)
+    for _, block in itertools.groupby(batches, key=lambda batch: batch[0] // 4096):
+        data = b"".join(struct.pack(">qI", *batch) for batch in block)
         total += int.from_bytes(hashlib.sha256(data).digest(), "big")
     return f"{total % 2**256:064x}"
 
@@ -41,72 +41,74 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, cuts=st.lists(st.integers(0, 40), max_size=6))
-def test_any_parts(steps: list[tuple[int, int]], cuts: list[int]) -> None:
+def test_digest_of_any_parts_equals_definition(
+    steps: list[tuple[int, int]], cuts: list[int]
+) -> None:
     bases = list(itertools.accumulate(step for step, _ in steps))
     batches = [(base, crc) for base, (_, crc) in zip(bases, steps, strict=True)]
-    whole = PartDigest()
+    total = PartDigest()
     for low, high in itertools.pairwise([0, *sorted(cuts), len(batches)]):
-        one = PartDigest()
-        for part in (batches[low:high][:3], batches[low:high][3:]):
-            columns = np.array(part, np.int64).reshape(-1, 2)
-            one.update(columns[:, 0], columns[:, 1])
-        whole.add(one.part())
-    assert whole.text() == by_definition(batches)
+        segment = PartDigest()
+        for rows in (batches[low:high][:3], batches[low:high][3:]):
+            columns = np.array(rows, np.int64).reshape(-1, 2)
+            segment.update(columns[:, 0], columns[:, 1])
+        total.add(segment.part())
+    assert total.text() == defined_digest(batches)
 
 
-def digest(report: AuditReport) -> str:
-    (part,) = report.partitions
-    assert part.digest is not None
-    return part.digest
+def report_digest(report: AuditReport) -> str:
+    (statement,) = report.partitions
+    assert statement.digest is not None
+    return statement.digest
 
 
-WHOLE = digest(audited_store(store_of(healthy_segments())))
+HEALTHY_DIGEST = report_digest(audit_store(write_store(healthy_segments())))
 
 
-def more(store: CountingStore, segments: list[SegmentFiles]) -> CountingStore:
+def add_segments(store: CountingStore, segments: list[SegmentFiles]) -> CountingStore:
     rng = random.Random(77)
     writer = AivenTierWriter(
         store.objects, topic=TOPIC, topic_id=TOPIC_ID, chunk_size=90, random_bytes=rng.randbytes
     )
-    for one in segments:
-        writer.write_segment(one)
+    for segment in segments:
+        writer.write_segment(segment)
     return store
 
 
-def test_what_is_not_served_does_not_count() -> None:
+def test_digest_ignores_segments_that_are_not_served() -> None:
     segments = healthy_segments()
-    twice = audited_store(more(store_of(segments), segments[1:3]))
-    assert {one.name for one in twice.findings} == {"duplicate-upload"}
-    assert digest(twice) == WHOLE
-    # A branch of epoch 1, where the log goes on with epoch 3.
+    twice = audit_store(add_segments(write_store(segments), segments[1:3]))
+    assert {finding.name for finding in twice.findings} == {"duplicate-upload"}
+    assert report_digest(twice) == HEALTHY_DIGEST
+    # A branch of epoch 1 at offsets that the log has from epoch 3.
     builder = LogBuilder(start_offset=82, leader_epoch=1)
     builder.append([SimpleRecord(b"lost")] * 50)
     builder.roll()
     (lost,) = builder.build().segments
-    beside = audited_store(more(store_of(segments), [lost]))
-    assert {one.name for one in beside.findings} == {"dead-branch"}
-    assert digest(beside) == WHOLE
+    with_branch = audit_store(add_segments(write_store(segments), [lost]))
+    assert {finding.name for finding in with_branch.findings} == {"dead-branch"}
+    assert report_digest(with_branch) == HEALTHY_DIGEST
 
 
-def test_another_layout_says_the_same() -> None:
+def test_digest_is_equal_in_other_layout() -> None:
     store = CountingStore({})
     writer = LocalTierWriter(store.objects, topic=TOPIC, topic_id=TOPIC_ID)
-    for one in healthy_segments():
-        writer.write_segment(one)
+    for segment in healthy_segments():
+        writer.write_segment(segment)
     options = {"path": "memory://", "subscribe": TOPIC, "layout": "local-tiered-storage"}
-    assert digest(kts_source.audit(options, level="bytes", store=store)) == WHOLE
+    assert report_digest(kts_source.audit(options, level="bytes", store=store)) == HEALTHY_DIGEST
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_each_bit_of_a_batch_counts(number: int) -> None:
-    """Under a checksum that fits, so that only the digest tells."""
+def test_digest_changes_with_each_bit_of_a_batch(number: int) -> None:
+    """The batch has a valid checksum, so only the digest shows the change."""
     rng = random.Random(number)
     for _ in range(4):
         segments = healthy_segments()
-        batches = batches_of(segments[number].log)
+        batches = split_batches(segments[number].log)
         batch = batches[rng.randrange(len(batches) - 1)]
         batch[rng.randrange(70, len(batch))] ^= 1 << rng.randrange(8)
         batch[17:21] = google_crc32c.value(bytes(batch[21:])).to_bytes(4, "big")
         segments[number] = replace(segments[number], log=b"".join(batches))
-        report = audited_store(store_of(segments))
-        assert digest(report) != WHOLE
+        report = audit_store(write_store(segments))
+        assert report_digest(report) != HEALTHY_DIGEST

@@ -1,4 +1,4 @@
-"""Audits in several processes: the report of one process, with and without a state."""
+"""Audits in several processes have the report of one process, with and without a state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kts_source.auditing.run import AuditJob, AuditTask
 
 
-def test_processes_say_what_one_says(tmp_path: Path) -> None:
+def test_several_processes_report_the_same_as_one(tmp_path: Path) -> None:
     copy = tmp_path / "tier"
     shutil.copytree(TIER, copy)
     log = min(copy.rglob("*.log"))
@@ -40,7 +40,7 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
             options, level="bytes", now_ms=NOW_MS, jobs=2, state=state, on_read=read.append
         )
         assert report == expected
-    # What processes have proven, one process need not read; what is at fault, it does.
+    # One process skips the segments that several processes proved, except the damaged segment.
     read_again: list[int] = []
     report = kts_source.audit(
         options, level="bytes", now_ms=NOW_MS, state=state, on_read=read_again.append
@@ -49,40 +49,40 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
     assert 0 < sum(read_again) < sum(read) / 3
 
 
-class Loops:
-    """Runs tasks here, through texts, as Spark does; may lose one."""
+class TextExecutor:
+    """Runs tasks in this process and serializes outcomes to text, as Spark does; can lose one."""
 
     is_near = False
 
-    def __init__(self, *, loses: bool = False) -> None:
-        self._loses = loses
+    def __init__(self, *, loses_first: bool = False) -> None:
+        self._loses = loses_first
         self.lines = 0
 
-    def run(self, given: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
+    def run(self, audit_tasks: Sequence[AuditTask], job: AuditJob) -> Iterator[AuditOutcome]:
         assert job.state is None
-        for task in given[self._loses :]:
+        for task in audit_tasks[self._loses :]:
             outcome = AuditOutcome.from_text(task.run(job).to_text())
             self.lines += len(outcome.lines)
             yield outcome
 
 
-def test_outcomes_travel_as_texts(tmp_path: Path) -> None:
+def test_executor_with_serialized_outcomes_has_same_report(tmp_path: Path) -> None:
     from kts_source.auditing.run import audit
 
     options = tier_options(("txn", "timeline"))
     expected = audit(options, level="bytes", now_ms=NOW_MS)
-    far, state = Loops(), str(tmp_path / "state")
-    report = audit(options, level="bytes", now_ms=NOW_MS, executor=far, state=state)
+    executor, state = TextExecutor(), str(tmp_path / "state")
+    report = audit(options, level="bytes", now_ms=NOW_MS, executor=executor, state=state)
     assert report == expected
-    assert far.lines
-    again = Loops()
-    report = audit(options, level="bytes", now_ms=NOW_MS, executor=again, state=state)
-    assert (report, again.lines) == (expected, 0)
+    assert executor.lines
+    second = TextExecutor()
+    report = audit(options, level="bytes", now_ms=NOW_MS, executor=second, state=state)
+    assert (report, second.lines) == (expected, 0)
     with pytest.raises(StoreError, match="did not answer"):
-        audit(options, now_ms=NOW_MS, executor=Loops(loses=True))
+        audit(options, now_ms=NOW_MS, executor=TextExecutor(loses_first=True))
 
 
-def test_a_process_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_died_process_raises_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def dying(*_: object) -> Iterator[object]:
         raise BrokenProcessPool
 
@@ -91,7 +91,7 @@ def test_a_process_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         kts_source.audit(tier_options("txn"), jobs=2)
 
 
-def test_what_processes_cannot_do() -> None:
+def test_jobs_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="one process or more"):
         kts_source.audit(tier_options("txn"), jobs=0)
     with pytest.raises(InvalidOptionError, match="leave out store or jobs"):

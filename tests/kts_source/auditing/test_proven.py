@@ -1,4 +1,4 @@
-"""When the proof of a segment's bytes still holds."""
+"""Conditions under which the proof of a segment's bytes is still valid."""
 
 from __future__ import annotations
 
@@ -26,42 +26,48 @@ PROOF = LogProof(
 
 
 @pytest.mark.parametrize(
-    ("span", "counted_from", "is_first", "known", "holds"),
+    ("span", "counted_from", "is_first", "open_transactions", "is_valid"),
     [
         ((100, 200), 95, False, {7: 40, 9: 60}, True),
-        ((100, 200), 95, False, {7: 40}, True),  # it was proven knowing more
-        ((100, 200), 0, False, {}, True),  # retention took what was before
+        ((100, 200), 95, False, {7: 40}, True),  # the proof knew more open transactions
+        ((100, 200), 0, False, {}, True),  # retention deleted the previous segments
         ((100, 200), 95, False, {7: 30}, False),
         ((100, 200), 95, False, {8: 40}, False),
-        ((100, 200), 105, False, {}, False),  # the first batch was counted already
-        ((101, 200), 95, False, {}, False),  # the log start moved into it
-        ((100, 150), 95, False, {}, False),  # the rest died
+        ((100, 200), 105, False, {}, False),  # the first batch was counted in the previous segment
+        ((101, 200), 95, False, {}, False),  # the log start moved into the segment
+        ((100, 150), 95, False, {}, False),  # the remaining offsets were replaced
         ((100, 200), 95, True, {}, False),
     ],
 )
-def test_a_proof_holds_where_reading_would_tell_nothing_else(
-    span: tuple[int, int], counted_from: int, is_first: bool, known: dict[int, int], holds: bool
+def test_proof_is_valid_only_if_reading_has_same_result(
+    span: tuple[int, int],
+    counted_from: int,
+    is_first: bool,
+    open_transactions: dict[int, int],
+    is_valid: bool,
 ) -> None:
-    assert PROOF.holds_for(span, counted_from, is_first, known) is holds
+    assert PROOF.holds_for(span, counted_from, is_first, open_transactions) is is_valid
 
 
 @pytest.mark.parametrize(
-    ("known", "opened"),
+    ("open_transactions", "expected"),
     [
         ({7: 40, 9: 60}, {7: 40, 8: 150}),
         ({9: 60}, {7: 110, 8: 150}),
         ({}, {7: 110, 8: 150}),
     ],
 )
-def test_what_is_open_for_one_who_knows_less(known: dict[int, int], opened: dict[int, int]) -> None:
-    assert PROOF.open_knowing(known) == opened
+def test_open_knowing_fewer_transactions_uses_own_starts(
+    open_transactions: dict[int, int], expected: dict[int, int]
+) -> None:
+    assert PROOF.open_knowing(open_transactions) == expected
 
 
-def test_a_segment_that_began_with_a_counted_batch() -> None:
+def test_proof_of_segment_with_counted_first_batch() -> None:
     shared = replace(PROOF, counted_from=105)
     assert shared.holds_for((100, 200), 105, False, {})
     assert not shared.holds_for((100, 200), 0, False, {})
 
 
-def test_json_and_back() -> None:
+def test_proof_round_trips_through_json() -> None:
     assert LogProof.from_json(json.loads(json.dumps(PROOF.to_json()))) == PROOF

@@ -1,4 +1,4 @@
-"""The report as a value, as JSON of the documented schema, and as metrics; what is refused."""
+"""Audit reports as values, as JSON of the documented schema, and as metrics; invalid options."""
 
 from __future__ import annotations
 
@@ -30,37 +30,43 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs" / "audit.md").read_text()
 
 
-def finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:
+def create_finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:
     return Finding(name, topic, "id", 0, start, None, ("key",), 5, "detail")
 
 
-def report_of(*findings: Finding) -> AuditReport:
+def create_report(*findings: Finding) -> AuditReport:
     return AuditReport("metadata", 1, "file:///t", in_order(findings), ())
 
 
-def test_the_page_has_the_table_of_kinds() -> None:
+def test_docs_page_has_the_table_of_kinds() -> None:
     rows = re.findall(
         r"^\| `([a-z-]+)` \| (error|warning|info) \| (\w+) \| (.*) \| (.*) \|$", PAGE, re.M
     )
     assert rows == [
-        (one.name, one.severity.value, one.level, one.meaning, one.advice) for one in KINDS.values()
+        (kind.name, kind.severity.value, kind.level, kind.meaning, kind.advice)
+        for kind in KINDS.values()
     ]
-    assert {one.level for one in KINDS.values()} == set(LEVELS)
+    assert {kind.level for kind in KINDS.values()} == set(LEVELS)
 
 
-def test_the_exit_code_tells_loss_from_damage() -> None:
-    assert report_of().exit_code == 0
-    assert report_of(finding("half-copy"), finding("open-transaction")).exit_code == 0
-    assert report_of(finding("crc"), finding("half-copy")).exit_code == 1
-    assert report_of(finding("crc"), finding("hole")).exit_code == 3
-    ordered = report_of(finding("open-transaction"), finding("half-copy"), finding("crc"))
-    assert [one.severity for one in ordered.findings] == list(Severity)
+def test_exit_code_distinguishes_loss_from_damage() -> None:
+    assert create_report().exit_code == 0
+    assert (
+        create_report(create_finding("half-copy"), create_finding("open-transaction")).exit_code
+        == 0
+    )
+    assert create_report(create_finding("crc"), create_finding("half-copy")).exit_code == 1
+    assert create_report(create_finding("crc"), create_finding("hole")).exit_code == 3
+    ordered = create_report(
+        create_finding("open-transaction"), create_finding("half-copy"), create_finding("crc")
+    )
+    assert [reported.severity for reported in ordered.findings] == list(Severity)
     with pytest.raises(FrozenInstanceError):
         ordered.level = "bytes"  # type: ignore[misc]
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Whether JSON is of a schema, as far as the page's schema goes."""
+    """Returns true if JSON matches a schema; supports the keywords of the page's schema."""
     kinds = {"integer": int, "number": float, "string": str, "boolean": bool, "null": type(None)}
     kinds |= {"array": list, "object": dict}
     allowed = schema.get("type", [])
@@ -76,17 +82,17 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:  # noqa: ANN401
     if isinstance(value, int | float) and value < schema.get("minimum", value):
         return False
     if isinstance(value, list):
-        return all(conforms(one, schema["items"]) for one in value)
+        return all(conforms(item, schema["items"]) for item in value)
     if isinstance(value, dict):
-        known = schema["properties"]
-        return set(value) == set(schema["required"]) == set(known) and all(
-            conforms(one, known[name]) for name, one in value.items()
+        properties = schema["properties"]
+        return set(value) == set(schema["required"]) == set(properties) and all(
+            conforms(member, properties[name]) for name, member in value.items()
         )
     return True
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_json_is_of_the_schema_on_the_page(tmp_path: Path, level: str) -> None:
+def test_json_matches_the_schema_of_the_docs(tmp_path: Path, level: str) -> None:
     (text,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.M | re.S)
     schema = json.loads(text)
     tier = write_tier(tmp_path, healthy_segments())
@@ -103,10 +109,10 @@ def test_the_json_is_of_the_schema_on_the_page(tmp_path: Path, level: str) -> No
     assert not conforms(document, schema)
 
 
-def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
+def test_orphan_bytes_are_summed_with_their_price(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(4, "rsm-manifest")
-    tier.lose(2, "indexes")  # lost, not an orphan
+    tier.lose(2, "indexes")  # a loss, not an orphan
     stray = tier.path(4, "log").with_name("notes.txt")
     stray.write_bytes(bytes(1 << 20))
     report = kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC}, now_ms=NOW_MS)
@@ -118,54 +124,56 @@ def test_orphans_are_added_up_with_their_price(tmp_path: Path) -> None:
     document = report.to_dict()
     assert document["orphanBytes"] == total
     assert document["orphanDollarsAMonth"] == round(total / (1 << 30) * 0.023, 6)
-    again = AuditReport.from_json(report.to_json())
-    assert again == report
+    parsed = AuditReport.from_json(report.to_json())
+    assert parsed == report
     metrics = to_prometheus(report)
     labels = '{topic="t",partition="0"}'
     assert f"kts_audit_orphan_bytes{labels} {total}\n" in metrics
     name = "kts_audit_orphan_dollars_a_month"
     assert f"{name}{labels} {report.orphan_dollars_a_month}\n" in metrics
-    healthy = to_prometheus(report_of(finding("crc")))
+    healthy = to_prometheus(create_report(create_finding("crc")))
     assert f"kts_audit_orphan_bytes{labels} 0\n" in healthy
-    assert again.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
+    assert parsed.orphan_dollars_a_month == report.orphan_dollars_a_month > 0
 
 
-def test_the_page_on_cost_has_the_prices_of_storage() -> None:
+def test_docs_have_the_prices_of_storage() -> None:
     page = (ROOT / "docs" / "cost.md").read_text().partition("## Cost of storage")[2]
-    told = {
+    documented = {
         name: float(price)
         for names, price in re.findall(r"^\| ([A-Z_, ]+) \| \$([\d.]+) \|$", page, re.M)
         for name in names.split(", ")
     }
-    assert told == S3_STORAGE
+    assert documented == S3_STORAGE
 
 
-def test_names_from_strangers_are_escaped() -> None:
+def test_hostile_topic_names_are_escaped() -> None:
     hostile = 'a"b\\c\nkts_audit_whole{} 1'
-    text = to_prometheus(report_of(finding("crc", hostile), finding("crc", hostile, 7)))
-    (line,) = [one for one in text.splitlines() if one.startswith("kts_audit_findings")]
+    text = to_prometheus(
+        create_report(create_finding("crc", hostile), create_finding("crc", hostile, 7))
+    )
+    (line,) = [line for line in text.splitlines() if line.startswith("kts_audit_findings")]
     assert line == (
         'kts_audit_findings{topic="a\\"b\\\\c\\nkts_audit_whole{} 1",partition="0",kind="crc",'
         'severity="error"} 2'
     )
-    assert "\x1b" not in report_of(finding("crc", "\x1b[2J")).to_json()
-    assert "\x9b" not in report_of(finding("crc", "\x9b2J")).to_json()
+    assert "\x1b" not in create_report(create_finding("crc", "\x1b[2J")).to_json()
+    assert "\x9b" not in create_report(create_finding("crc", "\x9b2J")).to_json()
 
 
-def test_metrics_of_partitions_without_figures_are_left_out(tmp_path: Path) -> None:
+def test_metrics_skip_missing_values(tmp_path: Path) -> None:
     write_tier(tmp_path, healthy_segments())
     options = {"path": str(tmp_path), "subscribe": TOPIC}
     listing = to_prometheus(kts_source.audit(options, level="listing"))
     assert "kts_audit_start_offset" not in listing
     assert 'kts_audit_whole{topic="t",partition="0"} 1\n' in listing
-    whole = to_prometheus(kts_source.audit(options, level="bytes"))
-    assert 'kts_audit_records{topic="t",partition="0"} 201\n' in whole
-    helps = re.findall(r"^# HELP (\w+)", whole, re.M)
+    all_bytes = to_prometheus(kts_source.audit(options, level="bytes"))
+    assert 'kts_audit_records{topic="t",partition="0"} 201\n' in all_bytes
+    helps = re.findall(r"^# HELP (\w+)", all_bytes, re.M)
     assert len(helps) == len(set(helps))
 
 
 @pytest.mark.parametrize(
-    "more",
+    "extra_options",
     [
         {"startingOffsets": '{"t":{"0":5}}'},
         {"endingTimestamp": "5"},
@@ -176,15 +184,15 @@ def test_metrics_of_partitions_without_figures_are_left_out(tmp_path: Path) -> N
         {"layout": "kafka-logs"},
     ],
 )
-def test_what_would_make_it_less_than_an_audit_is_refused(
-    tmp_path: Path, more: dict[str, str]
+def test_options_that_restrict_an_audit_are_refused(
+    tmp_path: Path, extra_options: dict[str, str]
 ) -> None:
     write_tier(tmp_path, healthy_segments())
     with pytest.raises(InvalidOptionError, match="an audit is of a whole tier"):
-        kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC, **more})
+        kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC, **extra_options})
 
 
-def test_an_unknown_level_and_an_unknown_topic(tmp_path: Path) -> None:
+def test_unknown_level_or_topic_is_refused(tmp_path: Path) -> None:
     write_tier(tmp_path, healthy_segments())
     with pytest.raises(InvalidOptionError, match="listing, metadata, indexes, bytes"):
         kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC}, level="all")
@@ -192,6 +200,6 @@ def test_an_unknown_level_and_an_unknown_topic(tmp_path: Path) -> None:
         kts_source.audit({"path": str(tmp_path), "subscribe": "u"})
 
 
-def test_findings_of_a_kind_that_there_is_not_cannot_be_made_up() -> None:
+def test_finding_of_unknown_kind_raises_key_error() -> None:
     with pytest.raises(KeyError):
-        _ = replace(finding("crc"), name="none").kind
+        _ = replace(create_finding("crc"), name="none").kind

@@ -1,4 +1,4 @@
-"""How many requests an audit has under way, and how threads hand over what they read."""
+"""Concurrent requests of an audit, and how its threads write the state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOW_MS = 1 << 41
 _manifest = AivenLayout.manifest
 
 
-def audited(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
+def run_audit(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
     return kts_source.audit(
         {"path": "/", "subscribe": TOPIC},
         store=tier,
@@ -33,18 +33,18 @@ def audited(tier: SimulatedTier, state: Path | None = None) -> AuditReport:
     )
 
 
-def on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
-    """Calls `note` in the thread of every manifest that is read."""
+def call_on_manifests(monkeypatch: pytest.MonkeyPatch, note: Callable[[], object]) -> None:
+    """Calls `note` before each read of a manifest, in the reading thread."""
 
-    def manifest(self: AivenLayout, *given: object) -> object:
+    def manifest(self: AivenLayout, *arguments: object) -> object:
         note()
-        return _manifest(self, *given)  # type: ignore[arg-type]
+        return _manifest(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AivenLayout, "manifest", manifest)
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 8, 96])
-def test_all_threads_read_at_a_time(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_read_concurrently(partitions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = 2 * PLANNING_THREADS
     barrier, lock = threading.Barrier(PLANNING_THREADS, timeout=30), threading.Lock()
     first = [PLANNING_THREADS]
@@ -56,12 +56,12 @@ def test_all_threads_read_at_a_time(partitions: int, monkeypatch: pytest.MonkeyP
         if is_first:
             barrier.wait()
 
-    on_manifests(monkeypatch, wait)
+    call_on_manifests(monkeypatch, wait)
     tier = SimulatedTier(partitions, segments, latency_seconds=0)
-    assert not audited(tier).findings
+    assert not run_audit(tier).findings
 
 
-def test_one_large_partition_among_small_ones_is_read_side_by_side(
+def test_large_partition_among_small_ones_is_read_concurrently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tier = SimulatedTier(60, 2 * PLANNING_THREADS, latency_seconds=0)
@@ -75,11 +75,11 @@ def test_one_large_partition_among_small_ones_is_read_side_by_side(
             threads.add(name)
             barrier.wait()
 
-    on_manifests(monkeypatch, wait)
-    assert not audited(tier).findings
+    call_on_manifests(monkeypatch, wait)
+    assert not run_audit(tier).findings
 
 
-def test_a_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writes = []
     write = os.write
 
@@ -89,33 +89,33 @@ def test_a_group_of_proofs_is_one_write(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "write", counted)
     tier = SimulatedTier(20, 160, latency_seconds=0)
-    report = audited(tier, tmp_path / "state")
+    report = run_audit(tier, tmp_path / "state")
     lines = (tmp_path / "state").read_text().splitlines()
     assert len(lines) == 1 + 20 * 160 + 20
-    # Of a partition ten groups or so, and its own line; and the file's head.
+    # The header, and for each partition about ten groups of proofs and one line.
     assert len(writes) <= 1 + 20 * (160 // 10 + 1)
     assert all(data.endswith(b"\n") for data in writes)
-    again = SimulatedTier(20, 160, latency_seconds=0)
-    assert audited(again, tmp_path / "state") == report
-    assert not again.counters.requests
+    same_tier = SimulatedTier(20, 160, latency_seconds=0)
+    assert run_audit(same_tier, tmp_path / "state") == report
+    assert not same_tier.counters.requests
 
 
-def test_a_write_that_was_cut_loses_one_line(tmp_path: Path) -> None:
+def test_truncated_write_loses_one_line(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    expected = audited(SimulatedTier(3, 40, latency_seconds=0), state)
-    whole = state.read_bytes()
-    for at in range(len(whole) // 2, len(whole), 997):
-        state.write_bytes(whole[:at])
-        kept = {line.split(b"\t")[3] for line in whole[:at].split(b"\n")[1:-1]} - {b""}
+    expected = run_audit(SimulatedTier(3, 40, latency_seconds=0), state)
+    content = state.read_bytes()
+    for size in range(len(content) // 2, len(content), 997):
+        state.write_bytes(content[:size])
+        kept = {line.split(b"\t")[3] for line in content[:size].split(b"\n")[1:-1]} - {b""}
         tier = SimulatedTier(3, 40, latency_seconds=0)
-        assert audited(tier, state) == expected
+        assert run_audit(tier, state) == expected
         assert tier.counters.requests == 2 * (3 * 40 - len(kept))
 
 
-def test_no_cycles_are_looked_for_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_disabled_during_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[bool] = set()
-    on_manifests(monkeypatch, lambda: seen.add(gc.isenabled()))
+    call_on_manifests(monkeypatch, lambda: seen.add(gc.isenabled()))
     assert gc.isenabled()
-    audited(SimulatedTier(2, 20, latency_seconds=0))
+    run_audit(SimulatedTier(2, 20, latency_seconds=0))
     assert seen == {False}
     assert gc.isenabled()

@@ -1,4 +1,4 @@
-"""Whatever happens to a tier and to the file of a state, an audit says what it says without one."""
+"""Audits with a changed tier or a changed state file have the same report as without a state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kts_source.auditing.damaged_tier import (
     encryption,
     healthy_segments,
 )
-from tests.kts_source.auditing.test_state import CountingStore, store_of
+from tests.kts_source.auditing.test_state import CountingStore, write_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectInfo
 
 
-class ToldStore(CountingStore):
-    """Tells versions and storage classes as the test says; those of other objects as usual."""
+class ForgedStore(CountingStore):
+    """Store that returns the versions and storage classes that a test sets."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
@@ -43,38 +43,38 @@ class ToldStore(CountingStore):
         self.classes: dict[str, str] = {}
 
     def head(self, key: str) -> ObjectInfo:
-        found = super().head(key)
-        version = self.versions.get(key, found.version)
-        return replace(found, version=version, storage_class=self.classes.get(key))
+        info = super().head(key)
+        version = self.versions.get(key, info.version)
+        return replace(info, version=version, storage_class=self.classes.get(key))
 
 
-def audited(
+def run_audit(
     store: CountingStore,
     state: Path | None,
     *,
     level: str = "bytes",
     now_ms: int = NOW_MS,
-    more: dict[str, str] | None = None,
+    extra_options: dict[str, str] | None = None,
 ) -> AuditReport:
-    options = {"path": "memory://", "subscribe": TOPIC, **(more or {})}
-    kept = None if state is None else str(state)
+    options = {"path": "memory://", "subscribe": TOPIC, **(extra_options or {})}
+    state_path = None if state is None else str(state)
     store.read.clear()
     store.keys.clear()
-    return kts_source.audit(options, level=level, store=store, now_ms=now_ms, state=kept)
+    return kts_source.audit(options, level=level, store=store, now_ms=now_ms, state=state_path)
 
 
-def test_a_folder_that_was_copied_for_another_topic(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
-    assert not audited(store, state).findings
+def test_folder_copied_for_other_topic_is_reported(tmp_path: Path) -> None:
+    store, state = write_store(healthy_segments()), tmp_path / "state"
+    assert not run_audit(store, state).findings
     for key, data in list(store.objects.items()):
         store.objects[f"u{key.removeprefix(TOPIC)}"] = data
-    expected = audited(store, None, more={"subscribe": "t,u"})
-    assert {one.name for one in expected.findings} == {"manifest-foreign"}
+    expected = run_audit(store, None, extra_options={"subscribe": "t,u"})
+    assert {finding.name for finding in expected.findings} == {"manifest-foreign"}
     for _ in range(2):
-        assert audited(store, state, more={"subscribe": "t,u"}) == expected
+        assert run_audit(store, state, extra_options={"subscribe": "t,u"}) == expected
 
 
-def test_another_private_key_of_the_same_id(tmp_path: Path) -> None:
+def test_state_with_other_private_key_reports_missing_key(tmp_path: Path) -> None:
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem, info = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     other = tmp_path / "other.pem"
@@ -82,11 +82,11 @@ def test_another_private_key_of_the_same_id(tmp_path: Path) -> None:
     other.write_bytes(private.private_bytes(pem, form, serialization.NoEncryption()))
     public = private.public_key().public_bytes(pem, info)
     objects: dict[str, bytes] = {}
-    for key, part in (
+    for key, segments in (
         (encryption(), healthy_segments()[:2]),
         (EncryptionKey("key1", public), healthy_segments()[2:]),
     ):
-        rng = random.Random(len(part))
+        rng = random.Random(len(segments))
         writer = AivenTierWriter(
             objects,
             topic=TOPIC,
@@ -95,29 +95,29 @@ def test_another_private_key_of_the_same_id(tmp_path: Path) -> None:
             encryption=key,
             random_bytes=rng.randbytes,
         )
-        for one in part:
-            writer.write_segment(one)
+        for segment in segments:
+            writer.write_segment(segment)
     store, state = CountingStore(objects), tmp_path / "state"
     option = "encryption.key.pairs.key1.private.key.file"
     for level in ("metadata", "bytes"):
         for path in (KEYS / "key1.private.pem", other) * 2:
-            report = audited(store, state, level=level, more={option: str(path)})
-            assert report == audited(store, None, level=level, more={option: str(path)})
-            assert "key-missing" in {one.name for one in report.errors}
+            report = run_audit(store, state, level=level, extra_options={option: str(path)})
+            assert report == run_audit(store, None, level=level, extra_options={option: str(path)})
+            assert "key-missing" in {error.name for error in report.errors}
     assert "PRIVATE" not in state.read_text()
 
 
-def test_a_clock_that_was_set_back(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
-    assert not audited(store, state).findings
-    report = audited(store, state, now_ms=1)
-    assert {one.name for one in report.findings} == {"clock"}
-    assert not audited(store, state).findings
+def test_clock_set_back_is_reported(tmp_path: Path) -> None:
+    store, state = write_store(healthy_segments()), tmp_path / "state"
+    assert not run_audit(store, state).findings
+    report = run_audit(store, state, now_ms=1)
+    assert {finding.name for finding in report.findings} == {"clock"}
+    assert not run_audit(store, state).findings
     assert not store.read
 
 
-def rewritten(state: Path, change: dict[str, str]) -> None:
-    """The lines of segments with texts changed; those of partitions are taken away."""
+def rewrite(state: Path, change: dict[str, str]) -> None:
+    """Replaces texts in the segment lines of a state, and removes its partition lines."""
     head, *lines = state.read_text().splitlines()
     kept = [head + "\n"]
     for line in lines:
@@ -129,96 +129,101 @@ def rewritten(state: Path, change: dict[str, str]) -> None:
     state.write_text("".join(kept))
 
 
-def test_what_is_at_fault_now_is_not_proven_any_more(tmp_path: Path) -> None:
-    # A disk that gives wrong bytes once, in a segment that must be read again though its objects
-    # are the same: what it serves is not what it did.
-    objects = store_of(healthy_segments()).objects
-    store, state = ToldStore(objects), tmp_path / "state"
-    expected = audited(store, state)
+def test_state_drops_proof_of_damaged_segment(tmp_path: Path) -> None:
+    # The disk returns wrong bytes in a segment that must be read again with unchanged versions,
+    # because its served offsets differ from the proof.
+    objects = write_store(healthy_segments()).objects
+    store, state = ForgedStore(objects), tmp_path / "state"
+    expected = run_audit(store, state)
     sound = state.read_bytes()
     (key,) = (key for key in objects if "/00000000000000000123-" in key and key.endswith("log"))
     data = objects[key]
     store.versions[key] = hashlib.sha1(data).hexdigest()
     objects[key] = data[:-1] + bytes([data[-1] ^ 1])
-    rewritten(state, {"[123,163,": "[124,163,"})
+    rewrite(state, {"[123,163,": "[124,163,"})
     assert state.read_bytes() != sound
     for _ in range(2):
-        assert [one.name for one in audited(store, state).findings] == ["crc"]
+        assert [finding.name for finding in run_audit(store, state).findings] == ["crc"]
         assert key in store.keys
-    rewritten(state, {"[124,163,": "[123,163,"})  # serves again what it did
-    assert [one.name for one in audited(store, state).findings] == ["crc"]
+    rewrite(state, {"[124,163,": "[123,163,"})  # the proven offsets again
+    assert [finding.name for finding in run_audit(store, state).findings] == ["crc"]
     objects[key] = data
-    assert audited(store, state) == expected
+    assert run_audit(store, state) == expected
     assert key in store.keys
 
 
-def test_a_file_of_which_the_first_line_is_cut(tmp_path: Path) -> None:
-    store, state = store_of(healthy_segments()), tmp_path / "state"
-    expected = audited(store, state, level="metadata")
+def test_state_with_truncated_header_is_ignored(tmp_path: Path) -> None:
+    store, state = write_store(healthy_segments()), tmp_path / "state"
+    expected = run_audit(store, state, level="metadata")
     head = state.read_bytes().partition(b"\n")[0]
     for size in range(len(head) + 1):
         state.write_bytes(head[:size])
-        assert audited(store, state, level="metadata") == expected
+        assert run_audit(store, state, level="metadata") == expected
         assert store.read
-        assert audited(store, state, level="metadata") == expected
+        assert run_audit(store, state, level="metadata") == expected
         assert not store.read
     state.write_bytes(b"x" + head[9:])
     with pytest.raises(InvalidOptionError, match="not the state"):
-        audited(store, state)
+        run_audit(store, state)
 
 
-def test_files_that_were_put_together(tmp_path: Path) -> None:
-    # Of a replica with the same ids and versions, of which the log is damaged here.
-    store, state = store_of(healthy_segments()), tmp_path / "state"
-    audited(store, state)
+def test_concatenated_states_are_ignored_or_refused(tmp_path: Path) -> None:
+    # The lines come from a replica of the tier with the same segment ids and object versions.
+    store, state = write_store(healthy_segments()), tmp_path / "state"
+    run_audit(store, state)
     text = state.read_text()
     other = tmp_path / "other"
     with AuditState(str(other), "another"):
         head = other.read_text()
     state.write_text(text.splitlines()[0] + "\n" + head + text.partition("\n")[2])
-    audited(store, state)
+    run_audit(store, state)
     assert store.read["log"] >= 5
     state.write_text(head + text)
     with pytest.raises(InvalidOptionError, match="of another tier"):
-        audited(store, state)
+        run_audit(store, state)
     state.write_text(text + text)
-    audited(store, state)
+    run_audit(store, state)
     assert not store.read
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_transaction_from_below_the_log_start(goes_on: bool, tmp_path: Path) -> None:
-    # An abort of what is not served any more was missed in the index by the audit that had seen it.
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_transaction_from_below_the_log_start_is_reported_as_without_state(
+    is_continued: bool, tmp_path: Path
+) -> None:
+    # If only deleted records of a transaction were aborted, the index need not contain the abort.
+    # The state still knows these records, and must not change the report.
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"first")])
     builder.roll()
     builder.append([SimpleRecord(b"between")])
-    if goes_on:
+    if is_continued:
         builder.send(7, [SimpleRecord(b"second")])
     builder.roll()
     builder.abort(7)
     builder.roll()
     first, between, last = builder.build().segments
-    store, state = store_of([first, between]), tmp_path / "state"
-    audited(store, state)
-    bad = store_of([first, between, replace(last, txnindex=None)]).objects
+    store, state = write_store([first, between]), tmp_path / "state"
+    run_audit(store, state)
+    bad = write_store([first, between, replace(last, txnindex=None)]).objects
     store.objects.update(
         {key: data for key, data in bad.items() if f"/{last.base_offset:020d}-" in key}
     )
     for key in [key for key in store.objects if f"/{0:020d}-" in key]:
         del store.objects[key]
-    expected = audited(store, None)
-    assert {one.name for one in expected.errors} == ({"aborted-not-indexed"} if goes_on else set())
-    assert audited(store, state) == expected
+    expected = run_audit(store, None)
+    assert {error.name for error in expected.errors} == (
+        {"aborted-not-indexed"} if is_continued else set()
+    )
+    assert run_audit(store, state) == expected
     assert not {key for key in store.keys if f"/{1:020d}-" in key}
 
 
 class Adversary:
-    """Random mischief to a tier and to the state of its audits."""
+    """Randomly changes a tier and the state of its audits."""
 
     def __init__(self, seed: str, state: Path) -> None:
         self.rng = random.Random(seed)
-        self.store = ToldStore(dict(store_of(healthy_segments()).objects))
+        self.store = ForgedStore(dict(write_store(healthy_segments()).objects))
         self.sound = dict(self.store.objects)
         self.state = state
 
@@ -226,28 +231,30 @@ class Adversary:
         store, rng = self.store, self.rng
         key = rng.choice(sorted(self.sound))
         before = store.objects.get(key)
-        what = rng.randrange(8)
-        if what == 0 or before is None:
+        action = rng.randrange(8)
+        if action == 0 or before is None:
             store.objects[key] = self.sound[key]
-        elif what == 1:
+        elif action == 1:
             del store.objects[key]
-        elif what == 2:
-            at = rng.randrange(len(before))
-            store.objects[key] = before[:at] + bytes([before[at] ^ 1]) + before[at + 1 :]
-        elif what == 3 and before:  # another size under the same version
+        elif action == 2:
+            position = rng.randrange(len(before))
+            store.objects[key] = (
+                before[:position] + bytes([before[position] ^ 1]) + before[position + 1 :]
+            )
+        elif action == 3 and before:  # another size under the same version
             store.versions[key] = store.head(key).version
             store.objects[key] = before[:-1] or b"xx"
-        elif what == 4:
+        elif action == 4:
             store.classes[key] = rng.choice(["GLACIER", "STANDARD", "DEEP_ARCHIVE"])
-        elif what == 5:
+        elif action == 5:
             store.classes.pop(key, None)
             store.versions.pop(key, None)
-        elif what == 6:
+        elif action == 6:
             store.versions[key] = None
-        else:  # the object of another segment
+        else:  # replace with the object of another segment
             suffix = key.rpartition(".")[2]
-            other = rng.choice([one for one in sorted(self.sound) if one.endswith(suffix)])
-            store.objects[key] = self.sound[other]
+            others = [name for name in sorted(self.sound) if name.endswith(suffix)]
+            store.objects[key] = self.sound[rng.choice(others)]
         if rng.random() < 0.3:
             store.objects.update(self.sound)
             store.versions.clear()
@@ -257,24 +264,24 @@ class Adversary:
         if not self.state.exists() or rng.random() < 0.5:
             return
         head, *lines = self.state.read_text().splitlines(keepends=True)
-        what = rng.randrange(5)
-        if what == 0:
+        action = rng.randrange(5)
+        if action == 0:
             rng.shuffle(lines)
-        elif what == 1:
+        elif action == 1:
             lines += rng.choices(lines, k=3) if lines else []
-        elif what == 2 and lines:
+        elif action == 2 and lines:
             del lines[rng.randrange(len(lines))]
-        elif what == 3 and lines:
-            at = rng.randrange(len(lines))
-            lines[at] = lines[at][: rng.randrange(len(lines[at]))]
+        elif action == 3 and lines:
+            line = rng.randrange(len(lines))
+            lines[line] = lines[line][: rng.randrange(len(lines[line]))]
         else:
             lines.reverse()
         self.state.write_text(head + "".join(lines))
 
 
-def play(seed: str, state: Path, rounds: int = 12) -> int:
-    """Reads that were spared."""
-    spared = 0
+def compare_audits(seed: str, state: Path, rounds: int = 12) -> int:
+    """Compares audits with and without a state; returns the number of saved reads."""
+    saved_reads = 0
     adversary = Adversary(seed, state)
     rng, store = adversary.rng, adversary.store
     for _ in range(rounds):
@@ -282,20 +289,20 @@ def play(seed: str, state: Path, rounds: int = 12) -> int:
             adversary.harm_tier()
         adversary.harm_state()
         level = rng.choice([*LEVELS, "bytes"])
-        if rng.random() < 0.2:  # killed
+        if rng.random() < 0.2:  # interrupt an audit
             store.limit = rng.randrange(1, 20)
             try:
-                audited(store, state, level=level)
+                run_audit(store, state, level=level)
             except KeyboardInterrupt:
                 pass
             finally:
                 store.limit = None
-        expected = audited(store, None, level=level)
-        spared += sum(store.read.values())
-        assert audited(store, state, level=level) == expected, seed
-        spared -= sum(store.read.values())
-    return spared
+        expected = run_audit(store, None, level=level)
+        saved_reads += sum(store.read.values())
+        assert run_audit(store, state, level=level) == expected, seed
+        saved_reads -= sum(store.read.values())
+    return saved_reads
 
 
-def test_mischief(tmp_path: Path) -> None:
-    assert sum(play(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500
+def test_random_changes_have_equal_reports(tmp_path: Path) -> None:
+    assert sum(compare_audits(f"mischief {seed}", tmp_path / f"{seed}") for seed in range(15)) > 500

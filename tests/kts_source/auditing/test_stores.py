@@ -1,4 +1,4 @@
-"""What a store does meanwhile, and what it does not give."""
+"""Audits of stores that change during the audit, refuse access, or have archived objects."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 
 def objects() -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    writer = AivenTierWriter(found, topic=TOPIC, topic_id=TOPIC_ID, chunk_size=512)
-    for one in healthy_segments():
-        writer.write_segment(one)
-    return found
+    written: dict[str, bytes] = {}
+    writer = AivenTierWriter(written, topic=TOPIC, topic_id=TOPIC_ID, chunk_size=512)
+    for segment in healthy_segments():
+        writer.write_segment(segment)
+    return written
 
 
 class FailingStore(MemoryStore):
-    """Fails for the objects of one segment with one suffix, or has archived them."""
+    """Store in which an object of a segment cannot be read, or is archived."""
 
     def __init__(
         self,
@@ -69,55 +69,57 @@ class FailingStore(MemoryStore):
         return self._name[0] in key and key.endswith(self._name[1])
 
 
-def audited(store: MemoryStore, level: str = "bytes") -> AuditReport:
+def run_audit(store: MemoryStore, level: str = "bytes") -> AuditReport:
     options = {"path": "memory://", "subscribe": TOPIC}
     return kts_source.audit(options, level=level, store=store, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("error", [ObjectNotFoundError, ObjectChangedError])
 @pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
-def test_what_goes_while_an_audit_runs(suffix: str, error: type[StoreError]) -> None:
-    report = audited(FailingStore(suffix, error))
-    (one,) = report.findings
-    assert (one.name, one.start, one.stop) == ("object-gone", 82, 123)
+def test_object_deleted_or_changed_during_audit_is_reported(
+    suffix: str, error: type[StoreError]
+) -> None:
+    report = run_audit(FailingStore(suffix, error))
+    (finding,) = report.findings
+    assert (finding.name, finding.start, finding.stop) == ("object-gone", 82, 123)
     assert report.exit_code == 1
     assert not report.partitions[0].is_whole
 
 
-def test_a_store_that_refuses_is_an_error_not_a_finding() -> None:
+def test_denied_access_raises_access_denied_error() -> None:
     for suffix in ("log", "indexes", "rsm-manifest"):
         with pytest.raises(AccessDeniedError):
-            audited(FailingStore(suffix, AccessDeniedError))
+            run_audit(FailingStore(suffix, AccessDeniedError))
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("suffix", ["log", "indexes", "rsm-manifest"])
-def test_archived_objects_are_named_and_not_read(suffix: str, level: str) -> None:
+def test_archived_objects_are_reported_and_not_read(suffix: str, level: str) -> None:
     store = FailingStore(suffix, storage_class="GLACIER")
-    report = audited(store, level)
-    (one,) = report.findings
-    assert (one.name, one.start, len(one.objects)) == ("archived", 82, 1)
-    assert one.objects[0] not in store.read
+    report = run_audit(store, level)
+    (finding,) = report.findings
+    assert (finding.name, finding.start, len(finding.objects)) == ("archived", 82, 1)
+    assert finding.objects[0] not in store.read
     assert report.exit_code == 1
-    (part,) = report.partitions
-    assert part.digest is None
+    (statement,) = report.partitions
+    assert statement.digest is None
     if level != "listing":
-        assert (part.start, part.stop) == (0, STOP)
+        assert (statement.start, statement.stop) == (0, STOP)
 
 
-def test_a_listing_reads_nothing() -> None:
+def test_level_listing_reads_no_object() -> None:
     store = FailingStore("log")
-    audited(store, "listing")
+    run_audit(store, "listing")
     assert store.read == []
-    audited(store, "metadata")
+    run_audit(store, "metadata")
     assert not any(key.endswith(".log") for key in store.read)
-    # The manifest, and what stands together of the side files.
+    # Two reads for each segment: the manifest, and a contiguous range of the side files.
     assert len(store.read) == 2 * 5
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(("suffix", "name"), [("log", "crc"), ("indexes", "snapshot-invalid")])
-def test_audit_reads_the_store_where_caches_hold_older_bytes(
+def test_audit_ignores_caches_with_older_bytes(
     tmp_path: Path, suffix: str, name: str, jobs: int
 ) -> None:
     tier, cache = tmp_path / "tier", tmp_path / "cache"
@@ -133,6 +135,6 @@ def test_audit_reads_the_store_where_caches_hold_older_bytes(
     snapshot = manifest["segmentIndexes"]["producerSnapshot"]
     data[100 if suffix == "log" else snapshot["position"] + 7] ^= 1
     damaged.write_bytes(data)
-    os.utime(damaged, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same version for the store
+    os.utime(damaged, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the store sees the same version
     report = kts_source.audit(cached, level="bytes", jobs=jobs)
-    assert [one.name for one in report.errors] == [name]
+    assert [error.name for error in report.errors] == [name]

@@ -1,4 +1,4 @@
-"""Certificates, keys and stores for tests: made here, JKS by the format that Java documents."""
+"""Creates certificates, keys, and key stores for tests. JKS stores follow Java's documentation."""
 
 from __future__ import annotations
 
@@ -31,38 +31,42 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Identity:
-    """A key and the certificates up to its authority, its own first."""
+    """A private key and its certificate chain, with the key's own certificate first."""
 
     key: ec.EllipticCurvePrivateKey
     chain: tuple[x509.Certificate, ...]
 
     @property
     def chain_der(self) -> tuple[bytes, ...]:
-        return tuple(one.public_bytes(Encoding.DER) for one in self.chain)
+        return tuple(certificate.public_bytes(Encoding.DER) for certificate in self.chain)
 
     @property
     def chain_pem(self) -> str:
-        return "".join(one.public_bytes(Encoding.PEM).decode() for one in self.chain)
+        return "".join(
+            certificate.public_bytes(Encoding.PEM).decode() for certificate in self.chain
+        )
 
     @property
     def key_der(self) -> bytes:
         return self.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
 
     def key_pem(self, password: str | None = None) -> str:
-        how = BestAvailableEncryption(password.encode()) if password else NoEncryption()
-        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how).decode()
+        encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+        return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption).decode()
 
     def pkcs12(self, password: str = PASSWORD) -> bytes:
-        how = BestAvailableEncryption(password.encode())
-        # Not in the order of the chain: a store has none.
-        rest = list(reversed(self.chain[1:]))
-        return pkcs12.serialize_key_and_certificates(b"me", self.key, self.chain[0], rest, how)
+        encryption = BestAvailableEncryption(password.encode())
+        # Reversed, because a PKCS12 store has no certificate order that readers may rely on.
+        issuers = list(reversed(self.chain[1:]))
+        return pkcs12.serialize_key_and_certificates(
+            b"me", self.key, self.chain[0], issuers, encryption
+        )
 
 
-def made(
+def create_identity(
     name: str, issuer: Identity | None = None, *, is_authority: bool = False, hosts: str = ""
 ) -> Identity:
-    """A new identity, signed by itself or by another one, for names or addresses."""
+    """Creates an identity for host names or addresses, signed by `issuer` or self-signed."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -77,7 +81,7 @@ def made(
         .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(
-            # Python from 3.13 on asks for these two where it trusts by its defaults.
+            # `ssl.create_default_context` of Python 3.13+ requires this extension and key usage.
             x509.AuthorityKeyIdentifier.from_issuer_public_key(
                 (issuer.key if issuer else key).public_key()
             ),
@@ -111,28 +115,28 @@ def _usage(is_authority: bool) -> x509.KeyUsage:
 
 @cache
 def authority() -> Identity:
-    return made("authority", is_authority=True)
+    return create_identity("authority", is_authority=True)
 
 
 @cache
-def between() -> Identity:
-    return made("between", authority(), is_authority=True)
+def intermediate() -> Identity:
+    return create_identity("intermediate", authority(), is_authority=True)
 
 
 @cache
 def server() -> Identity:
-    return made("server", authority(), hosts="localhost,127.0.0.1")
+    return create_identity("server", authority(), hosts="localhost,127.0.0.1")
 
 
 @cache
 def client() -> Identity:
-    """Two certificates below the authority, so that a chain has to be shown."""
-    return made("client", between())
+    """Returns an identity below an intermediate, so the client must send its certificate chain."""
+    return create_identity("client", intermediate())
 
 
 @cache
 def stranger() -> Identity:
-    return made("stranger", is_authority=True, hosts="localhost")
+    return create_identity("stranger", is_authority=True, hosts="localhost")
 
 
 def trust_pkcs12(certificates: Sequence[x509.Certificate], password: str = PASSWORD) -> bytes:
@@ -148,7 +152,7 @@ def jks(
     version: int = 2,
     key_chain: Sequence[bytes] = (),
 ) -> bytes:
-    """A JKS store: trusted certificates, and before them a key with its chain."""
+    """Returns a JKS store with an optional key and its chain, followed by trusted certificates."""
 
     def utf(text: str) -> bytes:
         return struct.pack(">H", len(text)) + text.encode()

@@ -1,7 +1,7 @@
-"""Brokers in threads, on real sockets, that speak Kafka's protocol by kafka-python's messages.
+"""Fake brokers that run in threads and speak Kafka's protocol on real sockets.
 
-What goes wrong is programmed: `faults[kind]` is a queue of what happens to the next requests of
-that kind; see `Fault`.
+Messages are encoded by kafka-python. Tests inject failures: `faults[kind]` is a queue of faults
+for the next requests of that kind; see `Fault`.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ _FENCED, _UNKNOWN_EPOCH, _UNKNOWN_TOPIC_ID = 74, 75, 100
 
 @dataclass(slots=True)
 class FakePartition:
-    """A partition and who leads it.
+    """A partition and its leader.
 
     Attributes:
-        followers: Rack to the node that is preferred there.
-        tells_log_start: Whether an answer that says OFFSET_OUT_OF_RANGE tells the log start; a real
-            broker's says −1 (`ReplicaManager.createLogReadResult`).
+        followers: Maps a rack to its preferred read replica.
+        reports_log_start: True if OFFSET_OUT_OF_RANGE responses contain the log start. Real
+            brokers return −1 (`ReplicaManager.createLogReadResult`).
     """
 
     log: FakeLog
     leader: int = 0
     epoch: int = 0
     followers: dict[str, int] = field(default_factory=dict)
-    tells_log_start: bool = False
+    reports_log_start: bool = False
 
 
 class FakeCluster:
-    """Some brokers and what they hold. A context manager.
+    """Context manager that runs fake brokers with their topics.
 
     Attributes:
-        topics: Name to id and partitions.
-        faults: Kind of request to what happens to the next ones.
-        asked: Kind and node of every request that came.
-        versions: Kind of request to the newest version of it that they know, where it is not ours.
-        opened: How many connections were accepted.
-        configs: Of every topic, name to text.
-        old_nodes: Brokers of Kafka 3.9.
-        fetches: What fetches asked for: node, offset, isolation level, rack.
+        topics: Maps a topic name to its id and partitions.
+        faults: Maps a request kind to the faults of the next requests.
+        asked: Kind and node of each received request.
+        versions: Maps a request kind to the brokers' max version, if it differs from the default.
+        opened: Number of accepted connections.
+        configs: Config values by name, the same for every topic.
+        old_nodes: Node ids that act like Kafka 3.9.
+        fetches: Node, offset, isolation level and rack of each fetch request.
     """
 
     def __init__(self, nodes: int = 1, *, versions: dict[str, int] | None = None) -> None:
@@ -100,39 +100,39 @@ class FakeCluster:
     def create(
         self, topic: str, partitions: list[FakePartition], topic_id: uuid.UUID | None = None
     ) -> str:
-        """Creates a topic, or creates it again; returns its id."""
-        made = topic_id or uuid.uuid4()
-        self.topics[topic] = made, partitions
-        return uuid_to_text(made)
+        """Creates or replaces a topic and returns its id."""
+        created_id = topic_id or uuid.uuid4()
+        self.topics[topic] = created_id, partitions
+        return uuid_to_text(created_id)
 
     @property
     def bootstrap(self) -> str:
-        """For `kafka.bootstrap.servers`."""
+        """Value for `kafka.bootstrap.servers`."""
         return ",".join(f"127.0.0.1:{node.port}" for node in self._nodes)
 
-    def settings(self, **given: Any) -> BrokerSettings:  # noqa: ANN401
-        """How to reach the brokers, with little patience."""
-        wanted: dict[str, Any] = {
+    def settings(self, **changes: Any) -> BrokerSettings:  # noqa: ANN401
+        """Returns client settings for these brokers, with short timeouts."""
+        defaults: dict[str, Any] = {
             "bootstrap": tuple(("127.0.0.1", node.port) for node in self._nodes),
             "security": Secret(Security()),
             "request_timeout_seconds": 2.0,
             "connect_timeout_seconds": 1.0,
             "fetch_max_wait_ms": 10,
         }
-        return BrokerSettings(**{**wanted, **given})
+        return BrokerSettings(**{**defaults, **changes})
 
     def stop_node(self, number: int) -> None:
-        """A broker dies."""
+        """Stops a broker."""
         self._nodes[number].stop()
 
     def fail(self, kind: str, *faults: Fault, times: int = 1) -> None:
-        """The next requests of a kind meet these, in order, so often."""
+        """Queues faults for the next requests of a kind; the sequence repeats `times` times."""
         with self.lock:
             self.faults[kind].extend(faults * times)
 
     def of_kind(self, kind: str) -> int:
-        """How many requests of a kind came."""
-        return sum(one == kind for one, _ in self.asked)
+        """Returns the number of received requests of a kind."""
+        return sum(request_kind == kind for request_kind, _ in self.asked)
 
     def _next_fault(self, kind: str, node: int) -> Fault:
         waiting = self.faults[kind]
@@ -141,16 +141,16 @@ class FakeCluster:
         return Fault()
 
     def answer(self, kind: str, node: int, request: Any) -> tuple[Any, Fault]:  # noqa: ANN401
-        """The message that answers a request, and what becomes of it."""
+        """Returns the response to a request and the fault to apply to it."""
         with self.lock:
             self.asked.append((kind, node))
             fault = self._next_fault(kind, node)
             if fault.change is not None:
                 fault.change()
-            made = getattr(self, f"_{kind.lower()}")(node, request, fault.code)
+            response = getattr(self, f"_{kind.lower()}")(node, request, fault.code)
             if fault.edit is not None:
-                fault.edit(made)
-            return made, fault
+                fault.edit(response)
+            return response, fault
 
     def _apiversions(self, node: int, _request: Any, code: int) -> Any:  # noqa: ANN401
         versions = {**self.versions, **(_KAFKA_3_9 if node in self.old_nodes else {})}
@@ -165,7 +165,7 @@ class FakeCluster:
     def _metadata(self, _node: int, request: Any, code: int) -> Any:  # noqa: ANN401
         topic_type = MetadataResponse.MetadataResponseTopic
         asked = request.topics
-        names = list(self.topics) if asked is None else [one.name for one in asked]
+        names = list(self.topics) if asked is None else [topic.name for topic in asked]
         topics = []
         for name in names:
             if name not in self.topics:
@@ -179,17 +179,17 @@ class FakeCluster:
                 topics.append(missing)
                 continue
             topic_id, partitions = self.topics[name]
-            parts = [
+            partition_responses = [
                 topic_type.MetadataResponsePartition(
-                    error_code=0 if part.leader >= 0 else 5,
+                    error_code=0 if partition.leader >= 0 else 5,
                     partition_index=number,
-                    leader_id=part.leader,
-                    leader_epoch=part.epoch,
+                    leader_id=partition.leader,
+                    leader_epoch=partition.epoch,
                     replica_nodes=[0],
                     isr_nodes=[0],
                     offline_replicas=[],
                 )
-                for number, part in enumerate(partitions)
+                for number, partition in enumerate(partitions)
             ]
             topics.append(
                 topic_type(
@@ -197,7 +197,7 @@ class FakeCluster:
                     name=name,
                     topic_id=topic_id,
                     is_internal=name.startswith("__"),
-                    partitions=[] if code else parts,
+                    partitions=[] if code else partition_responses,
                 )
             )
         brokers = [
@@ -242,13 +242,13 @@ class FakeCluster:
         ]
         return DescribeConfigsResponse(throttle_time_ms=0, results=results)
 
-    def _code_of(self, part: FakePartition | None, node: int, epoch: int) -> int:
-        if part is None:
+    def _code_of(self, partition: FakePartition | None, node: int, epoch: int) -> int:
+        if partition is None:
             return _NO_SUCH_TOPIC
-        if part.leader != node:
+        if partition.leader != node:
             return _NOT_LEADER
-        if epoch >= 0 and epoch != part.epoch:
-            return _FENCED if epoch < part.epoch else _UNKNOWN_EPOCH
+        if epoch >= 0 and epoch != partition.epoch:
+            return _FENCED if epoch < partition.epoch else _UNKNOWN_EPOCH
         return 0
 
     def _partition(self, name: str, number: int) -> FakePartition | None:
@@ -259,13 +259,13 @@ class FakeCluster:
         topic_type = ListOffsetsResponse.ListOffsetsTopicResponse
         topics = []
         for topic in request.topics:
-            parts = []
+            responses = []
             for asked in topic.partitions:
-                part = self._partition(topic.name, asked.partition_index)
-                error = code or self._code_of(part, node, asked.current_leader_epoch)
+                partition = self._partition(topic.name, asked.partition_index)
+                error = code or self._code_of(partition, node, asked.current_leader_epoch)
                 offset = -1
-                if not error and part is not None:
-                    log = part.log
+                if not error and partition is not None:
+                    log = partition.log
                     match asked.timestamp:
                         case -1:
                             offset = log.stable if request.isolation_level else log.end
@@ -275,7 +275,7 @@ class FakeCluster:
                             offset = max(log.log_start, log.local_start)
                         case time_ms:
                             offset = log.first_dated(time_ms)
-                parts.append(
+                responses.append(
                     topic_type.ListOffsetsPartitionResponse(
                         partition_index=asked.partition_index,
                         error_code=error,
@@ -284,21 +284,21 @@ class FakeCluster:
                         leader_epoch=-1,
                     )
                 )
-            topics.append(topic_type(name=topic.name, partitions=parts))
+            topics.append(topic_type(name=topic.name, partitions=responses))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
     def _offsetforleaderepoch(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
         topic_type = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
         topics = []
         for topic in request.topics:
-            parts = []
+            responses = []
             for asked in topic.partitions:
-                part = self._partition(topic.topic, asked.partition)
-                error = code or self._code_of(part, node, asked.current_leader_epoch)
+                partition = self._partition(topic.topic, asked.partition)
+                error = code or self._code_of(partition, node, asked.current_leader_epoch)
                 epoch, end = -1, -1
-                if not error and part is not None:
-                    epoch, end = part.log.epoch_end(asked.leader_epoch)
-                parts.append(
+                if not error and partition is not None:
+                    epoch, end = partition.log.epoch_end(asked.leader_epoch)
+                responses.append(
                     topic_type.EpochEndOffset(
                         error_code=error,
                         partition=asked.partition,
@@ -306,52 +306,61 @@ class FakeCluster:
                         end_offset=end,
                     )
                 )
-            topics.append(topic_type(topic=topic.topic, partitions=parts))
+            topics.append(topic_type(topic=topic.topic, partitions=responses))
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
     def _fetch(self, node: int, request: Any, code: int) -> Any:  # noqa: ANN401
         (topic,) = request.topics
         (asked,) = topic.partitions
         self.fetches.append((node, asked.fetch_offset, request.isolation_level, request.rack_id))
-        found = [parts for one, parts in self.topics.values() if one == topic.topic_id]
-        # A client that is slow may ask for a partition of a world that is no more.
-        part = found[0][asked.partition] if found and asked.partition < len(found[0]) else None
+        partition: FakePartition | None = None
+        for topic_id, partitions in self.topics.values():
+            # A slow client may request a partition that a recreated topic does not have.
+            if topic_id == topic.topic_id and asked.partition < len(partitions):
+                partition = partitions[asked.partition]
+                break
         data, listed, preferred = b"", None, -1
         error = code
-        if not error and part is None:
+        if not error and partition is None:
             error = _UNKNOWN_TOPIC_ID
-        elif not error and node not in (part.followers.values() if part else ()):
-            error = self._code_of(part, node, asked.current_leader_epoch)
-        log = part.log if part is not None else None
-        if not error and part is not None and log is not None:
-            at = asked.fetch_offset
-            preferred = part.followers.get(request.rack_id, -1) if node == part.leader else -1
-            if preferred < 0 and not log.serves(at):
+        elif not error and node not in (partition.followers.values() if partition else ()):
+            error = self._code_of(partition, node, asked.current_leader_epoch)
+        log = partition.log if partition is not None else None
+        if not error and partition is not None and log is not None:
+            offset = asked.fetch_offset
+            preferred = (
+                partition.followers.get(request.rack_id, -1) if node == partition.leader else -1
+            )
+            if preferred < 0 and not log.serves(offset):
                 error = _OUT_OF_RANGE
             elif preferred < 0:
-                most = min(asked.partition_max_bytes, request.max_bytes)
-                data, listed = log.read(at, most, committed=request.isolation_level == 1)
+                max_bytes = min(asked.partition_max_bytes, request.max_bytes)
+                data, listed = log.read(offset, max_bytes, committed=request.isolation_level == 1)
                 is_old = self.versions or node in self.old_nodes
-                if listed and is_old and at < log.local_start:
+                if listed and is_old and offset < log.local_start:
                     listed = []  # KAFKA-17801
-        tells = log is not None and part is not None and (not error or part.tells_log_start)
+        reports_log_start = (
+            log is not None and partition is not None and (not error or partition.reports_log_start)
+        )
         topic_type = FetchResponse.FetchableTopicResponse
-        made = topic_type.PartitionData(
+        response = topic_type.PartitionData(
             partition_index=asked.partition,
             error_code=error,
             high_watermark=log.end if log is not None and not error else -1,
             last_stable_offset=log.stable if log is not None and not error else -1,
-            log_start_offset=log.log_start if log is not None and tells else -1,
+            log_start_offset=log.log_start if log is not None and reports_log_start else -1,
             aborted_transactions=None
             if listed is None
             else [
-                topic_type.PartitionData.AbortedTransaction(producer_id=one, first_offset=first)
-                for one, first in listed
+                topic_type.PartitionData.AbortedTransaction(
+                    producer_id=producer, first_offset=first
+                )
+                for producer, first in listed
             ],
             preferred_read_replica=preferred,
             records=data,
         )
-        topics = [topic_type(topic_id=topic.topic_id, partitions=[made])]
+        topics = [topic_type(topic_id=topic.topic_id, partitions=[response])]
         return FetchResponse(
             throttle_time_ms=0, error_code=0, session_id=0, responses=topics, node_endpoints=[]
         )

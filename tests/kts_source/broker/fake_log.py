@@ -1,4 +1,4 @@
-"""The log of one partition as a broker keeps it: batches, transactions, epochs, and its bounds."""
+"""A partition's log as a broker stores it: batches, transactions, leader epochs, and bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """One batch: offsets [base, stop) and its bytes."""
+    """A batch with offsets [base, stop) and its bytes."""
 
     base: int
     stop: int
@@ -28,18 +28,18 @@ class StoredBatch:
 
 @dataclass(slots=True)
 class FakeLog:
-    """What the leader of a partition has.
+    """The log of a partition's leader.
 
     Attributes:
-        batches: All of them, by offset, also those below the log start.
-        transactions: Those with data, by first offset.
+        batches: All batches by offset, including batches below the log start.
+        transactions: Transactions with data, by first offset.
         epochs: Leader epochs and their first offsets.
-        dates: Offset to timestamp in ms, for ListOffsets.
-        log_start: First offset that a consumer may see.
-        local_start: First offset on the leader's own disk; below the log start it is that.
-        reach: How many offsets beyond the returned bytes count when aborted transactions are
-            looked up: a real broker looks up the end in its offset index, which is sparse.
-        holes: Offsets [start, stop) whose segment the brokers' own tier has lost.
+        dates: Maps an offset to its timestamp in ms, for ListOffsets.
+        log_start: First offset that consumers can read.
+        local_start: First offset on the leader's disk. A value below `log_start` means `log_start`.
+        reach: Number of offsets after the returned bytes in which aborted transactions are also
+            listed. Real brokers look up the end in their sparse offset index.
+        holes: Offset ranges [start, stop) for which the brokers' tier lost the segment.
     """
 
     batches: Sequence[StoredBatch]
@@ -52,9 +52,9 @@ class FakeLog:
     holes: Sequence[tuple[int, int]] = ()
 
     def serves(self, offset: int) -> bool:
-        """Whether a fetch at an offset is in range."""
-        lost = any(start <= offset < stop for start, stop in self.holes)
-        return self.log_start <= offset <= self.end and not lost
+        """Returns true if the log can serve a fetch at the offset."""
+        is_in_hole = any(start <= offset < stop for start, stop in self.holes)
+        return self.log_start <= offset <= self.end and not is_in_hole
 
     @property
     def end(self) -> int:
@@ -64,20 +64,25 @@ class FakeLog:
     @property
     def stable(self) -> int:
         """The last stable offset."""
-        open_ = (one.first_offset for one in self.transactions if one.marker_offset is None)
+        open_ = (
+            transaction.first_offset
+            for transaction in self.transactions
+            if transaction.marker_offset is None
+        )
         return min(open_, default=self.end)
 
     def epoch_end(self, epoch: int) -> tuple[int, int]:
-        """The greatest known epoch that is not above one, and its end."""
-        known = [(one, start) for one, start in self.epochs if one <= epoch]
-        if not known:
-            # Below the first known epoch the leader echoes (`LeaderEpochFileCache.endOffsetFor`).
+        """Returns the latest epoch up to `epoch` in the log, and the end offset of that epoch."""
+        earlier = [candidate for candidate, _ in self.epochs if candidate <= epoch]
+        if not earlier:
+            # For an epoch before its first one, the leader returns the requested epoch
+            # (`LeaderEpochFileCache.endOffsetFor`).
             return (epoch, self.epochs[0][1]) if self.epochs else (-1, -1)
-        later = [start for one, start in self.epochs if one > epoch]
-        return known[-1][0], later[0] if later else self.end
+        later_starts = [start for candidate, start in self.epochs if candidate > epoch]
+        return earlier[-1], later_starts[0] if later_starts else self.end
 
     def first_dated(self, timestamp_ms: int) -> int:
-        """The first offset dated at or after a time; −1 where there is none."""
+        """Returns the first offset with a timestamp at or after a time, or −1."""
         return next(
             (
                 offset
@@ -88,36 +93,37 @@ class FakeLog:
         )
 
     def read(
-        self, at: int, most_bytes: int, *, committed: bool
+        self, offset: int, max_bytes: int, *, committed: bool
     ) -> tuple[bytes, list[tuple[int, int]] | None]:
-        """Bytes from the batch that holds an offset on, cut where they are too many, but the first
-        batch whole; and the aborted transactions with data there.
+        """Returns log bytes from the batch that contains an offset, and the aborted transactions.
+
+        The bytes are cut at `max_bytes`, except that the first batch is always complete.
         """
         limit = self.stable if committed else self.end
         parts: list[bytes] = []
-        size, upper = 0, at
+        size, upper = 0, offset
         for batch in self.batches:
-            if batch.stop <= at:
+            if batch.stop <= offset:
                 continue
-            if batch.base >= limit or (parts and size >= most_bytes):
+            if batch.base >= limit or (parts and size >= max_bytes):
                 break
             if parts and not self.serves(batch.base):
                 break
-            piece = batch.data if not parts else batch.data[: most_bytes - size]
+            piece = batch.data if not parts else batch.data[: max_bytes - size]
             parts.append(piece)
             size += len(piece)
             upper = batch.stop
         if not committed:
             return b"".join(parts), None
-        # `LocalLog.addAbortedTransactions`: an empty answer lists none.
+        # As in `LocalLog.addAbortedTransactions`, a response without bytes lists no transactions.
         listed = [
-            (one.producer_id, one.first_offset)
-            for one in self.transactions
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in self.transactions
             if parts
-            and one.committed is False
-            and one.marker_offset is not None
-            and one.marker_offset >= at
-            and one.first_offset < upper + self.reach
+            and transaction.committed is False
+            and transaction.marker_offset is not None
+            and transaction.marker_offset >= offset
+            and transaction.first_offset < upper + self.reach
         ]
         return b"".join(parts), listed
 
@@ -125,7 +131,7 @@ class FakeLog:
 def fake_log(
     log: BuiltLog, *, log_start: int = 0, epochs: Sequence[tuple[int, int]] | None = None
 ) -> FakeLog:
-    """The log that a `LogBuilder` wrote, all segments of it."""
+    """Converts a log of `LogBuilder`, with all its segments."""
     batches: list[StoredBatch] = []
     for files in log.segments:
         for entry in iter_entries(memoryview(files.log)):
@@ -140,20 +146,20 @@ def fake_log(
                 )
             )
     if epochs is None:
-        found: list[tuple[int, int]] = []
+        epoch_starts: list[tuple[int, int]] = []
         for batch in batches:
-            if not found or found[-1][0] != batch.epoch:
-                found.append((batch.epoch, batch.base))
-        epochs = found
+            if not epoch_starts or epoch_starts[-1][0] != batch.epoch:
+                epoch_starts.append((batch.epoch, batch.base))
+        epochs = epoch_starts
     dates = {row.offset: row.timestamp for row in log.all_rows}
     return FakeLog(batches, log.transactions, epochs, dates, log_start)
 
 
 def empty_log() -> FakeLog:
-    """Nothing was ever written."""
+    """Returns a log without batches."""
     return FakeLog(())
 
 
 def with_log_start(log: FakeLog, offset: int) -> FakeLog:
-    """The same after DeleteRecords."""
+    """Returns a copy whose log start was moved by DeleteRecords."""
     return replace(log, log_start=offset)

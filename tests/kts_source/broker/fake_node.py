@@ -1,4 +1,4 @@
-"""One listening port of a fake broker, and what may go wrong with its answers."""
+"""The listening port of a fake broker, and faults that it applies to responses."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ API_VERSIONS_KEY: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request.
+    """A fault for one request.
 
     Attributes:
-        code: Error code of the answer, for every partition.
-        change: Called before the request is answered: the cluster changes under it.
-        alter: Makes other bytes of the answer, its size in front included; the connection is closed
-            behind them if `hang_up`.
-        edit: Changes the answer's message.
-        hang_up: Whether the connection ends.
-        pause: Seconds before the answer.
-        drip: Seconds between its bytes.
-        node: The fault waits for a request to this node; −1 any.
+        code: Error code of every partition in the response.
+        change: Called before the request is answered, for example to change the cluster.
+        alter: Returns altered bytes of the response, including the size prefix.
+        edit: Changes the response message in place.
+        hang_up: True if the connection is closed after the response.
+        pause: Delay in seconds before the response.
+        drip: Delay in seconds after each byte of the response.
+        node: The fault applies to a request to this node; −1 means any node.
     """
 
     code: int = 0
@@ -67,7 +66,7 @@ class Fault:
 
 
 class FakeNode:
-    """One listening port. A thread accepts, one more serves each connection."""
+    """A listening port. One thread accepts connections; each connection has its own thread."""
 
     def __init__(self, cluster: FakeCluster, number: int) -> None:
         self._cluster = cluster
@@ -78,13 +77,13 @@ class FakeNode:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        """Closes the port and hangs up everywhere."""
+        """Closes the port and all connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        for one in list(self._open):
+        for connection in list(self._open):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -112,7 +111,7 @@ class FakeNode:
         kind, message, _ = KINDS[key]
         (length,) = struct.unpack(">h", data[8:10])
         start = 10 + max(length, 0)
-        start += message.flexible_version_q(version)  # no tags
+        start += message.flexible_version_q(version)  # an empty tag buffer
         request = message[version].decode(memoryview(data)[start:])
         answer, fault = self._cluster.answer(kind, self.number, request)
         body = answer.encode(version=version)
@@ -124,8 +123,8 @@ class FakeNode:
         if fault.alter is not None:
             framed = fault.alter(framed)
         if fault.drip:
-            for at in range(len(framed)):
-                client.sendall(framed[at : at + 1])
+            for position in range(len(framed)):
+                client.sendall(framed[position : position + 1])
                 time.sleep(fault.drip)
         elif framed:
             client.sendall(framed)

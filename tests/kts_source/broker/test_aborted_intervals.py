@@ -1,4 +1,4 @@
-"""Answers cut anywhere: their whole batches, and the rows that their aborted transactions leave."""
+"""Fetch responses cut at any byte: complete batches, and rows outside aborted transactions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kts_source.broker.fake_log import FakeLog, fake_log
 
 
 def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
-    """A log without open transactions, and the offsets of its committed rows."""
+    """Returns a log without open transactions, and the offsets of its committed rows."""
     builder = LogBuilder()
     for _ in range(source.randint(1, 60)):
         producer = source.randrange(4)
@@ -34,35 +34,34 @@ def _random_log(source: random.Random) -> tuple[FakeLog, set[int]]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_rows_are_the_committed_ones_whatever_the_cuts(seed: int) -> None:
+def test_aborted_intervals_random_cuts_keep_committed_rows(seed: int) -> None:
     source = random.Random(seed)
     log, committed = _random_log(source)
     log.reach = source.choice((0, 5, 1000))
-    found: set[int] = set()
-    at = 0
-    while at < log.end:
-        data, listed = log.read(at, source.randint(1, 600), committed=True)
+    kept_offsets: set[int] = set()
+    offset = 0
+    while offset < log.end:
+        data, listed = log.read(offset, source.randint(1, 600), committed=True)
         size, next_offset = whole_batches(memoryview(data))
-        whole = [batch for batch in log.batches if at < batch.stop <= next_offset]
-        # A readable walk of the same bytes.
-        assert size == sum(len(batch.data) for batch in whole)
-        assert next_offset == whole[-1].stop
+        complete = [batch for batch in log.batches if offset < batch.stop <= next_offset]
+        assert size == sum(len(batch.data) for batch in complete)
+        assert next_offset == complete[-1].stop
         aborted = aborted_intervals(frozenset(listed or ()), memoryview(data)[:size], next_offset)
-        for batch in whole:
+        for batch in complete:
             header = RecordBatchHeader.from_bytes(batch.data)
             if header.is_control_batch:
                 continue
-            is_left_out = header.is_transactional and aborted.is_aborted(
+            is_aborted = header.is_transactional and aborted.is_aborted(
                 header.producer_id, header.base_offset
             )
-            if not is_left_out:
-                found |= set(range(batch.base, batch.stop))
-        at = next_offset
-    assert found == committed
+            if not is_aborted:
+                kept_offsets |= set(range(batch.base, batch.stop))
+        offset = next_offset
+    assert kept_offsets == committed
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whole_batches_of_bytes_cut_anywhere(seed: int) -> None:
+def test_whole_batches_cut_anywhere_returns_complete_batches(seed: int) -> None:
     log, _ = _random_log(random.Random(seed))
     batches = log.batches[:8]
     data = b"".join(batch.data for batch in batches)
@@ -72,6 +71,6 @@ def test_whole_batches_of_bytes_cut_anywhere(seed: int) -> None:
             if size + len(batch.data) > cut:
                 break
             size, stop = size + len(batch.data), batch.stop
-        found, next_offset = whole_batches(memoryview(data)[:cut])
-        assert found == size
+        complete_size, next_offset = whole_batches(memoryview(data)[:cut])
+        assert complete_size == size
         assert size == 0 or next_offset == stop

@@ -1,4 +1,4 @@
-"""Connections to brokers outlive the tasks that opened them, and belong to one task at a time."""
+"""Broker connections are reused by later tasks, and used by one task at a time."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 _ROWS = 400
 
 
-def _scan(cluster: FakeCluster, **given: str) -> Scan:
+def _scan(cluster: FakeCluster, **changes: str) -> Scan:
     builder = LogBuilder()
     for number in range(_ROWS // 4):
         builder.append([SimpleRecord(b"%d" % number)] * 4)
     cluster.create("t", [FakePartition(fake_log(builder.build()))])
-    options = {"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap, **given}
-    found = kts_source.scan(options)
-    assert found.plan.tasks
-    return found
+    options = {"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap, **changes}
+    scan = kts_source.scan(options)
+    assert scan.plan.tasks
+    return scan
 
 
 def _settings(port: int) -> BrokerSettings:
@@ -42,8 +42,8 @@ def _settings(port: int) -> BrokerSettings:
 
 
 def test_borrowed_clusters_of_ended_threads_are_reused() -> None:
-    # Each read has threads of its own; what they had opened once stayed open until the process
-    # ended, with the memory of an answer each.
+    # Each read starts its own threads. Without reuse, the connections of ended threads stayed open
+    # until the process ended, each with the memory of a response.
     with FakeCluster() as cluster:
         scan = _scan(cluster, minPartitions="6")
         planning = cluster.opened
@@ -52,22 +52,22 @@ def test_borrowed_clusters_of_ended_threads_are_reused() -> None:
         assert cluster.opened <= planning + 3
 
 
-def test_reads_of_one_thread_that_take_turns_have_connections_of_their_own() -> None:
-    # They once took each other's answers, so everything was fetched again after each turn.
+def test_interleaved_reads_in_one_thread_use_separate_connections() -> None:
+    # With a shared connection, the reads discarded each other's responses and fetched them again.
     with FakeCluster() as cluster:
-        given = {"kafka.max.partition.fetch.bytes": "800"}
-        scan = _scan(cluster, **given)
+        small_fetches = {"kafka.max.partition.fetch.bytes": "800"}
+        scan = _scan(cluster, **small_fetches)
         asked = cluster.of_kind(FETCH)
         assert len(list(scan.batches())) >= 1
         alone = cluster.of_kind(FETCH) - asked
         planning = cluster.opened
         tasks = scan.tasks * 2
         reads = [scan.read_task(task) for task in tasks]
-        found: list[list[int]] = [[] for _ in reads]
+        offsets: list[list[int]] = [[] for _ in reads]
         for batches in zip_longest(*reads):
-            for rows, batch in zip(found, batches, strict=True):
+            for rows, batch in zip(offsets, batches, strict=True):
                 rows += [] if batch is None else batch["offset"].to_pylist()
-        assert found == [list(range(_ROWS))] * 2
+        assert offsets == [list(range(_ROWS))] * 2
         assert cluster.opened <= planning + 1
         assert cluster.of_kind(FETCH) - asked == 3 * alone
 
@@ -78,9 +78,9 @@ def test_idle_clusters_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         with borrowed_cluster(_settings(port)):
             pass
     assert len(module._idle) == module._MAX_IDLE
-    with borrowed_cluster(_settings(39)) as again, borrowed_cluster(_settings(39)) as other:
-        assert again is not other
-    assert again in module._idle
+    with borrowed_cluster(_settings(39)) as first, borrowed_cluster(_settings(39)) as second:
+        assert first is not second
+    assert first in module._idle
 
 
 def test_forked_child_opens_its_own_connections() -> None:

@@ -1,4 +1,4 @@
-"""Ranges from brokers that fail: the same rows, or an error that says what is wrong; no hang."""
+"""Fetches from failing brokers return all rows or raise an error that names the cause, in time."""
 
 from __future__ import annotations
 
@@ -48,41 +48,41 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """Two brokers, one partition of 20 batches with three records each, and a client."""
+    """Two brokers with one partition of 20 batches with three records each, and a client."""
 
     def __init__(self) -> None:
         builder = LogBuilder()
         for number in range(END // 3):
             builder.append([SimpleRecord(b"%d" % number)] * 3)
-        self.part = FakePartition(fake_log(builder.build()))
+        self.partition = FakePartition(fake_log(builder.build()))
         self.brokers = FakeCluster(2)
-        self.topic_id = self.brokers.create("t", [self.part])
+        self.topic_id = self.brokers.create("t", [self.partition])
         self.cluster = Cluster(
             self.brokers.settings(partition_fetch_bytes=300, request_timeout_seconds=0.2)
         )
 
     @property
-    def wanted(self) -> BrokerRange:
+    def broker_range(self) -> BrokerRange:
         return BrokerRange("t", self.topic_id, 0, 0, 0, END, False, 1)
 
-    def offsets(self, wanted: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
-        """What a range gives."""
+    def offsets(self, broker_range: BrokerRange | None = None, **changed: Any) -> list[int]:  # noqa: ANN401
+        """Returns the offsets that reading a range yields."""
         settings = dataclasses.replace(SETTINGS, **changed)
-        batches = read_range(wanted or self.wanted, self.cluster, settings)
-        return [offset for batch in batches for offset in batch["offset"].to_pylist()]
+        rows = read_range(broker_range or self.broker_range, self.cluster, settings)
+        return [offset for batch in rows for offset in batch["offset"].to_pylist()]
 
     def elect(self, *, keeps: int = END) -> None:
-        """Another broker leads; its log has so many offsets of the epoch before."""
-        self.part.leader, self.part.epoch = 1, 1
-        self.part.log.epochs = [(0, 0), (1, keeps)]
+        """Elects the other broker; its log has offsets up to `keeps` from the previous epoch."""
+        self.partition.leader, self.partition.epoch = 1, 1
+        self.partition.log.epochs = [(0, 0), (1, keeps)]
 
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    made = Scene()
-    with made.brokers:
-        yield made
-        made.cluster.close()
+    new_scene = Scene()
+    with new_scene.brokers:
+        yield new_scene
+        new_scene.cluster.close()
 
 
 def _empty(answer: Any) -> None:  # noqa: ANN401
@@ -90,8 +90,8 @@ def _empty(answer: Any) -> None:  # noqa: ANN401
 
 
 def _cut(answer: Any) -> None:  # noqa: ANN401
-    part = answer.responses[0].partitions[0]
-    part.records = part.records[:50]
+    partition = answer.responses[0].partitions[0]
+    partition.records = partition.records[:50]
 
 
 def _throttled(answer: Any) -> None:  # noqa: ANN401
@@ -102,48 +102,48 @@ def _other_request(framed: bytes) -> bytes:
     return framed[:4] + b"\x7f" + framed[5:]
 
 
-PASSING = {
-    "hung up before": Fault(alter=lambda _: b"", hang_up=True),
-    "hung up inside": Fault(alter=lambda framed: framed[:100], hang_up=True),
-    "hung up in the size": Fault(alter=lambda framed: framed[:2], hang_up=True),
-    "too late": Fault(pause=0.3),
-    "a little late": Fault(pause=0.05),
-    "in drips": Fault(drip=0.01),
+TEMPORARY = {
+    "closed before response": Fault(alter=lambda _: b"", hang_up=True),
+    "closed within response": Fault(alter=lambda framed: framed[:100], hang_up=True),
+    "closed within size": Fault(alter=lambda framed: framed[:2], hang_up=True),
+    "timeout": Fault(pause=0.3),
+    "slow response": Fault(pause=0.05),
+    "byte by byte": Fault(drip=0.01),
     "garbage": Fault(alter=lambda framed: framed[:8] + b"\xff" * (len(framed) - 8)),
-    "answer of another request": Fault(alter=_other_request),
-    "a giant": Fault(alter=lambda framed: struct.pack(">i", 1 << 30) + framed[4:]),
-    "a negative size": Fault(alter=lambda framed: struct.pack(">i", -1) + framed[4:]),
+    "other correlation id": Fault(alter=_other_request),
+    "size too large": Fault(alter=lambda framed: struct.pack(">i", 1 << 30) + framed[4:]),
+    "negative size": Fault(alter=lambda framed: struct.pack(">i", -1) + framed[4:]),
     "empty": Fault(edit=_empty),
-    "no whole batch": Fault(edit=_cut),
+    "incomplete batch": Fault(edit=_cut),
     "throttled": Fault(edit=_throttled),
     **{f"error {code}": Fault(code) for code in (-1, 3, 5, 6, 7, 8, 9, 13, 14, 56, 74, 75, 78, 89)},
     **{f"error {code}": Fault(code) for code in (100, 103)},
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
-@pytest.mark.parametrize("after", only(1, [2, 0]))
-def test_temporary_failures_lose_no_row(scene: Scene, name: str, after: int) -> None:
-    scene.brokers.fail(FETCH, *[Fault()] * after, PASSING[name], PASSING[name])
+@pytest.mark.parametrize("name", TEMPORARY)
+@pytest.mark.parametrize("requests_before", only(1, [2, 0]))
+def test_temporary_failures_lose_no_row(scene: Scene, name: str, requests_before: int) -> None:
+    scene.brokers.fail(FETCH, *[Fault()] * requests_before, TEMPORARY[name], TEMPORARY[name])
     assert scene.offsets() == list(range(END))
     assert not scene.brokers.faults[FETCH]
-    # What was left of a connection is nobody's answer.
+    # The second read must not receive leftover bytes of a failed connection.
     assert scene.offsets() == list(range(END))
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("hung up inside", "too late", "garbage", "a giant", "empty", "throttled"),
-        *("no whole batch", "error 56", "error 75", "error 100"),
+        *("closed within response", "timeout", "garbage", "size too large", "empty", "throttled"),
+        *("incomplete batch", "error 56", "error 75", "error 100"),
     ],
 )
-def test_permanent_failure_is_an_error_in_time(
+def test_permanent_failure_raises_broker_unavailable_in_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(fetch_range, "_PATIENCE_SECONDS", 0.3)
-    scene.brokers.fail(FETCH, Fault(), PASSING[name], times=1)
-    scene.brokers.fail(FETCH, PASSING[name], times=1000)
+    scene.brokers.fail(FETCH, Fault(), TEMPORARY[name], times=1)
+    scene.brokers.fail(FETCH, TEMPORARY[name], times=1000)
     began = time.monotonic()
     with pytest.raises(BrokerUnavailableError, match=r"gave no batch.*topic t, partition 0"):
         scene.offsets()
@@ -151,7 +151,7 @@ def test_permanent_failure_is_an_error_in_time(
 
 
 def test_fetch_ends_at_offsets_emptied_by_compaction(scene: Scene) -> None:
-    # A consumer of read_committed hears nothing then; this was once taken for a broker that waits.
+    # A read_committed fetch returns no batch there. That is not a broker that is still loading.
     builder = LogBuilder()
     for number in range(9):
         builder.append([SimpleRecord(b"%d" % number)] * 3)
@@ -159,26 +159,26 @@ def test_fetch_ends_at_offsets_emptied_by_compaction(scene: Scene) -> None:
     log = fake_log(builder.build())
     assert (log.stable, log.end) == (27, 30)
     log.batches = [batch for batch in log.batches if batch.base not in (15, 18, 21, 24)]
-    scene.part.log = log
-    wanted = dataclasses.replace(scene.wanted, stop_offset=27, read_committed=True)
-    assert scene.offsets(wanted) == list(range(15))
-    # What is there is waited for, however long it takes.
-    scene.part.log = fake_log(builder.build())
+    scene.partition.log = log
+    broker_range = dataclasses.replace(scene.broker_range, stop_offset=27, read_committed=True)
+    assert scene.offsets(broker_range) == list(range(15))
+    # Existing batches are requested until the broker returns them.
+    scene.partition.log = fake_log(builder.build())
     scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 11)
-    assert scene.offsets(wanted) == list(range(27))
+    assert scene.offsets(broker_range) == list(range(27))
 
 
 @pytest.mark.parametrize("code", [2, 29, 31, 35])
-def test_refusal_is_an_error_immediately(scene: Scene, code: int) -> None:
+def test_fatal_error_code_is_not_retried(scene: Scene, code: int) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(code))
     with pytest.raises(BrokerError, match=r"topic t, partition 0, offset 9"):
         scene.offsets()
 
 
-def test_damaged_batches_are_an_error(scene: Scene) -> None:
+def test_damaged_batch_raises_corrupt_segment_error(scene: Scene) -> None:
     def damage(answer: Any) -> None:  # noqa: ANN401
-        part = answer.responses[0].partitions[0]
-        part.records = part.records[:80] + b"\xff" + part.records[81:]
+        partition = answer.responses[0].partitions[0]
+        partition.records = partition.records[:80] + b"\xff" + partition.records[81:]
 
     scene.brokers.fail(FETCH, Fault(), Fault(edit=damage))
     with pytest.raises(CorruptSegmentError, match="a broker sent what is not valid"):
@@ -198,21 +198,23 @@ def _twice(answer: Any) -> None:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("edit", [_other_partition, _other_topic, _twice])
-def test_answer_of_another_partition_is_an_error(scene: Scene, edit: Callable[[Any], None]) -> None:
+def test_response_for_other_partition_raises_broker_error(
+    scene: Scene, edit: Callable[[Any], None]
+) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(edit=edit))
     with pytest.raises(BrokerError, match=r"not what it was asked for \[topic t, partition 0"):
         scene.offsets()
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_fetch_continues_from_a_new_leader(scene: Scene, dies: bool) -> None:
-    # A leader that died was once asked for ever.
+@pytest.mark.parametrize("has_died", [False, True])
+def test_fetch_continues_from_a_new_leader(scene: Scene, has_died: bool) -> None:
+    # The client must not keep sending requests to a leader that died.
     def change() -> None:
         scene.elect()
-        if dies:
+        if has_died:
             scene.brokers.stop_node(0)
 
-    scene.brokers.fail(FETCH, Fault(), Fault(), Fault(change=change, hang_up=dies))
+    scene.brokers.fail(FETCH, Fault(), Fault(), Fault(change=change, hang_up=has_died))
     assert scene.offsets() == list(range(END))
 
 
@@ -221,53 +223,53 @@ def test_fetch_follows_the_leader_after_a_failed_disk(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
 
 
-def test_new_leader_without_the_records_is_an_error(scene: Scene) -> None:
+def test_new_leader_without_the_records_raises_data_loss_error(scene: Scene) -> None:
     scene.brokers.fail(FETCH, Fault(), Fault(change=lambda: scene.elect(keeps=30)))
     with pytest.raises(DataLossError, match="unclean election"):
         scene.offsets()
 
 
-def test_recreated_topic_returns_no_row(scene: Scene) -> None:
-    def again() -> None:
-        scene.brokers.create("t", [scene.part])
+def test_recreated_topic_raises_data_loss_error(scene: Scene) -> None:
+    def recreate() -> None:
+        scene.brokers.create("t", [scene.partition])
 
-    scene.brokers.fail(FETCH, Fault(), Fault(change=again))
+    scene.brokers.fail(FETCH, Fault(), Fault(change=recreate))
     with pytest.raises(DataLossError, match="created again"):
         scene.offsets()
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_moved_log_start_is_data_loss(scene: Scene, told: bool) -> None:
-    # Real brokers do not tell the log start in that answer: loss was then never allowed. And the
-    # batch that holds it begins below, with rows that no consumer sees.
+@pytest.mark.parametrize("reports_log_start", [False, True])
+def test_moved_log_start_raises_data_loss_error(scene: Scene, reports_log_start: bool) -> None:
+    # Real brokers do not return the log start in an OFFSET_OUT_OF_RANGE response. The batch that
+    # contains the log start begins before it, with rows that consumers do not see.
     def move() -> None:
-        scene.part.log = with_log_start(scene.part.log, 31)
+        scene.partition.log = with_log_start(scene.partition.log, 31)
 
-    scene.part.tells_log_start = told
-    start = scene.part.log
+    scene.partition.reports_log_start = reports_log_start
+    original_log = scene.partition.log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
     with pytest.raises(DataLossError, match="starts at 31"):
         scene.offsets()
-    scene.part.log = start
+    scene.partition.log = original_log
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
     assert scene.offsets(fail_on_data_loss=False) == [*range(9), *range(31, END)]
 
 
-@pytest.mark.parametrize("dead", [False, True])
-def test_near_follower_is_preferred(scene: Scene, dead: bool) -> None:
-    scene.part.followers = {"here": 1}
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_fetch_prefers_follower_in_client_rack(scene: Scene, is_dead: bool) -> None:
+    scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
-    if dead:
+    if is_dead:
         scene.brokers.stop_node(1)
         scene.cluster.settings = dataclasses.replace(
             scene.cluster.settings, bootstrap=scene.cluster.settings.bootstrap[:1]
         )
     assert scene.offsets() == list(range(END))
-    assert any(node == 1 for node, *_ in scene.brokers.fetches) is not dead
+    assert any(node == 1 for node, *_ in scene.brokers.fetches) is not is_dead
 
 
-def test_silent_follower_is_left_for_the_leader(scene: Scene) -> None:
-    scene.part.followers = {"here": 1}
+def test_follower_without_data_is_replaced_by_leader(scene: Scene) -> None:
+    scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
     scene.brokers.fail(FETCH, Fault(edit=_empty, node=1), times=100)
     assert scene.offsets() == list(range(END))
@@ -275,15 +277,15 @@ def test_silent_follower_is_left_for_the_leader(scene: Scene) -> None:
 
 
 def test_next_request_is_sent_before_batches_are_returned(scene: Scene) -> None:
-    fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
+    fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
     batches = fetcher.batches()
     next(batches)
-    until = time.monotonic() + 5
-    while len(scene.brokers.fetches) < 2 and time.monotonic() < until:
+    deadline = time.monotonic() + 5
+    while len(scene.brokers.fetches) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [offset for _, offset, *_ in scene.brokers.fetches] == [0, 9]
     batches.close()
-    # Its answer was read by nobody, and must not be the next range's.
+    # The second response was not read; the next range must not receive it.
     assert scene.offsets() == list(range(END))
 
 
@@ -298,52 +300,52 @@ def test_connections_are_reused(scene: Scene) -> None:
 def test_worker_authenticates_once_for_metadata_and_fetch(scene: Scene) -> None:
     assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == 1
-    # Metadata asked for later need a connection of their own: answers of the other may be due.
+    # Later metadata requests need a second connection: the first may have unread fetch responses.
     assert scene.cluster.topics(["t"])["t"].topic_id == scene.topic_id
     assert scene.offsets() == list(range(END))
     assert scene.brokers.opened == 2
 
 
 def test_slow_consumer_sends_no_extra_requests(scene: Scene) -> None:
-    # The next answer waits in the socket; how long it lay there says nothing about the broker.
-    fetcher = RangeFetcher(scene.cluster, scene.wanted, max_batch_bytes=1 << 20)
-    answers = 0
+    # The next response waits in the socket. That time must not count as a broker timeout.
+    fetcher = RangeFetcher(scene.cluster, scene.broker_range, max_batch_bytes=1 << 20)
+    responses = 0
     with closing(fetcher.batches()) as fetched:
         for _ in fetched:
-            answers += 1
-            if answers < 4:
+            responses += 1
+            if responses < 4:
                 time.sleep(1.5 * scene.cluster.settings.request_timeout_seconds)
-    assert answers > 4
-    assert fetcher.requests == answers
+    assert responses > 4
+    assert fetcher.requests == responses
 
 
-def test_old_broker_that_reads_its_tier_is_refused(scene: Scene) -> None:
-    """Brokers before Kafka 4.0 do not list all aborted transactions there (KAFKA-17801)."""
+def test_old_broker_committed_read_from_tier_raises_broker_error(scene: Scene) -> None:
+    """Brokers before Kafka 4.0 do not list all aborted transactions of the tier (KAFKA-17801)."""
     scene.brokers.versions = {"ListOffsets": 9}
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
-    scene.part.log = dataclasses.replace(scene.part.log, local_start=9)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
+    scene.partition.log = dataclasses.replace(scene.partition.log, local_start=9)
     with pytest.raises(BrokerError, match=r"KAFKA-17801.*offset 0\]"):
         scene.offsets(committed)
-    behind = committed.from_offset(9)
-    assert scene.offsets(behind) == list(range(9, END))
+    local_range = committed.from_offset(9)
+    assert scene.offsets(local_range) == list(range(9, END))
     assert scene.offsets() == list(range(END))
 
     def move() -> None:
-        scene.part.log = dataclasses.replace(scene.part.log, local_start=31)
+        scene.partition.log = dataclasses.replace(scene.partition.log, local_start=31)
 
     scene.brokers.fail(FETCH, Fault(), Fault(change=move))
     with pytest.raises(BrokerError, match=r"have moved into the tier.*KAFKA-17801"):
-        scene.offsets(behind)
+        scene.offsets(local_range)
     scene.cluster.close()
     scene.brokers.versions = {}
     assert scene.offsets(committed) == list(range(END))
 
 
-def test_old_follower_is_not_asked_for_committed_rows(scene: Scene) -> None:
+def test_old_follower_is_not_used_for_committed_rows(scene: Scene) -> None:
     scene.brokers.versions = {"ListOffsets": 9}
-    scene.part.followers = {"here": 1}
+    scene.partition.followers = {"here": 1}
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=300, rack="here"))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     assert scene.offsets(committed) == list(range(END))
     assert {node for node, *_ in scene.brokers.fetches} == {0}
     assert scene.offsets() == list(range(END))
@@ -351,18 +353,20 @@ def test_old_follower_is_not_asked_for_committed_rows(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", [FETCH, LIST_OFFSETS])
-def test_too_old_broker_is_refused(scene: Scene, kind: str) -> None:
+def test_unsupported_broker_version_raises_broker_error(scene: Scene, kind: str) -> None:
     scene.brokers.versions = {FETCH: 12, LIST_OFFSETS: 7} if kind == FETCH else {LIST_OFFSETS: 7}
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if kind == FETCH:
         with pytest.raises(BrokerError, match=r"127\.0\.0\.1:\d+ is older than Kafka 3\.1"):
             scene.offsets()
-    else:  # Kafka 3.1 to 3.4: no tier, so nothing is read from it
+    else:  # Kafka 3.1 to 3.4 has no tier
         assert scene.offsets(committed) == list(range(END))
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_silent_broker_still_returns_message_set_across_the_end(scene: Scene, magic: int) -> None:
+def test_empty_responses_before_message_set_across_range_end_lose_no_row(
+    scene: Scene, magic: int
+) -> None:
     """The offset field of a compressed message set is the offset of its last record."""
 
     def message_set(base: int) -> StoredBatch:
@@ -370,13 +374,14 @@ def test_silent_broker_still_returns_message_set_across_the_end(scene: Scene, ma
         data = write_message_set(records, magic=magic, base_offset=base, codec="gzip")
         return StoredBatch(base, base + 10, 0, base + 9, data)
 
-    scene.part.log = FakeLog([message_set(0), message_set(10)])
+    scene.partition.log = FakeLog([message_set(0), message_set(10)])
     scene.brokers.fail(FETCH, Fault(), *[Fault(edit=_empty)] * 3)
     cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
-    wanted = dataclasses.replace(scene.wanted, stop_offset=15, read_committed=True)
-    fetched = list(read_range(wanted, cluster, SETTINGS))
+    broker_range = dataclasses.replace(scene.broker_range, stop_offset=15, read_committed=True)
+    fetched = list(read_range(broker_range, cluster, SETTINGS))
     cluster.close()
-    assert [at for one in fetched for at in one["offset"].to_pylist()] == list(range(15))
+    offsets = [offset for batch in fetched for offset in batch["offset"].to_pylist()]
+    assert offsets == list(range(15))
 
 
 def test_begins_at_or_after_reads_the_first_record_of_a_message_set() -> None:
@@ -391,60 +396,62 @@ def test_begins_at_or_after_reads_the_first_record_of_a_message_set() -> None:
     for data in [*entries, memoryview(batch.build().segments[0].log)]:
         assert begins_at_or_after(data, 0)
         assert not begins_at_or_after(data, 1)
-        assert not begins_at_or_after(data[:20], 0), "it is cut, so nothing is certain"
+        assert not begins_at_or_after(data[:20], 0), "a truncated batch decides nothing"
 
 
 @pytest.mark.parametrize("holes", [[(3, 6)], [(3, 6), (9, 12)], [(54, 60)], [(0, 60)], [(4, 47)]])
-def test_hole_in_brokers_tier_is_skipped_where_loss_is_allowed(
+def test_hole_in_brokers_tier_is_skipped_if_loss_is_allowed(
     scene: Scene, holes: list[tuple[int, int]]
 ) -> None:
-    scene.part.log.holes = holes
+    scene.partition.log.holes = holes
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
-    readable = [at for at in range(END) if not any(low <= at < high for low, high in holes)]
-    if holes[0][0] % 3:  # it begins inside of a batch that a fetch of its first offset returns
+    readable = [
+        offset for offset in range(END) if not any(low <= offset < high for low, high in holes)
+    ]
+    if holes[0][0] % 3:  # the hole begins inside a batch that a fetch at offset 3 returns
         readable = sorted({*readable, 4, 5})
     assert scene.offsets(fail_on_data_loss=False) == readable
     with pytest.raises(DataLossError, match=r"refuse offsets \[\d+, \d+\).*own tier has lost"):
-        scene.offsets(dataclasses.replace(scene.wanted, start_offset=holes[0][0]))
+        scene.offsets(dataclasses.replace(scene.broker_range, start_offset=holes[0][0]))
 
 
-def test_hole_in_brokers_tier_ends_by_bisection_in_a_long_range(
+def test_hole_in_brokers_tier_end_is_found_by_bisection(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_range, "_MAX_PROBES", 4)
-    scene.part.log.holes = [(6, 30)]
+    scene.partition.log.holes = [(6, 30)]
     expected = [*range(6), *range(30, END)]
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=1))
     assert scene.offsets(fail_on_data_loss=False) == expected
 
 
-def test_hole_in_brokers_tier_never_reaches_into_the_leaders_disk(scene: Scene) -> None:
-    scene.part.log.holes, scene.part.log.local_start = [(3, 6)], 6
+def test_hole_in_brokers_tier_search_ends_at_the_leaders_disk(scene: Scene) -> None:
+    scene.partition.log.holes, scene.partition.log.local_start = [(3, 6)], 6
     scene.brokers.fetches.clear()
     assert scene.offsets(fail_on_data_loss=False)[:4] == [0, 1, 2, 6]
-    assert {at for _, at, _, _ in scene.brokers.fetches if 3 <= at <= 6} == {3, 4, 5, 6}
+    assert {offset for _, offset, _, _ in scene.brokers.fetches if 3 <= offset <= 6} == {3, 4, 5, 6}
 
 
-def test_refusal_that_passes_loses_nothing(scene: Scene) -> None:
-    """A broker that still loads what its tier holds may refuse an offset of its log."""
+def test_temporary_out_of_range_loses_no_row(scene: Scene) -> None:
+    """A broker that is still loading its tier metadata may refuse an offset of its log."""
     scene.brokers.fail(FETCH, Fault(), Fault(1))
     assert scene.offsets(fail_on_data_loss=False) == list(range(END))
 
 
 @pytest.mark.parametrize("leader", [0, 1])
-def test_committed_rows_never_come_from_an_old_follower(scene: Scene, leader: int) -> None:
-    """The leader is newer than the follower during a rolling upgrade, or the other way round."""
+def test_mixed_versions_committed_rows_come_from_the_leader(scene: Scene, leader: int) -> None:
+    """During a rolling upgrade, the leader may be newer or older than the follower."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"plain")] * 2)
     builder.send(7, [SimpleRecord(b"aborted")] * 3)
     builder.abort(7)
     builder.append([SimpleRecord(b"plain")] * 54)
-    scene.part.log = fake_log(builder.build())
-    scene.part.log.local_start = 6
-    scene.part.leader, scene.part.followers = leader, {"near": 1 - leader}
+    scene.partition.log = fake_log(builder.build())
+    scene.partition.log.local_start = 6
+    scene.partition.leader, scene.partition.followers = leader, {"near": 1 - leader}
     scene.brokers.old_nodes = {1}
     scene.cluster = Cluster(scene.brokers.settings(rack="near"))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     if leader == 1:
         with pytest.raises(BrokerError, match="KAFKA-17801"):
             scene.offsets(committed)
@@ -452,12 +459,12 @@ def test_committed_rows_never_come_from_an_old_follower(scene: Scene, leader: in
         assert scene.offsets(committed) == [0, 1, *range(6, END)]
     assert {node for node, *_ in scene.brokers.fetches} == {leader}
     scene.brokers.fetches.clear()
-    assert scene.offsets() == [*range(5), *range(6, END)], "without isolation it does not matter"
+    assert scene.offsets() == [*range(5), *range(6, END)], "read_uncommitted may use any broker"
     assert 1 - leader in {node for node, *_ in scene.brokers.fetches}
 
 
 @pytest.mark.parametrize("listed", [(), ((7, 0),), ((7, 2), (8, 2)), ((7, 2), (7, 9))])
-def test_wrong_list_of_aborted_transactions_is_an_error(
+def test_wrong_aborted_transactions_raise_corrupt_segment_error(
     scene: Scene, listed: tuple[tuple[int, int], ...]
 ) -> None:
     builder = LogBuilder()
@@ -470,19 +477,19 @@ def test_wrong_list_of_aborted_transactions_is_an_error(
     builder.send(7, [SimpleRecord(b"committed")])
     builder.commit(7)
     builder.append([SimpleRecord(b"plain")] * 49)
-    scene.part.log = fake_log(builder.build())
+    scene.partition.log = fake_log(builder.build())
     scene.cluster = Cluster(scene.brokers.settings(partition_fetch_bytes=100_000))
-    committed = dataclasses.replace(scene.wanted, read_committed=True)
+    committed = dataclasses.replace(scene.broker_range, read_committed=True)
     assert scene.offsets(committed) == [0, 6, 7, 9, *range(11, END)]
 
-    def lists(answer: Any) -> None:  # noqa: ANN401
-        part = answer.responses[0].partitions[0]
-        (transaction,) = part.aborted_transactions
-        part.aborted_transactions = [
+    def replace_list(answer: Any) -> None:  # noqa: ANN401
+        partition = answer.responses[0].partitions[0]
+        (transaction,) = partition.aborted_transactions
+        partition.aborted_transactions = [
             type(transaction)(producer_id=producer, first_offset=first)
             for producer, first in listed
         ]
 
-    scene.brokers.fail(FETCH, Fault(edit=lists))
+    scene.brokers.fail(FETCH, Fault(edit=replace_list))
     with pytest.raises(CorruptSegmentError, match="transaction indexes do not fit the log"):
         scene.offsets(committed)

@@ -16,11 +16,11 @@ OTHERS = {
     PLAIN: ("PLAIN",),
     SCRAM: ("SCRAM-SHA-256", "SCRAM-SHA-512"),
 }
-# Escapes of Java's StreamTokenizer, which Kafka reads the text by.
+# Escapes of Java's StreamTokenizer, which Kafka uses to parse the option.
 CONTROLS = {"\a": "a", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", "\v": "v"}
 
 
-def quoted(value: str, quote: str) -> str:
+def quote_value(value: str, quote: str) -> str:
     inner = "".join(
         f"\\{CONTROLS[c]}" if c in CONTROLS else f"\\{c}" if c in ("\\", quote) else c
         for c in value
@@ -31,7 +31,7 @@ def quoted(value: str, quote: str) -> str:
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("prefix", ["", "kafkashaded.", "shadedmskiam."])
 @pytest.mark.parametrize("flag", ["required", "REQUIRED", "optional"])
-def test_modules_and_their_mechanisms(name: str, prefix: str, flag: str) -> None:
+def test_jaas_login_modules_have_mechanisms(name: str, prefix: str, flag: str) -> None:
     module = parse_jaas(f"{prefix}{name} {flag};")
     assert module.mechanisms == OTHERS[name]
     assert module.options == {}
@@ -49,7 +49,7 @@ def test_jaas_quoted_values_round_trip(
     text = f"{SCRAM}{data.draw(blanks)}required"
     for name, (value, quote) in options.items():
         gap = data.draw(st.sampled_from(["", " "]))
-        text += f"{data.draw(blanks)}{name}{gap}={gap}{quoted(value, quote)}"
+        text += f"{data.draw(blanks)}{name}{gap}={gap}{quote_value(value, quote)}"
     module = parse_jaas(f"{text}{data.draw(st.sampled_from(['', ' ']))};\n")
     assert module.options == {name: value for name, (value, _) in options.items()}
 
@@ -66,12 +66,12 @@ def test_jaas_quoted_values_round_trip(
         ('"a;b=c // d"', "a;b=c // d"),
     ],
 )
-def test_values(text: str, value: str) -> None:
+def test_jaas_option_values_are_unescaped(text: str, value: str) -> None:
     assert parse_jaas(f"{PLAIN} required password={text};").options == {"password": value}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("  // only this", "is empty"),
@@ -99,8 +99,8 @@ def test_values(text: str, value: str) -> None:
         (f"{PLAIN} required /* hunter2;", "needs quotes"),
     ],
 )
-def test_refused(text: str, words: str) -> None:
-    with pytest.raises(InvalidOptionError, match=words) as caught:
+def test_jaas_invalid_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidOptionError, match=message) as caught:
         parse_jaas(text)
     assert "kafka.sasl.jaas.config" in str(caught.value)
     assert "hunter" not in str(caught.value)
@@ -109,8 +109,8 @@ def test_refused(text: str, words: str) -> None:
 
 @given(st.text(max_size=40))
 def test_jaas_any_text_parses_or_is_refused(text: str) -> None:
-    for given_text in (text, f"{PLAIN} required {text}", f'{PLAIN} required a="{text}";'):
+    for config in (text, f"{PLAIN} required {text}", f'{PLAIN} required a="{text}";'):
         try:
-            parse_jaas(given_text)
+            parse_jaas(config)
         except InvalidOptionError:
             continue

@@ -1,4 +1,4 @@
-"""Every row of the table: honoured, refused by name, or without effect."""
+"""Each option of the table is supported, refused by name, or ignored."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ from kts_source.errors import InvalidOptionError
 SERVERS = {"kafka.bootstrap.servers": "broker:9092"}
 
 
-def settings(**changes: str) -> BrokerSettings:
-    """Settings of `bootstrap.servers` and options whose dots are written as two underscores."""
-    found, _ = broker_settings(SERVERS | kafka(changes))
-    assert found is not None
-    return found
+def parse_settings(**changes: str) -> BrokerSettings:
+    """Parses `bootstrap.servers` and more options; `__` in a keyword stands for a dot."""
+    parsed, _ = broker_settings(SERVERS | prefix_options(changes))
+    assert parsed is not None
+    return parsed
 
 
-def kafka(changes: dict[str, str]) -> dict[str, str]:
+def prefix_options(changes: dict[str, str]) -> dict[str, str]:
     return {f"kafka.{name.replace('__', '.')}": text for name, text in changes.items()}
 
 
-def refused(**changes: str) -> str:
+def refusal_message(**changes: str) -> str:
     with pytest.raises(InvalidOptionError) as caught:
-        broker_settings(SERVERS | kafka(changes))
+        broker_settings(SERVERS | prefix_options(changes))
     return str(caught.value)
 
 
 def test_kafka_options_without_servers_are_ignored() -> None:
-    given = {"kafka.ssl.engine.factory.class": "x", "kafka.security.protocol": "nonsense"}
-    assert broker_settings(given) == (None, tuple(sorted(given)))
+    options = {"kafka.ssl.engine.factory.class": "x", "kafka.security.protocol": "nonsense"}
+    assert broker_settings(options) == (None, tuple(sorted(options)))
     assert broker_settings({}) == (None, ())
 
 
-def test_defaults_are_those_of_the_table() -> None:
-    found = settings()
-    assert found.bootstrap == (("broker", 9092),)
-    assert found.security.reveal() == Security("PLAINTEXT")
-    said = {
-        "client.id": found.client_id,
-        "client.rack": found.rack,
-        "request.timeout.ms": f"{found.request_timeout_seconds * 1000:.0f}",
-        "socket.connection.setup.timeout.ms": f"{found.connect_timeout_seconds * 1000:.0f}",
-        "fetch.max.wait.ms": f"{found.fetch_max_wait_ms}",
-        "fetch.min.bytes": f"{found.fetch_min_bytes}",
-        "fetch.max.bytes": f"{found.fetch_max_bytes}",
-        "max.partition.fetch.bytes": f"{found.partition_fetch_bytes}",
+def test_broker_settings_defaults_match_the_table() -> None:
+    parsed = parse_settings()
+    assert parsed.bootstrap == (("broker", 9092),)
+    assert parsed.security.reveal() == Security("PLAINTEXT")
+    defaults = {
+        "client.id": parsed.client_id,
+        "client.rack": parsed.rack,
+        "request.timeout.ms": f"{parsed.request_timeout_seconds * 1000:.0f}",
+        "socket.connection.setup.timeout.ms": f"{parsed.connect_timeout_seconds * 1000:.0f}",
+        "fetch.max.wait.ms": f"{parsed.fetch_max_wait_ms}",
+        "fetch.min.bytes": f"{parsed.fetch_min_bytes}",
+        "fetch.max.bytes": f"{parsed.fetch_max_bytes}",
+        "max.partition.fetch.bytes": f"{parsed.partition_fetch_bytes}",
     }
-    assert said == {name: text for name, text, _ in PLAIN_OPTIONS if name in said}
-    assert len(said) == len(PLAIN_OPTIONS) - 3  # servers, and two aliases that others take
+    assert defaults == {name: text for name, text, _ in PLAIN_OPTIONS if name in defaults}
+    assert len(defaults) == len(PLAIN_OPTIONS) - 3  # bootstrap.servers and two aliases
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_defaults_are_those_of_the_table() -> None:
     ],
 )
 def test_kafka_options_are_parsed(option: str, text: str, field: str, value: object) -> None:
-    found, ignored = broker_settings({**SERVERS, f"kafka.{option}": text})
-    assert getattr(found, field) == value
+    parsed, ignored = broker_settings({**SERVERS, f"kafka.{option}": text})
+    assert getattr(parsed, field) == value
     assert ignored == ()
 
 
@@ -95,22 +95,22 @@ def test_kafka_options_are_parsed(option: str, text: str, field: str, value: obj
         ("PLAINTEXT://a:1", [("a", 1)]),
     ],
 )
-def test_servers(text: str, servers: list[tuple[str, int]]) -> None:
-    assert settings(bootstrap__servers=text).bootstrap == tuple(servers)
+def test_bootstrap_servers_are_parsed(text: str, servers: list[tuple[str, int]]) -> None:
+    assert parse_settings(bootstrap__servers=text).bootstrap == tuple(servers)
 
 
 @pytest.mark.parametrize(
     "text", ["a", "a:", ":1", "a:0", "a:65536", "a:1:2", "::1:9092", "a b:1", "u@a:1", "a:1;b:2"]
 )
 def test_bootstrap_servers_invalid_are_refused(text: str) -> None:
-    problem = refused(bootstrap__servers=f"ok:1,{text}")
+    problem = refusal_message(bootstrap__servers=f"ok:1,{text}")
     assert "kafka.bootstrap.servers" in problem
     assert "entry 2" in problem
 
 
-def test_no_servers_and_the_wrong_protocol() -> None:
-    assert "names no broker" in refused(bootstrap__servers=" , ")
-    assert "security.protocol" in refused(bootstrap__servers="SASL_SSL://a:1")
+def test_bootstrap_servers_without_broker_or_with_other_protocol_are_refused() -> None:
+    assert "names no broker" in refusal_message(bootstrap__servers=" , ")
+    assert "security.protocol" in refusal_message(bootstrap__servers="SASL_SSL://a:1")
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,27 @@ def test_no_servers_and_the_wrong_protocol() -> None:
 )
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1e3", "2147483648", "99999999999999"])
 def test_kafka_options_invalid_numbers_are_refused(option: str, text: str) -> None:
-    problem = refused(**{option.replace(".", "__"): text})
+    problem = refusal_message(**{option.replace(".", "__"): text})
     assert f"'kafka.{option}' must be a whole number" in problem
 
 
 def test_fetch_max_wait_must_be_below_the_request_timeout() -> None:
-    assert "less than kafka.request.timeout.ms" in refused(
+    assert "less than kafka.request.timeout.ms" in refusal_message(
         fetch__max__wait__ms="1000", request__timeout__ms="1000"
     )
 
 
-def test_login_names_with_zero_bytes_are_refused() -> None:
-    assert "printable" in refused(client__id="a\nb")
-    assert "printable" in refused(client__rack="r" * 250)
-    assert "zero byte" in refused(client__rack="a\0b")
-    assert "half a character" in refused(client__rack="a\ud800")
+def test_client_id_and_rack_unprintable_are_refused() -> None:
+    assert "printable" in refusal_message(client__id="a\nb")
+    assert "printable" in refusal_message(client__rack="r" * 250)
+    assert "zero byte" in refusal_message(client__rack="a\0b")
+    assert "half a character" in refusal_message(client__rack="a\ud800")
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_options_refused_with_reason_and_fix(name: str) -> None:
     option = name.replace("*", "class")
-    problem = refused(**{option.replace(".", "__"): "hunter2"})
+    problem = refusal_message(**{option.replace(".", "__"): "hunter2"})
     assert f"'kafka.{option}' is not supported: {REFUSED[name]}" in problem
     assert "hunter2" not in problem
 
@@ -157,40 +157,42 @@ def test_options_refused_with_reason_and_fix(name: str) -> None:
     ],
 )
 def test_security_options_unknown_are_refused(name: str) -> None:
-    assert f"'kafka.{name}' is not supported" in refused(**{name.replace(".", "__"): "x"})
+    assert f"'kafka.{name}' is not supported" in refusal_message(**{name.replace(".", "__"): "x"})
 
 
 def test_security_option_typo_is_refused() -> None:
-    assert "did you mean kafka.ssl.truststore.location" in refused(ssl__trustore__location="x")
+    assert "did you mean kafka.ssl.truststore.location" in refusal_message(
+        ssl__trustore__location="x"
+    )
 
 
 @pytest.mark.parametrize("name", [*WITHOUT_EFFECT, "whatever.of.a.plugin"])
-def test_without_effect(name: str) -> None:
+def test_option_without_effect_is_ignored(name: str) -> None:
     option = f"kafka.{name.replace('*', 'id')}"
     sasl = {"kafka.security.protocol": "PLAINTEXT"} if "sasl" in name else {}
     assert broker_settings({**SERVERS, option: "x", **sasl})[1] == (option,)
 
 
-def test_options_that_the_protocol_does_not_use_have_no_effect() -> None:
+def test_options_unused_by_the_protocol_are_ignored() -> None:
     idle = {"kafka.ssl.truststore.location": "/gone", "kafka.sasl.jaas.config": "nonsense"}
-    found, ignored = broker_settings({**SERVERS, **idle, "kafka.security.protocol": "plaintext"})
-    assert found is not None
-    assert found.security.reveal() == Security("PLAINTEXT")
+    parsed, ignored = broker_settings({**SERVERS, **idle, "kafka.security.protocol": "plaintext"})
+    assert parsed is not None
+    assert parsed.security.reveal() == Security("PLAINTEXT")
     assert ignored == tuple(sorted(idle))
 
 
 @pytest.mark.parametrize("option", ["ssl__truststore__location", "sasl__mechanism"])
 def test_security_options_need_the_protocol(option: str) -> None:
-    assert "needs kafka.security.protocol" in refused(**{option: "x"})
+    assert "needs kafka.security.protocol" in refusal_message(**{option: "x"})
 
 
-def test_an_unknown_protocol() -> None:
-    problem = refused(security__protocol="hunter2")
+def test_security_protocol_unknown_is_refused() -> None:
+    problem = refusal_message(security__protocol="hunter2")
     assert "must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL" in problem
     assert "hunter2" not in problem
 
 
-def test_the_tables_of_the_docs_name_every_option_once() -> None:
+def test_docs_tables_name_every_option_exactly_once() -> None:
     names = [name for name, _, _ in (*PLAIN_OPTIONS, *SECURITY_OPTIONS)]
     assert len(names) == len(COUNTED)
     assert not COUNTED & {*REFUSED, *WITHOUT_EFFECT}
@@ -202,7 +204,7 @@ def test_the_tables_of_the_docs_name_every_option_once() -> None:
 
 def test_kafka_package_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kafka", None)
-    assert "pip install 'tiered-kafka[kafka]'" in refused()
+    assert "pip install 'tiered-kafka[kafka]'" in refusal_message()
     assert broker_settings({"kafka.group.id": "x"}) == (None, ("kafka.group.id",))
 
 

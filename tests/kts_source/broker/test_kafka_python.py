@@ -1,4 +1,4 @@
-"""What the product leans on in kafka-python, which promises none of it: names and signatures."""
+"""Names and signatures of kafka-python that the product uses but that are not a public API."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from kafka.net.sasl.scram import ScramClient
 from kts_source.broker.settings import MECHANISMS
 
 
-def test_tls_version_is_an_allowed_one() -> None:
+def test_kafka_python_version_is_3_0() -> None:
     major, minor, *_ = kafka.__version__.split(".")
     assert (major, minor) == ("3", "0")
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_mechanisms(name: str) -> None:
+def test_sasl_mechanism_has_expected_methods(name: str) -> None:
     assert name in SASL_MECHANISMS
-    found = get_sasl_mechanism(name)
+    mechanism = get_sasl_mechanism(name)
     assert (
-        list(inspect.signature(found).parameters.values())[-1].kind is inspect.Parameter.VAR_KEYWORD
+        list(inspect.signature(mechanism).parameters.values())[-1].kind
+        is inspect.Parameter.VAR_KEYWORD
     )
     for method in ("auth_bytes", "is_done"):
-        assert list(inspect.signature(getattr(found, method)).parameters) == ["self"]
-    assert list(inspect.signature(found.receive).parameters) == ["self", "auth_bytes"]
+        assert list(inspect.signature(getattr(mechanism, method)).parameters) == ["self"]
+    assert list(inspect.signature(mechanism.receive).parameters) == ["self", "auth_bytes"]
 
 
-def test_tokens() -> None:
+def test_token_provider_has_only_the_token_method() -> None:
     assert AbstractTokenProvider.__abstractmethods__ == {"token"}
     with pytest.raises(Exception, match="must implement"):
         SaslMechanismOAuth(sasl_oauth_token_provider=object())
 
 
-def test_the_client_of_msk() -> None:
+def test_msk_client_has_expected_signature() -> None:
     parameters = inspect.signature(AwsMskIamClient).parameters
     assert set(parameters) == {"host", "access_key", "secret_key", "region", "token"}
     assert callable(AwsMskIamClient.first_message)
 
 
-def test_the_fields_of_kerberos_s_exchange() -> None:
-    """Its methods go on with what our `__init__` sets."""
+def test_gssapi_mechanism_uses_only_fields_that_we_set() -> None:
+    """Our subclass replaces `__init__`, so it must set each field that these methods use."""
     used = set()
     for method in (
         SaslMechanismGSSAPI.auth_bytes,
@@ -56,7 +57,7 @@ def test_the_fields_of_kerberos_s_exchange() -> None:
     assert used == {"_is_done", "_is_authenticated", "_client_ctx", "_next_token", "auth_id"}
 
 
-def test_nonces_of_scram_are_random() -> None:
+def test_scram_nonces_are_random() -> None:
     nonces = {ScramClient("a", "b", "SCRAM-SHA-256").nonce for _ in range(3)}
     assert len(nonces) == 3
     assert min(map(len, nonces)) >= 32

@@ -1,4 +1,4 @@
-"""Stores are opened as Java opens them, and whatever is in a file, nothing worse than an error."""
+"""Key and trust stores are opened as Java opens them; any invalid file raises `KeyStoreError`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kts_source.broker.tls import (
 from tests.kts_source.broker.certificates import (
     PASSWORD,
     authority,
-    between,
     client,
+    intermediate,
     jks,
     jks_digest,
     server,
@@ -39,16 +39,16 @@ ROOTS = (authority().chain_der[0], stranger().chain_der[0])
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("password", [PASSWORD, None])
-def test_certificates_of_jks(version: int, password: str | None) -> None:
+def test_jks_store_returns_trusted_certificates(version: int, password: str | None) -> None:
     assert trusted_certificates(jks(ROOTS, version=version), password) == ROOTS
 
 
-def test_jks_trusts_of_a_key_s_chain_the_key_s_own_certificate() -> None:
+def test_jks_store_trusts_first_certificate_of_a_key_entry() -> None:
     store = jks(ROOTS, key_chain=client().chain_der)
     assert trusted_certificates(store, PASSWORD) == (client().chain_der[0], *ROOTS)
 
 
-def test_certificates_of_pkcs12() -> None:
+def test_pkcs12_store_returns_trusted_certificates() -> None:
     store = trust_pkcs12([authority().chain[0], stranger().chain[0]])
     assert set(trusted_certificates(store, PASSWORD)) == set(ROOTS)
     assert set(trusted_certificates(client().pkcs12(), PASSWORD)) == set(client().chain_der)
@@ -57,26 +57,26 @@ def test_certificates_of_pkcs12() -> None:
 @pytest.mark.parametrize(
     "store", [jks(ROOTS), trust_pkcs12(authority().chain)], ids=["JKS", "PKCS12"]
 )
-def test_a_wrong_password_opens_no_trust_store(store: bytes) -> None:
+def test_trust_store_wrong_password_is_an_error(store: bytes) -> None:
     with pytest.raises(KeyStoreError, match="wrong password") as caught:
         trusted_certificates(store, "wr0ng-secret")
     assert "wr0ng" not in str(caught.value)
 
 
-def test_pkcs12_does_not_open_without_its_password() -> None:
+def test_pkcs12_store_without_password_is_an_error() -> None:
     with pytest.raises(KeyStoreError, match="needs its password"):
         trusted_certificates(trust_pkcs12(authority().chain), None)
 
 
-def test_key_and_chain_of_pkcs12() -> None:
+def test_pkcs12_store_returns_key_and_chain() -> None:
     entry = key_entry(client().pkcs12(), PASSWORD)
     assert entry.key == client().key_der
-    assert entry.chain == client().chain_der  # ours, the one between, the authority
+    assert entry.chain == client().chain_der  # client, intermediate, authority
     assert len(entry.chain) == 3
 
 
 def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
-    certificate = between().chain[0]
+    certificate = intermediate().chain[0]
     assert stranger().chain[0] not in client().chain
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
 
@@ -91,7 +91,7 @@ def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (client().pkcs12("another-password"), "wrong password"),
         (trust_pkcs12(authority().chain), "no private key"),
@@ -100,21 +100,21 @@ def test_pkcs12_chain_contains_only_issuers_of_the_key() -> None:
         (b"", "neither PKCS12 nor JKS"),
         (b"-----BEGIN CERTIFICATE-----", "but PEM: say so by type"),
     ],
-    ids=["locked", "without a key", "JKS", "JCEKS", "empty", "PEM"],
+    ids=["other password", "no key", "JKS", "JCEKS", "empty", "PEM"],
 )
-def test_no_key_of_these(data: bytes, words: str) -> None:
-    with pytest.raises(KeyStoreError, match=words):
+def test_key_store_without_usable_key_is_an_error(data: bytes, message: str) -> None:
+    with pytest.raises(KeyStoreError, match=message):
         key_entry(data, PASSWORD)
 
 
-def test_pem_in_one_line_as_options_often_have_it() -> None:
+def test_pem_on_one_line_is_parsed() -> None:
     for text in (client().chain_pem, client().chain_pem.replace("\n", " ")):
         assert pem_certificates(f"subject: me\n{text}") == client().chain_der
     for text in (client().key_pem(), client().key_pem().replace("\n", "   ")):
         assert pem_key(text + client().chain_pem, None) == client().key_der
 
 
-def test_an_encrypted_key_in_pem() -> None:
+def test_pem_encrypted_key_needs_its_password() -> None:
     text = client().key_pem(PASSWORD)
     assert pem_key(text, PASSWORD) == client().key_der
     with pytest.raises(KeyStoreError, match="cannot be opened") as caught:
@@ -125,7 +125,7 @@ def test_an_encrypted_key_in_pem() -> None:
     assert pem_key(client().key_pem(), "a password that is not needed") == client().key_der
 
 
-def test_keys_that_are_refused() -> None:
+def test_pem_key_unsupported_or_malformed_is_an_error() -> None:
     key = rsa.generate_private_key(65537, 2048)
     older = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     with pytest.raises(KeyStoreError, match="openssl pkcs8 -topk8"):
@@ -148,8 +148,8 @@ def test_pem_without_certificates_is_refused() -> None:
         pem_certificates("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----")
 
 
-def test_an_empty_store_is_an_error() -> None:
-    """With nothing to trust, the authorities of the machine would be trusted instead."""
+def test_trust_store_without_certificates_is_an_error() -> None:
+    """Without any certificate, `ssl` would trust the system authorities instead."""
     with pytest.raises(KeyStoreError, match="no certificate"):
         trusted_certificates(jks([]), PASSWORD)
 
@@ -163,21 +163,21 @@ def test_key_store_truncated_is_an_error(size: int) -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_a_damaged_store_ends_in_an_error_or_in_certificates(data: st.DataObject) -> None:
+def test_key_store_random_damage_raises_or_returns_certificates(data: st.DataObject) -> None:
     body = bytearray(jks(ROOTS, key_chain=client().chain_der)[:-20])
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(body) - 1))
-        body[at] = data.draw(st.integers(0, 255))
+        position = data.draw(st.integers(0, len(body) - 1))
+        body[position] = data.draw(st.integers(0, 255))
     try:
-        found = trusted_certificates(bytes(body) + jks_digest(bytes(body)), PASSWORD)
+        certificates = trusted_certificates(bytes(body) + jks_digest(bytes(body)), PASSWORD)
     except KeyStoreError:
         return
-    assert 0 < sum(map(len, found)) < len(body)
+    assert 0 < sum(map(len, certificates)) < len(body)
 
 
 @pytest.mark.skipif(shutil.which("keytool") is None, reason="needs keytool")
 @pytest.mark.parametrize("kind", ["JKS", "PKCS12"])
-def test_stores_of_keytool(kind: str, tmp_path: Path) -> None:
+def test_stores_written_by_keytool_are_read(kind: str, tmp_path: Path) -> None:
     store, certificate = tmp_path / "store", tmp_path / "ca.pem"
     certificate.write_text(authority().chain_pem)
 
@@ -189,11 +189,11 @@ def test_stores_of_keytool(kind: str, tmp_path: Path) -> None:
     assert trusted_certificates(store.read_bytes(), "keytool-1") == authority().chain_der
     name = ("-dname", "CN=me", "-keyalg", "EC", "-alias", "me", "-keypass", "keytool-1")
     keytool("-genkeypair", *name)
-    found = trusted_certificates(store.read_bytes(), "keytool-1")
-    assert len(found) == 2
-    assert authority().chain_der[0] in found
+    certificates = trusted_certificates(store.read_bytes(), "keytool-1")
+    assert len(certificates) == 2
+    assert authority().chain_der[0] in certificates
     if kind == "PKCS12":
-        (own,) = set(found) - set(authority().chain_der)
+        (own,) = set(certificates) - set(authority().chain_der)
         assert key_entry(store.read_bytes(), "keytool-1").chain == (own,)
     else:
         with pytest.raises(KeyStoreError, match="only Java opens"):

@@ -1,4 +1,4 @@
-"""Who logs in, by which mechanism, and what is refused."""
+"""SASL options: parsed logins of each mechanism, and invalid combinations that are refused."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ CLIENT = 'clientId="alice" clientSecret="hunter2"'
 HTTPS = {ENDPOINT: "https://login.example:8443/token?x=1"}
 
 
-def security(mechanism: str, jaas: str | None = None, **more: str) -> Security:
-    given = {
+def parse_security(mechanism: str, jaas: str | None = None, **extra_options: str) -> Security:
+    options = {
         "bootstrap.servers": "a:1",
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": mechanism,
         **({} if jaas is None else {"sasl.jaas.config": jaas}),
-        **more,
+        **extra_options,
     }
-    found, ignored = broker_settings({f"kafka.{name}": text for name, text in given.items()})
-    assert found is not None
+    settings, ignored = broker_settings({f"kafka.{name}": text for name, text in options.items()})
+    assert settings is not None
     assert ignored == ()
-    return found.security.reveal()
+    return settings.security.reveal()
 
 
-def refused(mechanism: str, jaas: str | None = None, **more: str) -> str:
+def refusal_message(mechanism: str, jaas: str | None = None, **extra_options: str) -> str:
     with pytest.raises(InvalidOptionError) as caught:
-        security(mechanism, jaas, **more)
+        parse_security(mechanism, jaas, **extra_options)
     assert "hunter2" not in str(caught.value)
     assert caught.value.__cause__ is None
     return str(caught.value)
@@ -55,15 +55,15 @@ def refused(mechanism: str, jaas: str | None = None, **more: str) -> str:
     ("mechanism", "module"),
     [("PLAIN", PLAIN), ("SCRAM-SHA-256", SCRAM), ("scram-sha-512", SCRAM)],
 )
-def test_name_and_password(mechanism: str, module: str) -> None:
-    found = security(mechanism, f"{module} required {USER} serviceName=kafka;")
-    assert found.mechanism == mechanism.upper()
-    assert found.login == Password("alice", "hunter2")
-    assert found.secret_values() == {"hunter2"}
+def test_username_and_password_are_parsed(mechanism: str, module: str) -> None:
+    login = parse_security(mechanism, f"{module} required {USER} serviceName=kafka;")
+    assert login.mechanism == mechanism.upper()
+    assert login.login == Password("alice", "hunter2")
+    assert login.secret_values() == {"hunter2"}
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "jaas", "words"),
+    ("mechanism", "jaas", "message"),
     [
         ("PLAIN", None, "'kafka.sasl.jaas.config' is needed for PLAIN"),
         ("SCRAM-SHA-512", None, "is needed for SCRAM-SHA-512"),
@@ -80,29 +80,29 @@ def test_name_and_password(mechanism: str, module: str) -> None:
         ("DIGEST-MD5", None, "'kafka.sasl.mechanism' must be PLAIN, SCRAM-SHA-256"),
     ],
 )
-def test_refused_logins(mechanism: str, jaas: str | None, words: str) -> None:
-    assert words in refused(mechanism, jaas)
+def test_login_options_invalid_are_refused(mechanism: str, jaas: str | None, message: str) -> None:
+    assert message in refusal_message(mechanism, jaas)
 
 
-def test_no_mechanism_means_kerberos_as_in_java() -> None:
-    given = {"bootstrap.servers": "a:1", "security.protocol": "SASL_PLAINTEXT"}
+def test_mechanism_missing_defaults_to_gssapi() -> None:
+    options = {"bootstrap.servers": "a:1", "security.protocol": "SASL_PLAINTEXT"}
     with pytest.raises(InvalidOptionError, match=r"kerberos\.service\.name' is needed for GSSAPI"):
-        broker_settings({f"kafka.{name}": text for name, text in given.items()})
+        broker_settings({f"kafka.{name}": text for name, text in options.items()})
 
 
-def test_tokens_of_an_endpoint() -> None:
+def test_oauth_endpoint_options_are_parsed() -> None:
     jaas = f'{OAUTH} required {CLIENT} scope="s t" extension_logicalCluster="lkc-1";'
     handler = f"{APACHE}.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
-    found = security("OAUTHBEARER", jaas, **HTTPS, **{LOGIN_HANDLER: handler})
+    login = parse_security("OAUTHBEARER", jaas, **HTTPS, **{LOGIN_HANDLER: handler})
     extensions = (("logicalCluster", "lkc-1"),)
     url = HTTPS[ENDPOINT]
-    assert found.login == TokenEndpoint(url, "alice", "hunter2", "s t", False, extensions)
-    assert found.secret_values() == {"hunter2"}
+    assert login.login == TokenEndpoint(url, "alice", "hunter2", "s t", False, extensions)
+    assert login.secret_values() == {"hunter2"}
 
 
-def test_options_win_over_the_login_module() -> None:
+def test_oauth_options_override_the_login_module() -> None:
     credentials = "sasl.oauthbearer.client.credentials.client"
-    more = {
+    extra_options = {
         f"{credentials}.id": "bob",
         f"{credentials}.secret": "else",
         "sasl.oauthbearer.scope": "wide",
@@ -110,19 +110,19 @@ def test_options_win_over_the_login_module() -> None:
     }
     expected = TokenEndpoint(HTTPS[ENDPOINT], "bob", "else", "wide", True, ())
     jaas = f"{OAUTH} required {CLIENT} scope=narrow;"
-    assert security("OAUTHBEARER", jaas, **HTTPS, **more).login == expected
-    assert security("OAUTHBEARER", **HTTPS, **more).login == expected
+    assert parse_security("OAUTHBEARER", jaas, **HTTPS, **extra_options).login == expected
+    assert parse_security("OAUTHBEARER", **HTTPS, **extra_options).login == expected
 
 
 @pytest.mark.parametrize(
     "url", ["http://localhost:80/t", "http://127.0.0.1/t", "http://[::1]:8/t", "https://x"]
 )
-def test_endpoints(url: str) -> None:
-    assert security("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url}).login
+def test_oauth_endpoint_url_is_accepted(url: str) -> None:
+    assert parse_security("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url}).login
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("http://login.example/t", "must be https"),
         ("http://localhost.hunter2/t", "must be https"),
@@ -135,21 +135,21 @@ def test_endpoints(url: str) -> None:
         ("https://alice:hunter2@a/", "must not hold a user"),
     ],
 )
-def test_no_endpoints(url: str, words: str) -> None:
-    problem = refused("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
-    assert f"'kafka.{ENDPOINT}' {words}" in problem
+def test_oauth_endpoint_url_invalid_is_refused(url: str, message: str) -> None:
+    problem = refusal_message("OAUTHBEARER", f"{OAUTH} required {CLIENT};", **{ENDPOINT: url})
+    assert f"'kafka.{ENDPOINT}' {message}" in problem
 
 
-def test_tokens_of_a_function() -> None:
-    found = security("OAUTHBEARER", **{LOGIN_HANDLER: "our.tokens:get"})
-    assert found.login == TokenCallback("our.tokens:get", ())
+def test_oauth_callback_is_parsed() -> None:
+    login = parse_security("OAUTHBEARER", **{LOGIN_HANDLER: "our.tokens:get"})
+    assert login.login == TokenCallback("our.tokens:get", ())
     jaas = f"{OAUTH} required extension_pool=p;"
-    found = security("OAUTHBEARER", jaas, **{LOGIN_HANDLER: "our.tokens:get"})
-    assert found.login == TokenCallback("our.tokens:get", (("pool", "p"),))
+    login = parse_security("OAUTHBEARER", jaas, **{LOGIN_HANDLER: "our.tokens:get"})
+    assert login.login == TokenCallback("our.tokens:get", (("pool", "p"),))
 
 
 @pytest.mark.parametrize(
-    ("jaas", "more", "words"),
+    ("jaas", "extra_options", "message"),
     [
         (f"{OAUTH} required {CLIENT};", {}, "OAUTHBEARER needs option"),
         (None, HTTPS, "needs clientId and clientSecret"),
@@ -168,38 +168,42 @@ def test_tokens_of_a_function() -> None:
         ),
     ],
 )
-def test_refused_tokens(jaas: str | None, more: dict[str, str], words: str) -> None:
-    assert words in refused("OAUTHBEARER", jaas, **more)
+def test_oauth_options_invalid_are_refused(
+    jaas: str | None, extra_options: dict[str, str], message: str
+) -> None:
+    assert message in refusal_message("OAUTHBEARER", jaas, **extra_options)
 
 
 @pytest.mark.parametrize("shaded", ["", "shadedmskiam."])
-def test_aws(shaded: str) -> None:
+def test_aws_msk_iam_options_are_parsed(shaded: str) -> None:
     handler = f"{shaded}software.amazon.msk.auth.iam.IAMClientCallbackHandler"
-    more = {"security.protocol": "SASL_SSL", CLIENT_HANDLER: handler}
-    assert security("AWS_MSK_IAM", **more).login == AwsCredentials("")
+    extra_options = {"security.protocol": "SASL_SSL", CLIENT_HANDLER: handler}
+    assert parse_security("AWS_MSK_IAM", **extra_options).login == AwsCredentials("")
     jaas = f'{shaded}{IAM} required awsProfileName="lake" awsDebugCreds=true;'
-    assert security("AWS_MSK_IAM", jaas, **more).login == AwsCredentials("lake")
-    assert "must be SASL_SSL for AWS_MSK_IAM" in refused("AWS_MSK_IAM", jaas)
+    assert parse_security("AWS_MSK_IAM", jaas, **extra_options).login == AwsCredentials("lake")
+    assert "must be SASL_SSL for AWS_MSK_IAM" in refusal_message("AWS_MSK_IAM", jaas)
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "AWS_MSK_IAM"])
 @pytest.mark.parametrize("option", [LOGIN_HANDLER, CLIENT_HANDLER])
-def test_other_handlers_are_refused(mechanism: str, option: str) -> None:
+def test_callback_handler_unknown_is_refused(mechanism: str, option: str) -> None:
     jaas = f"{PLAIN} required {USER};" if mechanism == "PLAIN" else None
-    more = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
-    assert f"'kafka.{option}' is not supported" in refused(mechanism, jaas, **more)
+    extra_options = {"security.protocol": "SASL_SSL", option: "com.hunter2.Handler"}
+    assert f"'kafka.{option}' is not supported" in refusal_message(mechanism, jaas, **extra_options)
 
 
-def test_kerberos() -> None:
+def test_kerberos_options_are_parsed() -> None:
     service = {"sasl.kerberos.service.name": "kafka"}
-    assert security("GSSAPI", **service).login == Kerberos("kafka", "", "")
+    assert parse_security("GSSAPI", **service).login == Kerberos("kafka", "", "")
     cache = f"{KRB5} required useTicketCache=true serviceName=kafka keyTab='/not/used';"
-    assert security("GSSAPI", cache).login == Kerberos("kafka", "", "")
+    assert parse_security("GSSAPI", cache).login == Kerberos("kafka", "", "")
     jaas = f'{KRB5} required useKeyTab=true storeKey=true keyTab="/gone" principal="a@B";'
-    # The file is the worker's: it is not looked for here.
-    assert security("GSSAPI", jaas, **service).login == Kerberos("kafka", "a@B", "/gone")
-    assert "differ" in refused("GSSAPI", f"{KRB5} required serviceName=other;", **service)
-    assert "keyTab and principal" in refused(
+    # The keytab is a file of the worker; parsing does not check that it exists.
+    assert parse_security("GSSAPI", jaas, **service).login == Kerberos("kafka", "a@B", "/gone")
+    assert "differ" in refusal_message("GSSAPI", f"{KRB5} required serviceName=other;", **service)
+    assert "keyTab and principal" in refusal_message(
         "GSSAPI", f"{KRB5} required useKeyTab=true keyTab=k;", **service
     )
-    assert "has ticketCache" in refused("GSSAPI", f"{KRB5} required ticketCache=c;", **service)
+    assert "has ticketCache" in refusal_message(
+        "GSSAPI", f"{KRB5} required ticketCache=c;", **service
+    )

@@ -1,4 +1,4 @@
-"""Tokens from an endpoint on loopback: asked for as RFC 6749 says, kept, renewed, never shown."""
+"""OAuth tokens from a loopback endpoint: requested per RFC 6749, cached, renewed, never shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "hunter2+/ ü"
 
 
 class Endpoint(http.server.ThreadingHTTPServer):
-    """Answers with what it is told to, and notes what it was asked."""
+    """Sends the queued `answers` and records each request in `asked`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -41,7 +41,7 @@ class Endpoint(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: Endpoint
 
-    def do_POST(self) -> None:  # the library's name
+    def do_POST(self) -> None:  # overrides BaseHTTPRequestHandler
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         self.server.asked.append((self.path, dict(self.headers), parse_qs(body)))
         status, data = self.server.answers.pop(0)
@@ -57,7 +57,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
+def serve_endpoint(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
     with Endpoint() as endpoint:
         if context is not None:
             endpoint.socket = context.wrap_socket(endpoint.socket, server_side=True)
@@ -74,26 +74,26 @@ def serving(context: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
-    with serving() as found:
-        yield found
+    with serve_endpoint() as server_endpoint:
+        yield server_endpoint
 
 
-def source(
+def token_source(
     endpoint: Endpoint, *, url: str = "", scope: str = "", urlencoded: bool = False
 ) -> TokenEndpoint:
     return TokenEndpoint(url or endpoint.url(), "alice", SECRET, scope, urlencoded, ())
 
 
-def answer(token: str, **more: object) -> tuple[int, bytes]:
+def token_response(token: str, **more: object) -> tuple[int, bytes]:
     return 200, json.dumps({"access_token": token, **more}).encode()
 
 
 @pytest.mark.parametrize(
     ("urlencoded", "pair"), [(False, f"alice:{SECRET}"), (True, "alice:hunter2%2B%2F+%C3%BC")]
 )
-def test_what_is_asked(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
-    endpoint.answers.append(answer("t1"))
-    assert oauth.token(source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
+def test_token_request_follows_rfc_6749(endpoint: Endpoint, urlencoded: bool, pair: str) -> None:
+    endpoint.answers.append(token_response("t1"))
+    assert oauth.token(token_source(endpoint, scope="a b&c", urlencoded=urlencoded)) == "t1"
     ((path, headers, form),) = endpoint.asked
     assert path == "/realm/token?x=1"
     assert form == {"grant_type": ["client_credentials"], "scope": ["a b&c"]}
@@ -105,29 +105,36 @@ def test_token_is_reused_for_most_of_its_lifetime(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    endpoint.answers += [answer("t1", expires_in=100), answer("t2", expires_in=100), answer("t3")]
-    assert oauth.token(source(endpoint)) == "t1"
+    endpoint.answers += [
+        token_response("t1", expires_in=100),
+        token_response("t2", expires_in=100),
+        token_response("t3"),
+    ]
+    assert oauth.token(token_source(endpoint)) == "t1"
     now[0] += 79
-    assert oauth.token(source(endpoint)) == "t1"
-    assert oauth.token(source(endpoint, scope="other")) == "t2"
+    assert oauth.token(token_source(endpoint)) == "t1"
+    assert oauth.token(token_source(endpoint, scope="other")) == "t2"
     now[0] += 2
-    assert oauth.token(source(endpoint)) == "t3"
+    assert oauth.token(token_source(endpoint)) == "t3"
 
 
 @pytest.mark.parametrize(
-    "life", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
+    "lifetime", [{}, {"expires_in": "x"}, {"expires_in": -1}, {"expires_in": True}]
 )
 def test_token_of_unknown_lifetime_is_used_once(
-    endpoint: Endpoint, life: dict[str, object]
+    endpoint: Endpoint, lifetime: dict[str, object]
 ) -> None:
-    endpoint.answers += [answer("t1", **life), answer("t2", **life)]
-    assert [oauth.token(source(endpoint)) for _ in range(2)] == ["t1", "t2"]
+    endpoint.answers += [token_response("t1", **lifetime), token_response("t2", **lifetime)]
+    assert [oauth.token(token_source(endpoint)) for _ in range(2)] == ["t1", "t2"]
 
 
 def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
-    endpoint.answers += [answer("t1", expires_in=1000), answer("t2", expires_in=1000)]
+    endpoint.answers += [
+        token_response("t1", expires_in=1000),
+        token_response("t2", expires_in=1000),
+    ]
     for token in ("t1", "t2", "t2"):
-        security = Security("SASL_SSL", None, "OAUTHBEARER", source(endpoint))
+        security = Security("SASL_SSL", None, "OAUTHBEARER", token_source(endpoint))
         client = sasl_client(security, "broker")
         assert client.auth_bytes() == f"n,,\x01auth=Bearer {token}\x01\x01".encode()
         client.receive(b'{"status":"invalid_token"}' if token == "t1" else b"")
@@ -135,17 +142,17 @@ def test_token_rejected_by_a_broker_is_dropped(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> None:
-    endpoint.answers += [(status, b"hunter2"), (status, b""), answer("t1")]
-    assert oauth.token(source(endpoint)) == "t1"
+    endpoint.answers += [(status, b"hunter2"), (status, b""), token_response("t1")]
+    assert oauth.token(token_source(endpoint)) == "t1"
     endpoint.answers += [(status, b"hunter2")] * 3
     with pytest.raises(BrokerUnavailableError, match=f"at localhost answered {status}") as caught:
-        oauth.token(source(endpoint))
+        oauth.token(token_source(endpoint))
     assert caught.value.retriable
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "message"),
     [
         (401, b'{"error":"invalid_client"}', r"answered 401 \(invalid_client\): check"),
         (400, b'{"error":"hunter2"}', "answered 400: check"),
@@ -162,23 +169,23 @@ def test_token_endpoint_failure_is_retried(endpoint: Endpoint, status: int) -> N
     ],
 )
 def test_token_endpoint_invalid_response_is_an_error(
-    endpoint: Endpoint, status: int, body: bytes, words: str
+    endpoint: Endpoint, status: int, body: bytes, message: str
 ) -> None:
     endpoint.answers.append((status, body))
-    with pytest.raises(BrokerError, match=words) as caught:
-        oauth.token(source(endpoint))
+    with pytest.raises(BrokerError, match=message) as caught:
+        oauth.token(token_source(endpoint))
     assert not caught.value.retriable
     assert "hunter2" not in str(caught.value)
-    assert len(endpoint.asked) == 1  # nor does the secret follow a redirect
+    assert len(endpoint.asked) == 1  # a redirect is not followed with the secret
 
 
 def test_token_endpoint_without_response_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oauth, "_held", {})
     monkeypatch.setattr(oauth, "_PAUSE_SECONDS", 0.0)
-    with serving() as endpoint:
-        gone = source(endpoint)
+    with serve_endpoint() as endpoint:
+        closed_endpoint = token_source(endpoint)
     with pytest.raises(BrokerUnavailableError, match="does not answer: ConnectionRefusedError"):
-        oauth.token(gone)
+        oauth.token(closed_endpoint)
 
 
 def test_token_endpoint_certificate_is_verified(
@@ -189,11 +196,11 @@ def test_token_endpoint_certificate_is_verified(
     pem.write_text(server().key_pem() + server().chain_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
-    with serving(context) as endpoint:
-        endpoint.answers.append(answer("t1"))
+    with serve_endpoint(context) as endpoint:
+        endpoint.answers.append(token_response("t1"))
         with pytest.raises(BrokerError, match="the token endpoint at localhost is not trusted"):
-            oauth.token(source(endpoint, url=endpoint.url("https")))
+            oauth.token(token_source(endpoint, url=endpoint.url("https")))
         assert endpoint.asked == []
         pem.write_text(authority().chain_pem)
         monkeypatch.setenv("SSL_CERT_FILE", str(pem))
-        assert oauth.token(source(endpoint, url=endpoint.url("https"))) == "t1"
+        assert oauth.token(token_source(endpoint, url=endpoint.url("https"))) == "t1"

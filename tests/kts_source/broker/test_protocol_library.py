@@ -1,4 +1,4 @@
-"""Of kafka-python only the messages are loaded, and whoever wants the rest gets it."""
+"""Only kafka-python's message classes are loaded; other code can still import the full package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAVY = "'kafka.consumer.group' in sys.modules, 'kafka.admin' in sys.modules"
 
 
 def run(*lines: str, **environment: str) -> str:
-    """What a fresh process prints."""
+    """Returns the output of a program that runs in a new process."""
     program = "\n".join((LOAD, *lines))
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -27,16 +27,16 @@ def run(*lines: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_only_messages_are_loaded() -> None:
+def test_load_messages_skips_consumer_and_admin() -> None:
     assert run(f"print({HEAVY})") == "False False"
 
 
-def test_tuning_off_imports_the_whole_kafka_package() -> None:
+def test_tuning_off_imports_the_full_kafka_package() -> None:
     assert run(f"print({HEAVY})", KTS_TUNING="off") == "True True"
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "program",
     [
         "from kafka import KafkaConsumer; print(KafkaConsumer.__module__)",
         "import kafka; print(kafka.KafkaConsumer.__module__)",
@@ -44,8 +44,8 @@ def test_tuning_off_imports_the_whole_kafka_package() -> None:
         "from kafka import *; print(KafkaConsumer.__module__)",
     ],
 )
-def test_kafka_attribute_imports_the_package(wanted: str) -> None:
-    assert run(wanted) == "kafka.consumer.group"
+def test_kafka_attribute_imports_the_package(program: str) -> None:
+    assert run(program) == "kafka.consumer.group"
 
 
 def test_kafka_package_is_complete_after_use() -> None:
@@ -67,11 +67,11 @@ def test_scanning_modules_does_not_import_kafka() -> None:
 def test_kafka_messages_import_from_concurrent_threads() -> None:
     text = run(
         "import threading, kafka",
-        "found = []",
-        "def want(): found.append(kafka.KafkaProducer.__name__)",
-        "threads = [threading.Thread(target=want) for _ in range(8)]",
-        "[one.start() for one in threads]; [one.join() for one in threads]",
-        "print(len(found), set(found))",
+        "names = []",
+        "def use(): names.append(kafka.KafkaProducer.__name__)",
+        "threads = [threading.Thread(target=use) for _ in range(8)]",
+        "[thread.start() for thread in threads]; [thread.join() for thread in threads]",
+        "print(len(names), set(names))",
     )
     assert text == "8 {'KafkaProducer'}"
 
@@ -79,7 +79,7 @@ def test_kafka_messages_import_from_concurrent_threads() -> None:
 def test_kafka_package_already_imported_is_unchanged() -> None:
     text = run(
         "import importlib",
-        "for name in [one for one in sys.modules if one.split('.')[0] == 'kafka']:",
+        "for name in [name for name in sys.modules if name.split('.')[0] == 'kafka']:",
         "    del sys.modules[name]",
         "import kafka, types",
         "load_messages()",

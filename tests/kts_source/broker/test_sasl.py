@@ -1,4 +1,4 @@
-"""Logins byte by byte, against servers written from the RFCs."""
+"""SASL exchanges byte by byte, with server implementations that follow the RFCs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MSK = "b-1.demo.abc123.c2.kafka.eu-west-1.amazonaws.com"
 
 
-def login(mechanism: str, who: Login, host: str = "broker") -> SaslClient:
-    return sasl_client(Security("SASL_SSL", None, mechanism, who), host)
+def start_login(mechanism: str, credentials: Login, host: str = "broker") -> SaslClient:
+    return sasl_client(Security("SASL_SSL", None, mechanism, credentials), host)
 
 
 class ScramServer:
-    """The server's half of RFC 5802, as Kafka's `ScramSaslServer` does it."""
+    """Server side of RFC 5802, like Kafka's `ScramSaslServer`."""
 
     def __init__(self, mechanism: str, users: dict[str, str], iterations: int = 4096) -> None:
         self.hash = HASHES[mechanism]
@@ -58,7 +58,7 @@ class ScramServer:
     def first(self, data: bytes) -> bytes:
         header, bare = data.decode()[:3], data.decode()[3:]
         assert header == "n,,"
-        name, nonce = (part[2:] for part in bare.split(","))
+        name, nonce = (field[2:] for field in bare.split(","))
         self.password = self.users[name.replace("=2C", ",").replace("=3D", "=")]
         salt = base64.b64encode(self.salt).decode()
         self.nonce = nonce + "server-part"
@@ -81,26 +81,26 @@ class ScramServer:
 
 @pytest.mark.parametrize("mechanism", HASHES)
 @pytest.mark.parametrize("name", ["alice", "a=b,c", "ällice"])
-def test_scram(mechanism: str, name: str) -> None:
+def test_scram_login_succeeds(mechanism: str, name: str) -> None:
     server = ScramServer(mechanism, {name: "pass=wörd,"})
-    client = login(mechanism, Password(name, "pass=wörd,"))
+    client = start_login(mechanism, Password(name, "pass=wörd,"))
     client.receive(server.first(client.auth_bytes()))
     assert not client.is_done()
     client.receive(server.final(client.auth_bytes()))
     assert client.is_done()
 
 
-def test_scram_of_a_wrong_password_proves_nothing() -> None:
+def test_scram_wrong_password_fails_on_the_server() -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "right"})
-    client = login("SCRAM-SHA-256", Password("alice", "wrong"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "wrong"))
     client.receive(server.first(client.auth_bytes()))
     with pytest.raises(PermissionError):
         server.final(client.auth_bytes())
 
 
-def test_the_example_of_rfc_7677(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scram_matches_rfc_7677_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uuid.uuid4", lambda: "rOprNGfwEbeRWgbNEkqO")
-    client = login("SCRAM-SHA-256", Password("user", "pencil"))
+    client = start_login("SCRAM-SHA-256", Password("user", "pencil"))
     assert client.auth_bytes() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
     client.receive(
         b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
@@ -124,7 +124,7 @@ def test_the_example_of_rfc_7677(monkeypatch: pytest.MonkeyPatch) -> None:
         b"r={nonce}x,s=c2FsdA==,i=x",
         b"r={nonce}x,s=c2FsdA==,i=1000000000000",
         b"r={nonce}x,s=c2Fsd,i=4096",
-        # Counts that would pass for others, or by which a proof is weak.
+        # Iteration counts that are repeated, malformed, or too small for a safe proof.
         b"r={nonce}x,s=c2FsdA==,i=4096,i=1",
         b"r={nonce}x,i=4096,s=c2FsdA==,i=1",
         b"r={nonce}x,s=c2FsdA==,i=0000000001",
@@ -134,7 +134,7 @@ def test_the_example_of_rfc_7677(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
-    client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     nonce = client.auth_bytes().rpartition(b"r=")[2]
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-256 failed") as caught:
         client.receive(answer.replace(b"{nonce}", nonce))
@@ -145,7 +145,7 @@ def test_scram_invalid_first_response_is_refused(answer: bytes) -> None:
 @pytest.mark.parametrize("iterations", [1, 4095])
 def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
     server = ScramServer("SCRAM-SHA-256", {"alice": "hunter2"}, iterations)
-    client = login("SCRAM-SHA-256", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-256", Password("alice", "hunter2"))
     with pytest.raises(BrokerError, match=f"{iterations} iterations"):
         client.receive(server.first(client.auth_bytes()))
 
@@ -153,7 +153,7 @@ def test_scram_too_few_iterations_are_refused(iterations: int) -> None:
 @pytest.mark.parametrize("answer", [b"v=c2lnbmF0dXJl", b"e=other-error", b"", b"v=?"])
 def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
     server = ScramServer("SCRAM-SHA-512", {"alice": "hunter2"})
-    client = login("SCRAM-SHA-512", Password("alice", "hunter2"))
+    client = start_login("SCRAM-SHA-512", Password("alice", "hunter2"))
     client.receive(server.first(client.auth_bytes()))
     client.auth_bytes()
     with pytest.raises(BrokerError, match="login by SCRAM-SHA-512 failed"):
@@ -161,19 +161,19 @@ def test_scram_server_without_the_password_is_refused(answer: bytes) -> None:
     assert not client.is_done()
 
 
-def test_plain() -> None:
-    client = login("PLAIN", Password("älice", "hunter2"))
+def test_plain_sends_name_and_password() -> None:
+    client = start_login("PLAIN", Password("älice", "hunter2"))
     assert client.auth_bytes().split(b"\0")[1:] == ["älice".encode(), b"hunter2"]
     client.receive(b"")
     assert client.is_done()
 
 
-def give_token() -> str:
+def return_token() -> str:
     return "header.payload.signature-_~+/=="
 
 
 def test_login_fails_after_too_many_responses() -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:give_token", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     for _ in range(16):
         client.auth_bytes()
         client.receive(b"again")
@@ -181,11 +181,11 @@ def test_login_fails_after_too_many_responses() -> None:
         client.receive(b"again")
 
 
-def give_nothing() -> None:
+def return_none() -> None:
     return None
 
 
-def give_two_lines() -> str:
+def return_two_lines() -> str:
     return "hunter2\x01evil=1"
 
 
@@ -193,10 +193,10 @@ def fail() -> str:
     raise RuntimeError("hunter2")
 
 
-def test_a_token_and_its_extensions() -> None:
-    source = TokenCallback(f"{__name__}:give_token", (("logicalCluster", "lkc-1"), ("pool", "p")))
-    client = login("OAUTHBEARER", source)
-    token = give_token()
+def test_oauth_sends_token_and_extensions() -> None:
+    source = TokenCallback(f"{__name__}:return_token", (("logicalCluster", "lkc-1"), ("pool", "p")))
+    client = start_login("OAUTHBEARER", source)
+    token = return_token()
     # RFC 7628, 3.1
     expected = f"n,,\x01auth=Bearer {token}\x01logicalCluster=lkc-1\x01pool=p\x01\x01"
     assert client.auth_bytes() == expected.encode()
@@ -205,7 +205,7 @@ def test_a_token_and_its_extensions() -> None:
 
 
 def test_oauth_rejected_token_is_acknowledged() -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:give_token", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:return_token", ()))
     client.auth_bytes()
     client.receive(b'{"status":"invalid_token"}')
     assert not client.is_done()
@@ -213,10 +213,10 @@ def test_oauth_rejected_token_is_acknowledged() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["give_nothing", "give_two_lines", "fail", "missing", "give_token.x"]
+    "name", ["return_none", "return_two_lines", "fail", "missing", "return_token.x"]
 )
 def test_token_callback_invalid_result_is_an_error(name: str) -> None:
-    client = login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
+    client = start_login("OAUTHBEARER", TokenCallback(f"{__name__}:{name}", ()))
     with pytest.raises(BrokerError, match="the callback") as caught:
         client.auth_bytes()
     assert "hunter2" not in str(caught.value)
@@ -240,12 +240,12 @@ def no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_signs_for_the_broker_s_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_signs_for_the_region_of_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    client = login("AWS_MSK_IAM", AwsCredentials(""), MSK)
+    client = start_login("AWS_MSK_IAM", AwsCredentials(""), MSK)
     message = json.loads(client.auth_bytes())
     assert b"hunter2" not in client.auth_bytes()
     key, day, *scope = message["x-amz-credential"].split("/")
@@ -260,7 +260,7 @@ def test_aws_signs_for_the_broker_s_region(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _signature(message: dict[str, str], secret: str) -> str:
-    """By botocore, which signs the same request as a URL."""
+    """Returns the signature that botocore computes for the same request as a URL."""
     key, _, region, service, _ = message["x-amz-credential"].split("/")
     token = message.get("x-amz-security-token")
     request = AWSRequest("GET", f"https://{message['host']}/", params={"Action": message["action"]})
@@ -273,30 +273,34 @@ def _signature(message: dict[str, str], secret: str) -> str:
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_by_a_profile() -> None:
-    message = json.loads(login("AWS_MSK_IAM", AwsCredentials("lake"), "b1").auth_bytes())
+def test_aws_profile_provides_credentials_and_region() -> None:
+    message = json.loads(start_login("AWS_MSK_IAM", AwsCredentials("lake"), "b1").auth_bytes())
     assert message["x-amz-credential"].startswith("AKIDLAKE/")
     assert "/ap-south-1/" in message["x-amz-credential"]
-    message = json.loads(login("AWS_MSK_IAM", AwsCredentials("lake"), MSK).auth_bytes())
+    message = json.loads(start_login("AWS_MSK_IAM", AwsCredentials("lake"), MSK).auth_bytes())
     assert "/eu-west-1/" in message["x-amz-credential"]
 
 
 @pytest.mark.usefixtures("no_aws")
-def test_aws_without_credentials_or_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aws_without_credentials_or_region_raises_broker_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(BrokerError, match="no AWS credentials"):
-        login("AWS_MSK_IAM", AwsCredentials(""), MSK)
+        start_login("AWS_MSK_IAM", AwsCredentials(""), MSK)
     with pytest.raises(BrokerError, match="cannot begin: ProfileNotFound"):
-        login("AWS_MSK_IAM", AwsCredentials("other"), MSK)
+        start_login("AWS_MSK_IAM", AwsCredentials("other"), MSK)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     with pytest.raises(BrokerError, match="region of broker b1 is not known"):
-        login("AWS_MSK_IAM", AwsCredentials(""), "b1")
+        start_login("AWS_MSK_IAM", AwsCredentials(""), "b1")
 
 
-def test_kerberos_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kerberos_without_gssapi_package_raises_invalid_option_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)
     with pytest.raises(InvalidOptionError, match="pip install gssapi"):
-        login("GSSAPI", Kerberos("kafka", "", ""))
+        start_login("GSSAPI", Kerberos("kafka", "", ""))
 
 
 def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,15 +308,15 @@ def test_kafka_package_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
         require_kafka()
     with pytest.raises(InvalidOptionError, match=r"pip install 'tiered-kafka\[kafka\]'"):
-        login("PLAIN", Password("a", "b"))
+        start_login("PLAIN", Password("a", "b"))
 
 
 class GssapiRecorder(types.ModuleType):
-    """In place of the package: notes what a context is made of, and plays one ticket's exchange."""
+    """Replaces the `gssapi` package: records context arguments and simulates a ticket exchange."""
 
     NameType = types.SimpleNamespace(hostbased_service="service", user="user")
     MechType = types.SimpleNamespace(kerberos="krb5")
-    made: ClassVar[list[dict[str, Any]]] = []
+    contexts: ClassVar[list[dict[str, Any]]] = []
 
     class Name:
         def __init__(self, text: str, name_type: str) -> None:
@@ -324,7 +328,7 @@ class GssapiRecorder(types.ModuleType):
 
     class SecurityContext:
         def __init__(self, **arguments: object) -> None:
-            GssapiRecorder.made = [arguments]
+            GssapiRecorder.contexts = [arguments]
             self.complete = False
 
         def step(self, token: bytes | None) -> bytes:
@@ -338,18 +342,20 @@ class GssapiRecorder(types.ModuleType):
             return types.SimpleNamespace(message=b"wrapped " + data)
 
     @staticmethod
-    def Credentials(**arguments: object) -> dict[str, object]:  # noqa: N802  # the package's name
+    def Credentials(**arguments: object) -> dict[str, object]:  # noqa: N802  # name in gssapi
         return arguments
 
 
 @pytest.mark.parametrize(
-    ("who", "keytab"),
+    ("credentials", "keytab"),
     [(Kerberos("kafka", "", ""), ""), (Kerberos("kafka", "a@B", "/k"), "/k")],
 )
-def test_kerberos_s_exchange(who: Kerberos, keytab: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kerberos_exchange_completes(
+    credentials: Kerberos, keytab: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", GssapiRecorder("gssapi"))
-    client = login("GSSAPI", who, "broker.example")
-    (context,) = GssapiRecorder.made
+    client = start_login("GSSAPI", credentials, "broker.example")
+    (context,) = GssapiRecorder.contexts
     assert context["name"].text == "service:kafka@broker.example:krb5"
     assert context["usage"] == "initiate"
     if keytab:
@@ -360,8 +366,8 @@ def test_kerberos_s_exchange(who: Kerberos, keytab: str, monkeypatch: pytest.Mon
     assert client.auth_bytes() == b"ticket"
     client.receive(b"the server's")
     assert client.auth_bytes() == b""
-    client.receive(b"\x07\x00\x10\x00")  # what it offers: layers, and the size of messages
-    answer = client.auth_bytes()  # RFC 4752, 3.1: no layer, the size, who is meant
+    client.receive(b"\x07\x00\x10\x00")  # the server's security layers and max message size
+    answer = client.auth_bytes()  # RFC 4752, 3.1: no security layer, max size, authorization id
     assert answer.startswith(b"wrapped \x01\x00\x10\x00")
     assert client.is_done()
     client.receive(b"")
@@ -374,5 +380,5 @@ def test_login_errors_name_only_the_class(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(oauth, "call_callback", fails)
     monkeypatch.setattr("kafka.net.sasl.plain.SaslMechanismPlain.auth_bytes", fails)
     with pytest.raises(BrokerError, match="login by PLAIN cannot go on: RuntimeError") as caught:
-        login("PLAIN", Password("alice", "hunter2")).auth_bytes()
+        start_login("PLAIN", Password("alice", "hunter2")).auth_bytes()
     assert caught.value.__suppress_context__

@@ -1,6 +1,4 @@
-"""No credential is shown: not by what is parsed, not by pickles of what is no secret, not by any
-error, wherever a user puts it.
-"""
+"""Credentials never appear in the repr of options, in error messages, or outside `Secret`."""
 
 from __future__ import annotations
 
@@ -48,8 +46,8 @@ JAAS = {
 }
 
 
-def everything(folder: Path) -> dict[str, str]:
-    """SCRAM over TLS with certificates on both sides."""
+def secret_options(folder: Path) -> dict[str, str]:
+    """Returns options for SCRAM over TLS with a client certificate."""
     store = folder / "key.p12"
     store.write_bytes(client().pkcs12())
     return {
@@ -67,7 +65,7 @@ def everything(folder: Path) -> dict[str, str]:
 
 
 def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
-    options = parse_options({"path": "/t", "subscribe": "a", **everything(tmp_path)})
+    options = parse_options({"path": "/t", "subscribe": "a", **secret_options(tmp_path)})
     assert options.brokers is not None
     security = options.brokers.security.reveal()
     assert security.login == Password("alice", SECRET)
@@ -80,15 +78,15 @@ def test_broker_settings_hide_secrets_and_pickle(tmp_path: Path) -> None:
         repr(security.tls),
         f"{dataclasses.asdict(options.brokers)}",
     ):
-        for part in (SECRET, "alice", PASSWORD, "BEGIN", repr(client().key_der)[2:30], "\\x"):
-            assert part not in text
+        for fragment in (SECRET, "alice", PASSWORD, "BEGIN", repr(client().key_der)[2:30], "\\x"):
+            assert fragment not in text
     assert pickle.loads(pickle.dumps(options)) == options
-    # Anywhere but in `Secret`, a credential would be found by this.
+    # Without the `Secret`, the pickle must not contain a credential.
     bare = dataclasses.replace(options.brokers, security=Secret(Security()))
-    rest = pickle.dumps(dataclasses.replace(options, brokers=bare))
+    remaining = pickle.dumps(dataclasses.replace(options, brokers=bare))
     for value in (SECRET.encode(), client().key_der):
         assert value in pickle.dumps(options)
-        assert value not in rest
+        assert value not in remaining
     assert PASSWORD.encode() not in pickle.dumps(options)  # the store was opened here
 
 
@@ -116,8 +114,8 @@ secrets = st.text(
 
 
 @st.composite
-def mistakes(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Options with secrets where they belong, and where they do not; and the secrets."""
+def random_options(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Draws options with secrets at valid and invalid positions; returns options and secrets."""
     hidden = tuple(draw(st.lists(secrets, min_size=1, max_size=3)))
     mechanism = draw(st.sampled_from(MECHANISMS))
     pairs = draw(
@@ -134,7 +132,7 @@ def mistakes(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
         )
     )
     inside = " ".join(f"{name}{sign}{quotes.format(value)}" for name, sign, quotes, value in pairs)
-    given_options = {
+    base = {
         "bootstrap.servers": draw(st.sampled_from(["a:1", f"a:1,{hidden[0]}"])),
         "security.protocol": draw(st.sampled_from([*PROTOCOLS, hidden[0]])),
         "sasl.mechanism": draw(st.sampled_from([mechanism, mechanism, hidden[0]])),
@@ -153,33 +151,35 @@ def mistakes(draw: st.DrawFn) -> tuple[dict[str, str], tuple[str, ...]]:
             },
         )
     )
-    options = given_options | kinds | more
+    options = base | kinds | more
     return {f"kafka.{name}": text for name, text in options.items()}, hidden
 
 
-@given(mistakes())
-def test_no_error_shows_what_a_user_wrote(case: tuple[dict[str, str], tuple[str, ...]]) -> None:
+@given(random_options())
+def test_option_errors_hide_secrets_in_any_option(
+    case: tuple[dict[str, str], tuple[str, ...]],
+) -> None:
     options, hidden = case
     problem: InvalidOptionError | None = None
     shown = ""
     try:
-        found, _ = broker_settings(options)
-        # These two are no place for secrets, and are shown.
-        assert found is not None
-        shown = repr(dataclasses.replace(found, client_id="", rack=""))
+        settings, _ = broker_settings(options)
+        # `client_id` and `rack` are shown; they are not meant for secrets.
+        assert settings is not None
+        shown = repr(dataclasses.replace(settings, client_id="", rack=""))
     except InvalidOptionError as error:
         problem = error
     if problem is not None:
         shown = "".join(traceback.format_exception(problem)) + repr(problem)
         assert re.search(r"kafka\.|OAUTHBEARER needs", str(problem))
     assert not any(value in shown for value in hidden)
-    assert SECRET not in shown  # nor a part of one
+    assert SECRET not in shown  # including fragments of secrets
 
 
 @pytest.mark.parametrize("name", sorted(COUNTED - {"client.id", "client.rack"}))
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])
 def test_secret_in_another_option_is_not_shown(name: str, protocol: str, tmp_path: Path) -> None:
-    base = everything(tmp_path) | {"kafka.security.protocol": protocol}
+    base = secret_options(tmp_path) | {"kafka.security.protocol": protocol}
     if not name.startswith("ssl.key"):  # opening the store takes a while
         base = {option: text for option, text in base.items() if "ssl.keystore" not in option}
     for value in (SECRET, f"/{SECRET}", f"http://{SECRET}/", f"a:1,{SECRET}"):
@@ -196,8 +196,8 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_docs(example: str, tmp_path: Path) -> None:
-    """They are taken as they stand, but for files, which are laid elsewhere."""
+def test_docs_examples_are_accepted(example: str, tmp_path: Path) -> None:
+    """Only the file paths of the examples are replaced."""
     from tests.kts_source.broker.certificates import jks
 
     files = {
@@ -210,11 +210,11 @@ def test_the_examples_of_the_docs(example: str, tmp_path: Path) -> None:
         copy.write_bytes(data)
         example = example.replace(path, str(copy))
     options = dict(line.split("=", 1) for line in example.splitlines())
-    found, ignored = broker_settings(options)
-    assert found is not None
+    settings, ignored = broker_settings(options)
+    assert settings is not None
     assert ignored == ()
 
 
-def test_there_is_an_example_of_every_mechanism() -> None:
+def test_docs_have_an_example_of_every_mechanism() -> None:
     shown = set(re.findall(r"sasl\.mechanism=(\S+)", "".join(EXAMPLES)))
     assert shown == set(MECHANISMS) - {"SCRAM-SHA-256"}

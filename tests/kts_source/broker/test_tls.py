@@ -1,4 +1,4 @@
-"""Handshakes with a server on loopback: who is believed, who is shown, which versions."""
+"""TLS handshakes with a loopback server: trusted certificates, client certificates, versions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.kts_source.broker.certificates import (
     PASSWORD,
     Identity,
     authority,
-    between,
     client,
+    intermediate,
     jks,
     server,
     stranger,
@@ -39,14 +39,14 @@ ROOT = authority().chain_pem
 
 
 @contextmanager
-def listening(
+def serve_tls(
     folder: Path,
     identity: Identity,
     *,
     asks_for_certificate: bool = False,
     newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
 ) -> Iterator[int]:
-    """A server that says whom it sees and hangs up; gives its port."""
+    """Runs a server that sends the client's certificate name, then closes; yields its port."""
     pem = folder / "server.pem"
     pem.write_text(identity.key_pem() + identity.chain_pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -66,10 +66,10 @@ def listening(
                 plain.settimeout(10)
                 try:
                     with context.wrap_socket(plain, server_side=True) as wrapped:
-                        seen: dict[str, Any] = dict(wrapped.getpeercert() or {})
-                        names = [value for ((_, value),) in seen.get("subject", ())]
+                        certificate: dict[str, Any] = dict(wrapped.getpeercert() or {})
+                        names = [value for ((_, value),) in certificate.get("subject", ())]
                         wrapped.sendall(f"hello {names} {wrapped.version()}".encode())
-                except OSError:  # refused, by one of the two
+                except OSError:  # the client or the server refused the handshake
                     continue
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -82,7 +82,7 @@ def listening(
             thread.join()
 
 
-def greeting(security: Security, port: int, name: str = "localhost") -> str:
+def read_greeting(security: Security, port: int, name: str = "localhost") -> str:
     with (
         socket.create_connection(("127.0.0.1", port), 10) as plain,
         ssl_context(security).wrap_socket(plain, server_hostname=name) as wrapped,
@@ -90,29 +90,31 @@ def greeting(security: Security, port: int, name: str = "localhost") -> str:
         return wrapped.recv(1000).decode()
 
 
-def security(options: dict[str, str]) -> Security:
-    found, _ = broker_settings(BASE | {f"kafka.ssl.{name}": v for name, v in options.items()})
-    assert found is not None
-    return found.security.reveal()
+def parse_security(options: dict[str, str]) -> Security:
+    settings, _ = broker_settings(BASE | {f"kafka.ssl.{name}": v for name, v in options.items()})
+    assert settings is not None
+    return settings.security.reveal()
 
 
-def refused(options: dict[str, str]) -> str:
+def refusal_message(options: dict[str, str]) -> str:
     with pytest.raises(InvalidOptionError) as caught:
-        security(options)
+        parse_security(options)
     assert caught.value.__cause__ is None
     return str(caught.value)
 
 
-def _stored(folder: Path, name: str, data: bytes | str) -> str:
+def _write_file(folder: Path, name: str, data: bytes | str) -> str:
     path = folder / name
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return str(path)
 
 
-def _trust(kind: str, data: bytes | str, password: str | None) -> Callable[[Path], dict[str, str]]:
+def _trust_options(
+    kind: str, data: bytes | str, password: str | None
+) -> Callable[[Path], dict[str, str]]:
     def options(folder: Path) -> dict[str, str]:
-        word = {} if password is None else {"truststore.password": password}
-        return {"truststore.location": _stored(folder, "trust", data), **word} | (
+        password_option = {} if password is None else {"truststore.password": password}
+        return {"truststore.location": _write_file(folder, "trust", data), **password_option} | (
             {"truststore.type": kind} if kind else {}
         )
 
@@ -120,12 +122,12 @@ def _trust(kind: str, data: bytes | str, password: str | None) -> Callable[[Path
 
 
 TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
-    "JKS": _trust("JKS", jks(authority().chain_der), PASSWORD),
-    "JKS by default": _trust("", jks(authority().chain_der), PASSWORD),
-    "JKS without password": _trust("", jks(authority().chain_der), None),
-    "PKCS12": _trust("pkcs12", trust_pkcs12(authority().chain), PASSWORD),
-    "PKCS12 called JKS": _trust("JKS", trust_pkcs12(authority().chain), PASSWORD),
-    "PEM": _trust("PEM", client().chain_pem, None),
+    "JKS": _trust_options("JKS", jks(authority().chain_der), PASSWORD),
+    "JKS by default": _trust_options("", jks(authority().chain_der), PASSWORD),
+    "JKS without password": _trust_options("", jks(authority().chain_der), None),
+    "PKCS12": _trust_options("pkcs12", trust_pkcs12(authority().chain), PASSWORD),
+    "PKCS12 called JKS": _trust_options("JKS", trust_pkcs12(authority().chain), PASSWORD),
+    "PEM": _trust_options("PEM", client().chain_pem, None),
     "PEM in the option": lambda _: {"truststore.type": "PEM", "truststore.certificates": ROOT},
     "the server's own certificate": lambda _: {
         "truststore.type": "PEM",
@@ -137,54 +139,56 @@ TRUST_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
 
 @pytest.mark.parametrize("store", TRUST_STORES)
 def test_tls_only_trusted_certificates_are_accepted(store: str, tmp_path: Path) -> None:
-    found = security(TRUST_STORES[store](tmp_path))
-    with listening(tmp_path, server()) as port:
-        assert greeting(found, port) == "hello [] TLSv1.3"
-        assert greeting(found, port, "127.0.0.1").startswith("hello")
+    client_security = parse_security(TRUST_STORES[store](tmp_path))
+    with serve_tls(tmp_path, server()) as port:
+        assert read_greeting(client_security, port) == "hello [] TLSv1.3"
+        assert read_greeting(client_security, port, "127.0.0.1").startswith("hello")
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-            greeting(found, port, "broker.example")
+            read_greeting(client_security, port, "broker.example")
     with (
-        listening(tmp_path, stranger()) as port,
+        serve_tls(tmp_path, stranger()) as port,
         pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
     ):
-        greeting(found, port)
+        read_greeting(client_security, port)
 
 
 def test_tls_without_trust_store_uses_system_authorities(tmp_path: Path) -> None:
     with (
-        listening(tmp_path, server()) as port,
+        serve_tls(tmp_path, server()) as port,
         pytest.raises(ssl.SSLCertVerificationError, match="verify failed"),
     ):
-        greeting(security({}), port)
+        read_greeting(parse_security({}), port)
 
 
-def test_an_empty_algorithm_leaves_the_name_unchecked_but_not_the_signature(
+def test_endpoint_identification_empty_skips_only_the_host_name_check(
     tmp_path: Path,
 ) -> None:
     options = {**TRUST_STORES["JKS"](tmp_path), "endpoint.identification.algorithm": ""}
-    with listening(tmp_path, server()) as port:
-        assert greeting(security(options), port, "broker.example").startswith("hello")
-    with listening(tmp_path, stranger()) as port, pytest.raises(ssl.SSLCertVerificationError):
-        greeting(security(options), port, "broker.example")
+    with serve_tls(tmp_path, server()) as port:
+        assert read_greeting(parse_security(options), port, "broker.example").startswith("hello")
+    with serve_tls(tmp_path, stranger()) as port, pytest.raises(ssl.SSLCertVerificationError):
+        read_greeting(parse_security(options), port, "broker.example")
 
 
 KEY_STORES: dict[str, Callable[[Path], dict[str, str]]] = {
     "PKCS12": lambda folder: {
         "keystore.type": "PKCS12",
-        "keystore.location": _stored(folder, "key", client().pkcs12()),
+        "keystore.location": _write_file(folder, "key", client().pkcs12()),
         "keystore.password": PASSWORD,
     },
     "PKCS12 called JKS": lambda folder: {
-        "keystore.location": _stored(folder, "key", client().pkcs12()),
+        "keystore.location": _write_file(folder, "key", client().pkcs12()),
         "keystore.password": PASSWORD,
     },
     "PEM": lambda folder: {
         "keystore.type": "PEM",
-        "keystore.location": _stored(folder, "key", client().chain_pem + client().key_pem()),
+        "keystore.location": _write_file(folder, "key", client().chain_pem + client().key_pem()),
     },
     "encrypted PEM": lambda folder: {
         "keystore.type": "PEM",
-        "keystore.location": _stored(folder, "key", client().key_pem("k1") + client().chain_pem),
+        "keystore.location": _write_file(
+            folder, "key", client().key_pem("k1") + client().chain_pem
+        ),
         "key.password": "k1",
     },
     "PEM in the options": lambda _: {
@@ -206,41 +210,41 @@ def test_tls_client_certificate_is_sent(
         monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    found = security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
-    with listening(tmp_path, server(), asks_for_certificate=True) as port:
-        # The server knows the authority only: the one between was shown as well.
-        assert greeting(found, port) == "hello ['client'] TLSv1.3"
+    client_security = parse_security(KEY_STORES[store](tmp_path) | TRUST_STORES["JKS"](tmp_path))
+    with serve_tls(tmp_path, server(), asks_for_certificate=True) as port:
+        # The server trusts only the authority, so the client must also send the intermediate.
+        assert read_greeting(client_security, port) == "hello ['client'] TLSv1.3"
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_key_file_is_private_and_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    seen = []
+    created_files = []
 
     def spied(context: ssl.SSLContext, path: str) -> None:
-        seen.append((Path(path).parent, stat.S_IMODE(Path(path).stat().st_mode)))
+        created_files.append((Path(path).parent, stat.S_IMODE(Path(path).stat().st_mode)))
         raise ssl.SSLError
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spied)
     tls_context.cache_clear()
     with pytest.raises(InvalidOptionError, match=r"kafka\.ssl\.keystore"):
-        security(KEY_STORES["PEM in the options"](tmp_path))
-    assert seen == [(tmp_path, 0o600)]
+        parse_security(KEY_STORES["PEM in the options"](tmp_path))
+    assert created_files == [(tmp_path, 0o600)]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
-    found = security(TRUST_STORES["JKS"](tmp_path))
+    client_security = parse_security(TRUST_STORES["JKS"](tmp_path))
     with (
-        listening(tmp_path, server(), asks_for_certificate=True) as port,
+        serve_tls(tmp_path, server(), asks_for_certificate=True) as port,
         pytest.raises(ssl.SSLError, match=r"(?i)certificate.required"),
     ):
-        greeting(found, port)
+        read_greeting(client_security, port)
 
 
 @pytest.mark.parametrize(
-    ("options", "spoken"),
+    ("options", "version"),
     [
         ({}, "TLSv1.3"),
         ({"enabled.protocols": "TLSv1.2"}, "TLSv1.2"),
@@ -250,19 +254,21 @@ def test_tls_client_without_certificate_sends_none(tmp_path: Path) -> None:
         ({"protocol": "TLS"}, "TLSv1.3"),
     ],
 )
-def test_versions(options: dict[str, str], spoken: str, tmp_path: Path) -> None:
-    found = security({**TRUST_STORES["JKS"](tmp_path), **options})
-    with listening(tmp_path, server()) as port:
-        assert greeting(found, port) == f"hello [] {spoken}"
+def test_tls_version_follows_options(options: dict[str, str], version: str, tmp_path: Path) -> None:
+    client_security = parse_security({**TRUST_STORES["JKS"](tmp_path), **options})
+    with serve_tls(tmp_path, server()) as port:
+        assert read_greeting(client_security, port) == f"hello [] {version}"
 
 
 def test_tls_version_not_allowed_is_not_used(tmp_path: Path) -> None:
-    found = security({**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"})
+    client_security = parse_security(
+        {**TRUST_STORES["JKS"](tmp_path), "enabled.protocols": "TLSv1.3"}
+    )
     with (
-        listening(tmp_path, server(), newest=ssl.TLSVersion.TLSv1_2) as port,
+        serve_tls(tmp_path, server(), newest=ssl.TLSVersion.TLSv1_2) as port,
         pytest.raises(ssl.SSLError),
     ):
-        greeting(found, port)
+        read_greeting(client_security, port)
 
 
 P12 = {"keystore.type": "PKCS12", "keystore.password": "wr0ng-secret"}
@@ -270,7 +276,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' names no file"),
         ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' names no file"),
@@ -301,38 +307,40 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"protocol": "TLSv1.1"}, "'kafka.ssl.protocol' must be TLS, TLSv1.2 or TLSv1.3"),
     ],
 )
-def test_options_errors_explain_the_fix(options: dict[str, str], words: str) -> None:
-    problem = refused(options)
-    assert words in problem
+def test_tls_option_errors_explain_the_fix(options: dict[str, str], message: str) -> None:
+    problem = refusal_message(options)
+    assert message in problem
     assert "wr0ng" not in problem
     assert "BEGIN PRIVATE" not in problem
 
 
-def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_tls_file_with_wrong_password_or_content_is_refused(tmp_path: Path) -> None:
     password = {"keystore.password": "wr0ng-secret"}
     for problem in (
-        refused(KEY_STORES["PKCS12"](tmp_path) | password),
-        refused(TRUST_STORES["JKS"](tmp_path) | {"truststore.password": "wr0ng-secret"}),
-        refused(KEY_STORES["encrypted PEM"](tmp_path) | {"key.password": "wr0ng-secret"}),
+        refusal_message(KEY_STORES["PKCS12"](tmp_path) | password),
+        refusal_message(TRUST_STORES["JKS"](tmp_path) | {"truststore.password": "wr0ng-secret"}),
+        refusal_message(KEY_STORES["encrypted PEM"](tmp_path) | {"key.password": "wr0ng-secret"}),
     ):
         assert ".location' cannot be opened" in problem
         assert "wr0ng" not in problem
     big = tmp_path / "big"
     with big.open("wb") as file:
         file.truncate((16 << 20) + 1)
-    assert "more than 16 MiB" in refused({"truststore.location": str(big)})
+    assert "more than 16 MiB" in refusal_message({"truststore.location": str(big)})
     big.write_bytes(b"\xff\xfe")
-    assert "not text" in refused({"truststore.location": str(big), "truststore.type": "PEM"})
+    assert "not text" in refusal_message(
+        {"truststore.location": str(big), "truststore.type": "PEM"}
+    )
 
 
-def test_schema_file_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_store_unreadable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = TRUST_STORES["JKS"](tmp_path)
 
     def denied(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "wr0ng-secret")
 
     monkeypatch.setattr(Path, "open", denied)
-    assert "cannot be read: Permission denied" in refused(options)
+    assert "cannot be read: Permission denied" in refusal_message(options)
 
 
 def test_key_without_matching_certificate_is_refused() -> None:
@@ -341,7 +349,7 @@ def test_key_without_matching_certificate_is_refused() -> None:
         "keystore.key": server().key_pem(),
         "keystore.certificate.chain": client().chain_pem,
     }
-    assert "the first certificate must be the key's" in refused(options)
-    options["keystore.key"] = between().key_pem()
-    options["keystore.certificate.chain"] = between().chain_pem
-    assert security(options).tls
+    assert "the first certificate must be the key's" in refusal_message(options)
+    options["keystore.key"] = intermediate().key_pem()
+    options["keystore.certificate.chain"] = intermediate().chain_pem
+    assert parse_security(options).tls

@@ -1,6 +1,4 @@
-"""Polars and DuckDB over a scan: the rows that a condition leaves, whoever decides it, and no more
-bytes than that needs.
-"""
+"""Polars and DuckDB over a scan return all matching rows, and read only the necessary bytes."""
 
 from __future__ import annotations
 
@@ -39,43 +37,43 @@ if TYPE_CHECKING:
 MIDDLE: datetime = sorted(expected_table("txn", "read_committed")["timestamp"].to_pylist())[2000]
 
 
-def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
-    given = {"includeHeaders": "true", "targetPartitionBytes": "32k", **options}
-    return kts_source.scan(tier_options(topic, **given))
+def create_scan(topic: str = "txn", **options: str) -> kts_source.Scan:
+    defaults = {"includeHeaders": "true", "targetPartitionBytes": "32k"}
+    return kts_source.scan(tier_options(topic, **{**defaults, **options}))
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[ScanTask]:
-    """The tasks that were begun."""
-    begun: list[ScanTask] = []
+    """Records the tasks that begin."""
+    tasks: list[ScanTask] = []
     real = base_scan.TaskRun._read
 
     def counted(self: base_scan.TaskRun, number: int) -> Iterator[pa.RecordBatch]:
-        begun.append(self.tasks[number])
+        tasks.append(self.tasks[number])
         return real(self, number)
 
     monkeypatch.setattr(base_scan.TaskRun, "_read", counted)
-    return begun
+    return tasks
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_adapters_return_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
-    base = scanned(topic, isolationLevel=level)
+    base = create_scan(topic, isolationLevel=level)
     assert_same_rows(_spark_types(base.to_polars()), expected)
     assert_same_rows(_spark_types(base.to_lazy().collect()), expected)
     tier = base.to_dataset()
     with closing(duckdb.connect()) as connection:
         connection.register("tier", tier)
-        found = connection.sql("select * from tier").to_arrow_table()
+        result = connection.sql("select * from tier").to_arrow_table()
         (counted,) = connection.sql("select count(*) from tier").to_arrow_table()["count_star()"]
     assert counted.as_py() == expected.num_rows
-    assert_same_rows(found.cast(expected.schema), expected)
+    assert_same_rows(result.cast(expected.schema), expected)
 
 
 def _spark_types(frame: pl.DataFrame) -> pa.Table:
-    """A Polars frame in the types of the table; it knows large ones only."""
+    """Converts a Polars frame to the types of the table; Polars has only large string types."""
     return frame.to_arrow().cast(expected_table("txn", "read_committed").schema)
 
 
@@ -84,7 +82,7 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
         lambda: (pl.col("offset") >= 1500) & (pl.col("partition") == 1),
         '"offset" >= 1500 and "partition" = 1',
     ),
-    "turned": (lambda: pl.lit(400) > pl.col("offset"), '400 > "offset"'),
+    "literal first": (lambda: pl.lit(400) > pl.col("offset"), '400 > "offset"'),
     "or": (
         lambda: (pl.col("offset") < 9) | (pl.col("partition") == 1),
         '"offset" < 9 or "partition" = 1',
@@ -101,11 +99,11 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
         lambda: (pl.col("value").bin.size() % 3 == 1) & (pl.col("offset") > 600),
         'octet_length(value) % 3 = 1 and "offset" > 600',
     ),
-    "of two columns": (
+    "two columns": (
         lambda: (pl.col("offset") + pl.col("partition")) % 7 == 0,
         '("offset" + "partition") % 7 = 0',
     ),
-    "nothing": (lambda: pl.col("partition") == 77, '"partition" = 77'),
+    "no matching row": (lambda: pl.col("partition") == 77, '"partition" = 77'),
 }
 
 
@@ -113,40 +111,40 @@ POLARS: dict[str, tuple[Callable[[], pl.Expr], str]] = {
 @pytest.mark.parametrize("name", POLARS)
 def test_conditions_equal_filters_in_memory(name: str, level: IsolationLevel) -> None:
     expression, sql = POLARS[name]
-    base = scanned(isolationLevel=level)
-    whole = pl.from_arrow(expected_table("txn", level))
-    assert isinstance(whole, pl.DataFrame)
+    base = create_scan(isolationLevel=level)
+    all_rows = pl.from_arrow(expected_table("txn", level))
+    assert isinstance(all_rows, pl.DataFrame)
     order = ["partition", "offset"]
-    due = whole.filter(expression()).select("offset", "partition", "value").sort(order)
+    expected = all_rows.filter(expression()).select("offset", "partition", "value").sort(order)
     for engine in ("in-memory", "streaming"):
         lazy = base.to_lazy().filter(expression()).select("offset", "partition", "value")
-        assert lazy.collect(engine=engine).sort(order).equals(due)
+        assert lazy.collect(engine=engine).sort(order).equals(expected)
     with closing(duckdb.connect()) as connection:
         connection.execute("set timezone = 'UTC'")
         connection.register("tier", base.to_dataset())
-        found = connection.sql(
+        result = connection.sql(
             f'select "offset", "partition", value from tier where {sql} order by all'
         )
-        rows = pl.from_arrow(found.to_arrow_table())
+        rows = pl.from_arrow(result.to_arrow_table())
     assert isinstance(rows, pl.DataFrame)
-    assert rows.sort(order).equals(due)
+    assert rows.sort(order).equals(expected)
 
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
-def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa: ANN401  # Polars has a Literal of its own
-    whole = scanned().to_polars()
-    lazy = scanned().to_lazy()
+def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa: ANN401  # Polars has its own Literal
+    all_rows = create_scan().to_polars()
+    lazy = create_scan().to_lazy()
     odd = pl.col("offset") % 2 == 1
-    for late in (odd, pl.col("offset") > 12):
-        found = lazy.head(30).filter(late).collect(engine=engine)
-        assert found.equals(whole.head(30).filter(late))
-    found = lazy.filter(pl.col("offset") > 100).head(7).collect(engine=engine)
-    assert found.equals(whole.filter(pl.col("offset") > 100).head(7))
-    limited = scanned().limit(40).to_lazy().filter(pl.col("offset") > 35).collect(engine=engine)
-    assert limited.equals(whole.head(40).filter(pl.col("offset") > 35))
-    assert lazy.select(pl.len()).collect(engine=engine).item() == len(whole)
-    twice = lazy.join(lazy, on=["partition", "offset"]).collect(engine=engine)
-    assert len(twice) == len(whole)
+    for predicate in (odd, pl.col("offset") > 12):
+        result = lazy.head(30).filter(predicate).collect(engine=engine)
+        assert result.equals(all_rows.head(30).filter(predicate))
+    result = lazy.filter(pl.col("offset") > 100).head(7).collect(engine=engine)
+    assert result.equals(all_rows.filter(pl.col("offset") > 100).head(7))
+    limited = create_scan().limit(40).to_lazy().filter(pl.col("offset") > 35).collect(engine=engine)
+    assert limited.equals(all_rows.head(40).filter(pl.col("offset") > 35))
+    assert lazy.select(pl.len()).collect(engine=engine).item() == len(all_rows)
+    joined = lazy.join(lazy, on=["partition", "offset"]).collect(engine=engine)
+    assert len(joined) == len(all_rows)
 
 
 @pytest.mark.parametrize("engine", ["in-memory", "streaming"])
@@ -154,7 +152,7 @@ def test_polars_limit_applies_before_the_predicate(engine: Any) -> None:  # noqa
 def test_polars_reads_in_other_threads(
     threads: int | None,
     target: str,
-    engine: Any,  # noqa: ANN401  # Polars has a Literal of its own
+    engine: Any,  # noqa: ANN401  # Polars has its own Literal
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readers: list[str] = []
@@ -165,11 +163,11 @@ def test_polars_reads_in_other_threads(
         return real(self, number)
 
     monkeypatch.setattr(base_scan.TaskRun, "_read", noted)
-    base = scanned("codecs" if target == "1g" else "txn", targetPartitionBytes=target)
-    whole = base.to_polars()
+    base = create_scan("codecs" if target == "1g" else "txn", targetPartitionBytes=target)
+    all_rows = base.to_polars()
     readers.clear()
     lazy = base.to_lazy(threads=threads)
-    assert lazy.collect(engine=engine).equals(whole), "in the same order"
+    assert lazy.collect(engine=engine).equals(all_rows), "in the same order"
     assert len(readers) == len(base.tasks)
     assert {name.rpartition("-")[0] for name in readers} == {"kts-read"}
     assert len(set(readers)) <= (threads or len(base.tasks))
@@ -177,98 +175,102 @@ def test_polars_reads_in_other_threads(
     wrong = (pl.col("offset") + 1000).cast(pl.Int8) > 0
     with pytest.raises(pl.exceptions.PolarsError, match="conversion"):
         lazy.filter(wrong).collect(engine=engine)
-    # A query that needs no more rows lets its source go in a thread of Polars, after its answer.
+    # After a query with enough rows, a Polars thread closes the source later than the result.
     began = time.monotonic()
-    while [one for one in threading.enumerate() if one.name.startswith("kts-")]:
+    while [thread for thread in threading.enumerate() if thread.name.startswith("kts-")]:
         assert time.monotonic() - began < 30
         time.sleep(0.001)
 
 
 def test_polars_refuses_zero_threads() -> None:
     with pytest.raises(ValueError, match="0 threads"):
-        scanned().to_lazy(threads=0)
+        create_scan().to_lazy(threads=0)
 
 
 def test_dataset_of_a_limited_scan_is_filtered_after_the_limit() -> None:
-    whole = scanned().to_table()
-    found = scanned().limit(40).to_dataset().to_table(filter=pc.field("offset") > 35)
-    assert found.equals(whole.slice(0, 40).filter(pc.field("offset") > 35))
+    all_rows = create_scan().to_table()
+    result = create_scan().limit(40).to_dataset().to_table(filter=pc.field("offset") > 35)
+    assert result.equals(all_rows.slice(0, 40).filter(pc.field("offset") > 35))
 
 
 def test_adapters_read_only_matching_tasks(read: list[ScanTask]) -> None:
-    base = scanned()
-    every = len(base.tasks)
+    base = create_scan()
+    task_count = len(base.tasks)
 
-    def began(action: Callable[[], object]) -> int:
+    def count_tasks(action: Callable[[], object]) -> int:
         read.clear()
         action()
         return len(read)
 
     lazy = base.to_lazy()
     late = (pl.col("offset") >= 3000) & (pl.col("partition") == 1)
-    assert 0 < began(lambda: lazy.filter(late).collect()) < every // 3
-    assert began(lambda: lazy.filter(pl.col("partition") == 9).collect()) == 0
-    assert began(lambda: lazy.head(5).collect()) == 1
+    assert 0 < count_tasks(lambda: lazy.filter(late).collect()) < task_count // 3
+    assert count_tasks(lambda: lazy.filter(pl.col("partition") == 9).collect()) == 0
+    assert count_tasks(lambda: lazy.head(5).collect()) == 1
     tier = base.to_dataset()
     with closing(duckdb.connect()) as connection:
         connection.register("tier", tier)
 
-        def ask(condition: str) -> None:
+        def run_query(condition: str) -> None:
             connection.sql(f"select max(key) from tier where {condition}").fetchall()
 
-        assert 0 < began(lambda: ask('"offset" >= 3000 and "partition" = 1')) < every // 3
-        assert began(lambda: ask("timestamp > timestamptz '2100-01-01'")) == 0
-        assert began(lambda: ask("topic = 'other'")) == 0
-        assert began(lambda: ask("octet_length(value) > 3")) == every
+        assert (
+            0
+            < count_tasks(lambda: run_query('"offset" >= 3000 and "partition" = 1'))
+            < task_count // 3
+        )
+        assert count_tasks(lambda: run_query("timestamp > timestamptz '2100-01-01'")) == 0
+        assert count_tasks(lambda: run_query("topic = 'other'")) == 0
+        assert count_tasks(lambda: run_query("octet_length(value) > 3")) == task_count
 
 
 def test_adapters_decode_only_selected_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
+    columns: list[tuple[str, ...]] = []
     real = kts_source.Scan.batches
 
     def noted(self: kts_source.Scan, **arguments: Any) -> Any:  # noqa: ANN401
-        asked.append(self.columns)
+        columns.append(self.columns)
         return real(self, **arguments)
 
     monkeypatch.setattr(kts_source.Scan, "batches", noted)
-    base = scanned()
+    base = create_scan()
     base.to_lazy().filter(pl.col("partition") == 1).select(pl.col("offset").sum()).collect()
-    assert set(asked.pop()) == {"offset", "partition"}
+    assert set(columns.pop()) == {"offset", "partition"}
     with closing(duckdb.connect()) as connection:
         connection.register("tier", base.to_dataset())
         connection.sql('select sum("offset") from tier where octet_length(value) > 5').fetchall()
-    assert set(asked.pop()) == {"offset", "value"}
+    assert set(columns.pop()) == {"offset", "value"}
 
 
 def test_query_stopped_early_stops_reading(read: list[ScanTask]) -> None:
-    base = scanned("wide", targetPartitionBytes="8k")
-    every = len(base.tasks)
-    assert every > 20
+    base = create_scan("wide", targetPartitionBytes="8k")
+    task_count = len(base.tasks)
+    assert task_count > 20
     with closing(duckdb.connect()) as connection:
         connection.register("tier", base.to_dataset())
         assert len(connection.sql("select key from tier limit 3").fetchall()) == 3
-    assert len(read) < every
+    assert len(read) < task_count
 
 
-OFFSET, PLACE, TIME = pc.field("offset"), pc.field("partition"), pc.field("timestamp")
-THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
+OFFSET, PARTITION, TIMESTAMP = pc.field("offset"), pc.field("partition"), pc.field("timestamp")
+INSTANT = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
 
 
 @pytest.mark.parametrize(
-    ("expression", "due"),
+    ("expression", "expected"),
     [
         (OFFSET >= 5, Compare(Op.GE, Column("offset"), 5)),
         (
-            (OFFSET < 5) & (PLACE == 1),
+            (OFFSET < 5) & (PARTITION == 1),
             And((Compare(Op.LT, Column("offset"), 5), Compare(Op.EQ, Column("partition"), 1))),
         ),
-        (TIME > THEN, Compare(Op.GT, Column("timestamp"), 1_700_000_000_123_456)),
+        (TIMESTAMP > INSTANT, Compare(Op.GT, Column("timestamp"), 1_700_000_000_123_456)),
         (pc.field("topic") == "a-b.c", Compare(Op.EQ, Column("topic"), b"a-b.c")),
-        ((OFFSET < 5) | (PLACE == 1), None),
+        ((OFFSET < 5) | (PARTITION == 1), None),
         (~(OFFSET < 5), None),
         (OFFSET < 5.5, None),
-        (PLACE + 1 == 5, None),
-        (OFFSET < PLACE, None),
+        (PARTITION + 1 == 5, None),
+        (OFFSET < PARTITION, None),
         (pc.is_in(OFFSET, pa.array([1, 2])), None),
         (
             pc.field("topic") == 'a" and (offset < 5) and "',
@@ -281,21 +283,21 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
         (pc.field(4) > 5, None),
         (OFFSET.cast(pa.int8()) == 5, None),
         (pc.field("x)) and (offset == 3) and ((y") == 5, None),
-        (pa.scalar(1, pa.timestamp("ns", "UTC")) == TIME, None),
-        (pa.scalar(1, pa.timestamp("us")) == TIME, None),
+        (pa.scalar(1, pa.timestamp("ns", "UTC")) == TIMESTAMP, None),
+        (pa.scalar(1, pa.timestamp("us")) == TIMESTAMP, None),
         (
-            pa.scalar(2, pa.timestamp("s", "Asia/Tokyo")) > TIME,
+            pa.scalar(2, pa.timestamp("s", "Asia/Tokyo")) > TIMESTAMP,
             Compare(Op.LT, Column("timestamp"), 2_000_000),
         ),
-        (pa.scalar(1 << 62, pa.timestamp("s", "UTC")) > TIME, None),
+        (pa.scalar(1 << 62, pa.timestamp("s", "UTC")) > TIMESTAMP, None),
         (pc.field("key") == b"offset < 5", None),
         ((OFFSET != 5), None),
         (
-            ((OFFSET < 5) | (PLACE == 1)) & (OFFSET > 2),
+            ((OFFSET < 5) | (PARTITION == 1)) & (OFFSET > 2),
             Compare(Op.GT, Column("offset"), 2),
         ),
         (
-            (pc.field("topic") == ") and (offset < 5") & (PLACE <= 3),
+            (pc.field("topic") == ") and (offset < 5") & (PARTITION <= 3),
             And(
                 (
                     Compare(Op.EQ, Column("topic"), b") and (offset < 5"),
@@ -306,17 +308,17 @@ THEN = pa.scalar(1_700_000_000_123_456, pa.timestamp("us", tz="UTC"))
     ],
 )
 def test_certain_part_of_an_expression_is_translated(
-    expression: pc.Expression, due: object
+    expression: pc.Expression, expected: object
 ) -> None:
-    assert certain_part(expression, read_schema(ALL_COLUMNS)) == due
+    assert certain_part(expression, read_schema(ALL_COLUMNS)) == expected
 
 
 def test_columns_in_returns_columns_of_an_expression() -> None:
-    both = (OFFSET < 5) & (pc.binary_length(pc.field("value")) > PLACE)
+    condition = (OFFSET < 5) & (pc.binary_length(pc.field("value")) > PARTITION)
     columns = ("key", "value", "valueError", "partition", "offset")
-    assert columns_in(both, columns) == ("value", "partition", "offset")
+    assert columns_in(condition, columns) == ("value", "partition", "offset")
     nested = pc.field("value", "amount") > 5
     assert columns_in(nested & pc.field("valueError").is_null(), columns) == ("value", "valueError")
     assert columns_in(pc.field("value", "offset key") > 5, columns) == ("value",)
     assert columns_in(pc.field("value.offset") == "partition", columns) == ()
-    assert columns_in(pc.field(1) > 5, columns) == columns, "it may be any of them"
+    assert columns_in(pc.field(1) > 5, columns) == columns, "a field index may mean any column"

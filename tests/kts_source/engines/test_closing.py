@@ -1,4 +1,4 @@
-"""Whoever stops early waits for no answer of a store."""
+"""A reader that stops early does not wait for pending responses of a store."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ pytestmark = pytest.mark.s3
 LATE_SECONDS = 4.0
 
 
-class Late:
-    """Answers of segments come late, but for the first ones."""
+class DelayedResponses:
+    """Delays the responses of segment requests, except the first three."""
 
     def __init__(self) -> None:
-        self.in_time = 3
+        self.undelayed = 3
         self.waiting = threading.Event()
-        self.over = threading.Event()
+        self.released = threading.Event()
 
     def choose(self, method: str, path: str) -> Callable[[Answer], None] | None:
         if method != "GET" or ".log" not in path:
             return None
-        self.in_time -= 1
-        return None if self.in_time >= 0 else self._late
+        self.undelayed -= 1
+        return None if self.undelayed >= 0 else self._late
 
     def _late(self, _answer: Answer) -> None:
         self.waiting.set()
-        self.over.wait(LATE_SECONDS)
+        self.released.wait(LATE_SECONDS)
 
 
 @pytest.fixture
-def late() -> Late:
-    return Late()
+def delayed() -> DelayedResponses:
+    return DelayedResponses()
 
 
 @pytest.fixture
-def tier(s3_server: S3Server, late: Late, tmp_path: Path) -> Iterator[kts_source.Scan]:
+def tier(
+    s3_server: S3Server, delayed: DelayedResponses, tmp_path: Path
+) -> Iterator[kts_source.Scan]:
     (folder,) = (TIER / KEY_PREFIX).glob("txn-*")
     shutil.copytree(folder, tmp_path / KEY_PREFIX / folder.name)
     bucket = s3_server.upload(tmp_path)
@@ -61,29 +63,29 @@ def tier(s3_server: S3Server, late: Late, tmp_path: Path) -> Iterator[kts_source
         options |= {"targetPartitionBytes": "32k", "cache": "false"}
         scan = kts_source.scan(tier_options("txn", **options))
         assert len(scan.tasks) > 9
-        proxy.choose = late.choose
+        proxy.choose = delayed.choose
         yield scan
-        late.over.set()
+        delayed.released.set()
 
 
-def test_close_aborts_waiting_threads(tier: kts_source.Scan, late: Late) -> None:
+def test_close_aborts_waiting_threads(tier: kts_source.Scan, delayed: DelayedResponses) -> None:
     batches = tier.batches(threads=4)
     next(batches)
-    assert late.waiting.wait(10)
+    assert delayed.waiting.wait(10)
     began = time.monotonic()
     batches.close()
-    # Who makes a connection just then does so to the end, and closes it.
-    while [one for one in threading.enumerate() if one.name.startswith("kts-")]:
+    # A thread that is opening a connection completes it and then closes it.
+    while [thread for thread in threading.enumerate() if thread.name.startswith("kts-")]:
         assert time.monotonic() - began < LATE_SECONDS / 2
         time.sleep(0.001)
     assert time.monotonic() - began < LATE_SECONDS / 2
 
 
-def test_ctrl_c_aborts_waiting_threads(tier: kts_source.Scan, late: Late) -> None:
+def test_ctrl_c_aborts_waiting_threads(tier: kts_source.Scan, delayed: DelayedResponses) -> None:
     moments: list[float] = []
 
     def interrupt() -> None:
-        if late.waiting.wait(10):
+        if delayed.waiting.wait(10):
             moments.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 

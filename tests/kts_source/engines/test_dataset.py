@@ -1,4 +1,4 @@
-"""`Scan.to_dataset()` answers as pyarrow's own dataset of the same rows does, or with an error."""
+"""`Scan.to_dataset()` equals an in-memory pyarrow dataset of the same rows, or raises an error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> kts_source.Scan:
 
 
 @pytest.fixture(scope="module")
-def whole(scan: kts_source.Scan) -> pa.Table:
+def all_rows(scan: kts_source.Scan) -> pa.Table:
     return scan.to_table()
 
 
@@ -99,7 +99,7 @@ FIELDS: Final = (
 
 def _literal(dice: random.Random) -> pa.Scalar:
     number = dice.choice((0, 1, 2, 3, 30, -1, 127, 2**31, 2**62))
-    at = 1_700_000_000 + dice.randrange(12)
+    seconds = 1_700_000_000 + dice.randrange(12)
     text = dice.choice(TEXTS)
     kind = dice.randrange(12)
     if kind < 3:
@@ -110,7 +110,7 @@ def _literal(dice: random.Random) -> pa.Scalar:
     if kind == 4:
         unit, factor = dice.choice((("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)))
         zone = dice.choice(("UTC", "UTC", "+00:00", "Asia/Tokyo", None))
-        return pa.scalar(at * factor, pa.timestamp(unit, zone))
+        return pa.scalar(seconds * factor, pa.timestamp(unit, zone))
     return dice.choice(
         (
             pa.scalar(text),
@@ -165,37 +165,37 @@ def _outcome(read: Callable[[], pa.Table]) -> pa.Table | type[Exception]:
 
 
 def test_random_conditions_equal_an_in_memory_dataset(
-    scan: kts_source.Scan, whole: pa.Table
+    scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
     dice = random.Random(11)
-    tier, memory = scan.to_dataset(), ds.dataset(whole)
+    tier, memory = scan.to_dataset(), ds.dataset(all_rows)
     rows = errors = 0
     for _ in range(250):
         try:
             condition = _condition(dice)
-        except (TypeError, pa.ArrowException):  # pyarrow cannot build it
+        except (TypeError, pa.ArrowException):  # pyarrow refuses the expression
             continue
         columns = dice.choice((None, ["offset"], ["topic", "value"], {"n": pc.field("offset") + 1}))
-        due = _outcome(partial(memory.to_table, columns=columns, filter=condition))
-        found = _outcome(partial(tier.to_table, columns=columns, filter=condition))
-        if isinstance(due, pa.Table):
-            assert isinstance(found, pa.Table), (condition, found)
-            assert found.equals(due), condition
-            rows += due.num_rows
+        expected = _outcome(partial(memory.to_table, columns=columns, filter=condition))
+        result = _outcome(partial(tier.to_table, columns=columns, filter=condition))
+        if isinstance(expected, pa.Table):
+            assert isinstance(result, pa.Table), (condition, result)
+            assert result.equals(expected), condition
+            rows += expected.num_rows
         else:
-            assert found is due, (condition, found)
+            assert result is expected, (condition, result)
             errors += 1
     assert rows > 500
     assert 0 < errors < 200
 
 
-def test_bytes_literal_is_not_translated_as_text(scan: kts_source.Scan, whole: pa.Table) -> None:
-    for condition, due in (
-        (pc.field("topic") == b"orders", whole.num_rows),
+def test_bytes_literal_is_not_translated_as_text(scan: kts_source.Scan, all_rows: pa.Table) -> None:
+    for condition, expected in (
+        (pc.field("topic") == b"orders", all_rows.num_rows),
         (pc.field("topic") == b"order", 0),
         (pc.field("value", "a.b") == b"ab", 0),
     ):
-        assert scan.to_dataset().to_table(filter=condition).num_rows == due
+        assert scan.to_dataset().to_table(filter=condition).num_rows == expected
 
 
 RIGHT: Final = ds.dataset(
@@ -212,7 +212,9 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "filter": lambda tier: (
         tier.filter(pc.field("offset") > 20).filter(~(pc.field(4) > 30)).to_table()
     ),
-    "get_fragments": lambda tier: pa.concat_tables(one.to_table() for one in tier.get_fragments()),
+    "get_fragments": lambda tier: pa.concat_tables(
+        fragment.to_table() for fragment in tier.get_fragments()
+    ),
     "head": lambda tier: tier.head(5, columns=["offset", "key"], filter=pc.field("partition") == 1),
     "join": lambda tier: (
         tier.join(RIGHT, "partition")
@@ -247,13 +249,13 @@ def test_methods_of_dataset_are_all_tested() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method_equals_an_in_memory_dataset(
-    name: str, scan: kts_source.Scan, whole: pa.Table
+    name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
-    if name.startswith("join"):  # pyarrow joins no tables with structs
+    if name.startswith("join"):  # pyarrow cannot join tables with structs
         names = ["offset", "partition", "timestamp", "key"]
-        whole, scan = whole.select(names), scan.select(names)
-    due, found = METHODS[name](ds.dataset(whole)), METHODS[name](scan.to_dataset())
-    assert found.equals(due) if isinstance(due, pa.Table) else found == due
+        all_rows, scan = all_rows.select(names), scan.select(names)
+    expected, result = METHODS[name](ds.dataset(all_rows)), METHODS[name](scan.to_dataset())
+    assert result.equals(expected) if isinstance(expected, pa.Table) else result == expected
 
 
 SCANNER: dict[str, Callable[[Any], Any]] = {
@@ -262,7 +264,7 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
     "head": lambda scanner: scanner.head(7),
     "projected_schema": lambda scanner: scanner.projected_schema,
     "scan_batches": lambda scanner: pa.Table.from_batches(
-        [one.record_batch for one in scanner.scan_batches()], scanner.projected_schema
+        [tagged.record_batch for tagged in scanner.scan_batches()], scanner.projected_schema
     ),
     "take": lambda scanner: scanner.take([1, 4]),
     "to_batches": lambda scanner: pa.Table.from_batches(scanner.to_batches()),
@@ -273,12 +275,15 @@ SCANNER: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", SCANNER)
 def test_scanner_equals_an_in_memory_dataset(
-    name: str, scan: kts_source.Scan, whole: pa.Table
+    name: str, scan: kts_source.Scan, all_rows: pa.Table
 ) -> None:
-    asked: dict[str, Any] = {"columns": ["offset", "key"], "filter": pc.field("value", "whole") > 1}
-    due = SCANNER[name](ds.dataset(whole).scanner(**asked))
-    found = SCANNER[name](scan.to_dataset().scanner(**asked))
-    assert found.equals(due) if isinstance(due, pa.Table) else found == due
+    arguments: dict[str, Any] = {
+        "columns": ["offset", "key"],
+        "filter": pc.field("value", "whole") > 1,
+    }
+    expected = SCANNER[name](ds.dataset(all_rows).scanner(**arguments))
+    result = SCANNER[name](scan.to_dataset().scanner(**arguments))
+    assert result.equals(expected) if isinstance(expected, pa.Table) else result == expected
 
 
 REFUSED: dict[str, Callable[[ds.Dataset, Path], object]] = {
@@ -287,7 +292,7 @@ REFUSED: dict[str, Callable[[ds.Dataset, Path], object]] = {
     "scanner": lambda tier, _: ds.Scanner.from_dataset(tier).to_table(),
     "count": lambda tier, _: ds.Scanner.from_dataset(tier).count_rows(),
     "write": lambda tier, path: ds.write_dataset(tier, str(path), format="parquet"),
-    "join of another": lambda tier, _: RIGHT.join(tier, "partition"),
+    "join of another dataset": lambda tier, _: RIGHT.join(tier, "partition"),
     "other schema": lambda tier, _: tier.replace_schema(pa.schema([("offset", pa.string())])),
     "unknown argument": lambda tier, _: tier.to_table(column=["offset"]),
     "unknown column": lambda tier, _: tier.to_table(columns=["ofset"]),
@@ -304,42 +309,42 @@ def test_functions_that_scan_files_raise(name: str, scan: kts_source.Scan, tmp_p
         assert "Scan.to_reader()" in str(raised.value)
 
 
-def test_dataset_can_be_pickled(scan: kts_source.Scan, whole: pa.Table) -> None:
+def test_dataset_can_be_pickled(scan: kts_source.Scan, all_rows: pa.Table) -> None:
     condition = pc.field("offset") > 20
-    again = pickle.loads(pickle.dumps(scan.to_dataset().filter(condition)))
-    assert again.to_table().equals(whole.filter(condition))
+    restored = pickle.loads(pickle.dumps(scan.to_dataset().filter(condition)))
+    assert restored.to_table().equals(all_rows.filter(condition))
 
 
 CHILD: Final = """
 import sys, duckdb, kts_source, pyarrow.compute as pc
-how, path = sys.argv[1:]
+scenario, path = sys.argv[1:]
 scan = kts_source.scan({"path": path, "subscribe": "orders", "targetPartitionBytes": "1k"})
 tier = scan.to_dataset()
-if how == "head":
+if scenario == "head":
     assert tier.head(3).num_rows == 3
-if how == "break":
+if scenario == "break":
     for batch in tier.to_batches():
         break
-if how == "kept generator":
+if scenario == "kept generator":
     kept = tier.to_batches()
     next(kept)
-if how == "kept reader":
+if scenario == "kept reader":
     kept = tier.scanner(filter=pc.field("offset") > 1).to_reader()
     kept.read_next_batch()
-if how == "limit":
+if scenario == "limit":
     assert len(duckdb.sql('select "offset" from tier limit 3').fetchall()) == 3
-if how == "fetchone":
+if scenario == "fetchone":
     kept = duckdb.connect()
     kept.register("kept_tier", tier)
     kept.execute('select "offset" from kept_tier where "offset" > 1').fetchone()
-if how == "error in the query":
+if scenario == "error in the query":
     try:
         duckdb.sql("select error(key::varchar) from tier").fetchall()
     except duckdb.Error:
         pass
-if how == "uncaught error":
+if scenario == "uncaught error":
     duckdb.sql("select error(key::varchar) from tier").fetchall()
-if how == "interrupt":
+if scenario == "interrupt":
     import os, signal
     def rows():
         for batch in tier.to_batches():
@@ -352,7 +357,7 @@ print("END", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("scenario", "code"),
     [
         ("head", 0),
         pytest.param("break", 0, marks=pytest.mark.slow),
@@ -366,11 +371,11 @@ print("END", flush=True)
     ],
 )
 def test_process_ends_after_a_query_stopped_early(
-    how: str, code: int, scan: kts_source.Scan
+    scenario: str, code: int, scan: kts_source.Scan
 ) -> None:
     path = scan._options.path
     run = subprocess.run(
-        [sys.executable, "-c", CHILD, how, str(path)],
+        [sys.executable, "-c", CHILD, scenario, str(path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -1,4 +1,4 @@
-"""Conditions of Polars and DuckDB on fields of typed values: the same rows, whoever decides."""
+"""Conditions of Polars and DuckDB on fields of typed values return all matching rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ID = Field("value", ("s", "id"), Kind.NUMBER)
 
 
 def rows() -> list[dict[str, Any] | None]:
-    found: list[dict[str, Any] | None] = [
+    values: list[dict[str, Any] | None] = [
         {
             "n": None if number % 5 == 0 else number - 20,
             "small": number % 7,
@@ -41,14 +41,14 @@ def rows() -> list[dict[str, Any] | None]:
         }
         for number in range(60)
     ]
-    found[7] = None
-    return found
+    values[7] = None
+    return values
 
 
 @pytest.fixture
 def scan(tmp_path: Path) -> kts_source.Scan:
     values: list[bytes | None] = [
-        None if one is None else json.dumps(one).encode() for one in rows()
+        None if row is None else json.dumps(row).encode() for row in rows()
     ]
     values.insert(30, b'{"n": "text"}')
     options = write(tmp_path / "tier", [values]) | {
@@ -62,31 +62,31 @@ def scan(tmp_path: Path) -> kts_source.Scan:
 
 @pytest.fixture
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[Predicate]:
-    """Conditions that were handed over."""
-    found: list[Predicate] = []
+    """Records the conditions that an engine pushes down."""
+    conditions: list[Predicate] = []
     real = kts_source.Scan.where_predicate
 
     def noted(self: kts_source.Scan, condition: Predicate) -> kts_source.Scan:
-        found.append(condition)
+        conditions.append(condition)
         return real(self, condition)
 
     monkeypatch.setattr(kts_source.Scan, "where_predicate", noted)
-    return found
+    return conditions
 
 
 def terms(condition: Predicate) -> frozenset[Predicate]:
-    """Returns the terms of an AND: engines hand them over in any order."""
+    """Returns the terms of an AND as a set, because engines push them down in any order."""
     return frozenset(condition.terms if isinstance(condition, And) else (condition,))
 
 
 def field(*names: str) -> pl.Expr:
-    found = pl.col("value")
+    expression = pl.col("value")
     for name in names:
-        found = found.struct.field(name)
-    return found
+        expression = expression.struct.field(name)
+    return expression
 
 
-def of(value: Any, *names: str) -> Any:  # noqa: ANN401
+def member(value: Any, *names: str) -> Any:  # noqa: ANN401
     for name in names:
         value = None if value is None else value[name]
     return value
@@ -96,54 +96,56 @@ CASES: list[tuple[str, pl.Expr, Callable[[Any], bool | None], Predicate | None]]
     (
         "value.n > 3",
         field("n") > 3,
-        lambda one: of(one, "n") is not None and of(one, "n") > 3,
+        lambda row: member(row, "n") is not None and member(row, "n") > 3,
         Compare(Op.GT, N, 3),
     ),
     (
         "value.t = 'CH' and 5 >= value.n",
         (field("t") == "CH") & (pl.lit(5) >= field("n")),
-        lambda one: of(one, "t") == "CH" and of(one, "n") is not None and of(one, "n") <= 5,
+        lambda row: (
+            member(row, "t") == "CH" and member(row, "n") is not None and member(row, "n") <= 5
+        ),
         And((Compare(Op.EQ, T, b"CH"), Compare(Op.LE, N, 5))),
     ),
     (
         "value.s.id <= 11",
         field("s", "id") <= 11,
-        lambda one: of(one, "s", "id") is not None and of(one, "s", "id") <= 11,
+        lambda row: member(row, "s", "id") is not None and member(row, "s", "id") <= 11,
         Compare(Op.LE, ID, 11),
     ),
     (
         "value.n = 4 or value.n is null",
         (field("n") == 4) | field("n").is_null(),
-        lambda one: of(one, "n") in (4, None),
+        lambda row: member(row, "n") in (4, None),
         None,
     ),
-    ("value.x > 20.5", field("x") > 20.5, lambda one: (of(one, "x") or 0) > 20.5, None),
+    ("value.x > 20.5", field("x") > 20.5, lambda row: (member(row, "x") or 0) > 20.5, None),
 ]
 
 
-@pytest.mark.parametrize(("sql", "expression", "keeps", "due"), CASES)
+@pytest.mark.parametrize(("sql", "expression", "matches", "predicate"), CASES)
 def test_field_conditions_are_pushed_down(
     sql: str,
     expression: pl.Expr,
-    keeps: Callable[[Any], bool | None],
-    due: Predicate | None,
+    matches: Callable[[Any], bool | None],
+    predicate: Predicate | None,
     scan: kts_source.Scan,
     pushed: list[Predicate],
 ) -> None:
-    every = rows()
-    every.insert(30, None)
-    expected = [number for number, one in enumerate(every) if keeps(one)]
-    assert 0 < len(expected) < len(every)
+    all_rows = rows()
+    all_rows.insert(30, None)
+    expected = [number for number, row in enumerate(all_rows) if matches(row)]
+    assert 0 < len(expected) < len(all_rows)
     with closing(duckdb.connect()) as connection:
         connection.register("tier", scan.to_dataset())
-        found = connection.sql(f'select "offset" from tier where {sql} order by 1').fetchall()
-    assert [number for (number,) in found] == expected
-    due_terms = [] if due is None else [terms(due)]
-    assert [terms(condition) for condition in pushed] == due_terms
+        offsets = connection.sql(f'select "offset" from tier where {sql} order by 1').fetchall()
+    assert [number for (number,) in offsets] == expected
+    expected_terms = [] if predicate is None else [terms(predicate)]
+    assert [terms(condition) for condition in pushed] == expected_terms
     pushed.clear()
     frame = scan.to_lazy().filter(expression).select("offset").collect()
     assert frame["offset"].to_list() == expected
-    assert [terms(condition) for condition in pushed] == due_terms
+    assert [terms(condition) for condition in pushed] == expected_terms
 
 
 SCHEMA = pa.schema(
@@ -158,9 +160,9 @@ SCHEMA = pa.schema(
     ("names", "op", "literal"),
     [
         (("value",), Op.EQ, 1),
-        (("value", "N"), Op.EQ, 1),  # engines tell names by their case
+        (("value", "N"), Op.EQ, 1),  # engines compare names case-sensitively
         (("value", "m"), Op.EQ, 1),
-        (("value", "n"), Op.EQ, 1 << 31),  # an engine may cut it
+        (("value", "n"), Op.EQ, 1 << 31),  # an engine may truncate the literal
         (("value", "n"), Op.EQ, "1"),
         (("value", "t"), Op.GT, "a"),
         (("value", "t"), Op.EQ, 1),

@@ -1,4 +1,4 @@
-"""What an engine leaves out is not asked for: requests and bytes as an S3 server sees them."""
+"""Engines request only the necessary bytes; measured as requests and bytes at an S3 server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ODD = "octet_length(value) % 3 = 1"
 
 
 class Wire:
-    """Counts what goes over it."""
+    """Counts requests and response bytes of the proxy."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Wire:
         return counted
 
     def cost(self, action: Callable[[], object]) -> tuple[int, int]:
-        """Requests and bytes of an action."""
+        """Returns the requests and bytes of an action."""
         before = self.requests, self.bytes
         action()
         return self.requests - before[0], self.bytes - before[1]
@@ -59,7 +59,7 @@ def wire() -> Wire:
 def options(
     s3_server: S3Server, wire: Wire, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Options of a scan in many tasks."""
+    """Returns options of a scan with many tasks."""
     root = tmp_path_factory.mktemp("txn")
     (folder,) = (TIER / KEY_PREFIX).glob("txn-*")
     shutil.copytree(folder, root / KEY_PREFIX / folder.name)
@@ -73,17 +73,18 @@ def options(
 
 @pytest.fixture(scope="module")
 def tier(options: dict[str, str], wire: Wire) -> kts_source.Scan:
-    """A planned scan in many tasks."""
+    """Returns a planned scan with many tasks."""
     scan = kts_source.scan(options)
     assert wire.cost(lambda: scan.plan) > (0, 0)
     return scan
 
 
 @pytest.fixture(scope="module")
-def whole(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
-    """Cost of all rows: each task's bytes once, the seams of chunks, and the markers after a cut.
+def full_cost(tier: kts_source.Scan, wire: Wire) -> tuple[int, int]:
+    """Returns the cost of reading all rows.
 
-    With `read_committed`, a task that ends inside a segment reads up to the markers of its open
+    It contains each task's bytes once, and at most 10% more at chunk boundaries. With
+    `read_committed`, a task that ends inside a segment reads up to the markers of its open
     transactions.
     """
     cost = wire.cost(lambda: tier.to_table(threads=1))
@@ -100,62 +101,62 @@ def test_read_uncommitted_scan_requests_each_byte_once(options: dict[str, str], 
     assert read == pytest.approx(size, rel=0.05)
 
 
-def is_part(cost: tuple[int, int], whole: tuple[int, int]) -> bool:
-    """Whether something was read, but less than a third in requests and bytes."""
-    return 0 < cost[0] < whole[0] / 3 and 0 < cost[1] < whole[1] / 3
+def is_partial(cost: tuple[int, int], full_cost: tuple[int, int]) -> bool:
+    """Returns true if requests and bytes are above zero and below a third of the full cost."""
+    return 0 < cost[0] < full_cost[0] / 3 and 0 < cost[1] < full_cost[1] / 3
 
 
 def test_scan_reads_only_matching_bytes(
-    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+    tier: kts_source.Scan, wire: Wire, full_cost: tuple[int, int]
 ) -> None:
     late = tier.where("partition = 1 AND offset >= 3000")
-    assert is_part(wire.cost(lambda: late.to_table(threads=2)), whole)
+    assert is_partial(wire.cost(lambda: late.to_table(threads=2)), full_cost)
     assert wire.cost(tier.where("topic = 'other'").to_table) == (0, 0)
     assert wire.cost(tier.limit(0).to_table) == (0, 0)
-    assert is_part(wire.cost(tier.limit(5).to_table), whole)
+    assert is_partial(wire.cost(tier.limit(5).to_table), full_cost)
     assert wire.cost(lambda: tier.to_reader(threads=1).close()) == (0, 0)
 
     def first_batch() -> None:
         with tier.to_reader(threads=1) as reader:
             reader.read_next_batch()
 
-    assert is_part(wire.cost(first_batch), whole)
-    # Bytes of rows cannot be told from those of columns: all of them are read, and once.
-    assert wire.cost(lambda: tier.select(["offset"]).to_table(threads=1)) == whole
+    assert is_partial(wire.cost(first_batch), full_cost)
+    # Records store all columns together, so a scan of one column reads all bytes once.
+    assert wire.cost(lambda: tier.select(["offset"]).to_table(threads=1)) == full_cost
 
 
 def test_polars_reads_only_matching_bytes(
-    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+    tier: kts_source.Scan, wire: Wire, full_cost: tuple[int, int]
 ) -> None:
     lazy = tier.to_lazy()
     late = (pl.col("partition") == 1) & (pl.col("offset") >= 3000)
-    assert is_part(wire.cost(lambda: lazy.filter(late).collect()), whole)
+    assert is_partial(wire.cost(lambda: lazy.filter(late).collect()), full_cost)
     assert wire.cost(lambda: lazy.filter(pl.col("partition") == 9).collect()) == (0, 0)
-    assert is_part(wire.cost(lambda: lazy.head(5).collect()), whole)
+    assert is_partial(wire.cost(lambda: lazy.head(5).collect()), full_cost)
     odd = lazy.filter(pl.col("value").bin.size() % 3 == 1).select(pl.len())
-    assert wire.cost(odd.collect) == whole
+    assert wire.cost(odd.collect) == full_cost
     lengths = [len(value or b"") for value in _values()]
     assert odd.collect().item() == sum(length % 3 == 1 for length in lengths)
 
 
 def test_duckdb_reads_only_matching_bytes(
-    tier: kts_source.Scan, wire: Wire, whole: tuple[int, int]
+    tier: kts_source.Scan, wire: Wire, full_cost: tuple[int, int]
 ) -> None:
     with closing(duckdb.connect()) as connection:
         connection.register("tier", tier.to_dataset())
 
         def rows(condition: str) -> int:
             query = f"select count(value) from tier where {condition}"
-            (found,) = connection.sql(query).fetchall()
-            return int(found[0])
+            ((count,),) = connection.sql(query).fetchall()
+            return int(count)
 
-        assert is_part(wire.cost(lambda: rows(LATE)), whole)
+        assert is_partial(wire.cost(lambda: rows(LATE)), full_cost)
         assert wire.cost(lambda: rows(NEVER)) == (0, 0)
-        assert wire.cost(lambda: rows(ODD)) == whole
+        assert wire.cost(lambda: rows(ODD)) == full_cost
         lengths = [len(value) for value in _values() if value is not None]
         assert rows(ODD) == sum(length % 3 == 1 for length in lengths)
 
 
 def _values() -> list[bytes | None]:
-    found: list[bytes | None] = expected_table("txn", "read_committed")["value"].to_pylist()
-    return found
+    values: list[bytes | None] = expected_table("txn", "read_committed")["value"].to_pylist()
+    return values

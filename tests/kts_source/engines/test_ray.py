@@ -1,4 +1,4 @@
-"""Ray over a scan; runs where Ray is installed (`.ci/engines_env`)."""
+"""Ray over a scan. The tests need Ray (`.ci/engines_env`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    # Ray's own, of its sockets and of the libraries it stands on.
+    # Ray and its dependencies emit warnings, for example about unclosed sockets.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -38,9 +38,9 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def scanned(topic: str, **options: str) -> kts_source.Scan:
-    given = {"includeHeaders": "true", "targetPartitionBytes": "64k", **options}
-    return kts_source.scan(tier_options(topic, **given))
+def create_scan(topic: str, **options: str) -> kts_source.Scan:
+    defaults = {"includeHeaders": "true", "targetPartitionBytes": "64k"}
+    return kts_source.scan(tier_options(topic, **{**defaults, **options}))
 
 
 def table_of(dataset: Any) -> pa.Table:  # noqa: ANN401  # Ray's Dataset is not typed
@@ -55,7 +55,7 @@ def table_of(dataset: Any) -> pa.Table:  # noqa: ANN401  # Ray's Dataset is not 
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
 def test_ray_returns_all_rows(topic: str, level: IsolationLevel) -> None:
     expected = expected_table(topic, level)
-    base = scanned(topic, isolationLevel=level)
+    base = create_scan(topic, isolationLevel=level)
     assert_same_rows(table_of(base.to_ray()).cast(expected.schema), expected)
     assert base.to_ray().count() == expected.num_rows
 
@@ -64,18 +64,18 @@ def test_ray_pushes_conditions_and_columns_down(tmp_path: Path) -> None:
     from ray.data.expressions import col
 
     expected = expected_table("txn", "read_committed")
-    source = scanned("txn", metricsPath=tmp_path.as_uri())
-    every = len(source.tasks)
+    source = create_scan("txn", metricsPath=tmp_path.as_uri())
+    task_count = len(source.tasks)
     offset, partition = col("offset"), col("partition")
     dataset = source.to_ray().filter(expr=(partition == 1) & (offset >= 3000))
-    found = table_of(dataset.select_columns(["offset"]))
+    result = table_of(dataset.select_columns(["offset"]))
     mask = pc.and_(pc.equal(expected["partition"], 1), pc.greater_equal(expected["offset"], 3000))
-    due = sorted(expected.filter(mask)["offset"].to_pylist())
-    assert sorted(found["offset"].to_pylist()) == due
-    assert found.schema.names == ["offset"]
-    found_cost = metrics.summary(str(tmp_path))
-    assert len(found_cost.tasks) < every // 2, "tasks without a matching row ran"
-    assert found_cost.total["bytes"] < source.plan.nominal_bytes / 2
+    expected_offsets = sorted(expected.filter(mask)["offset"].to_pylist())
+    assert sorted(result["offset"].to_pylist()) == expected_offsets
+    assert result.schema.names == ["offset"]
+    cost = metrics.summary(str(tmp_path))
+    assert len(cost.tasks) < task_count // 2, "tasks without a matching row ran"
+    assert cost.total["bytes"] < source.plan.nominal_bytes / 2
     assert (
         source.to_ray().filter(expr=offset < 500).count()
         == pc.sum(pc.less(expected["offset"], 500)).as_py()
@@ -84,27 +84,27 @@ def test_ray_pushes_conditions_and_columns_down(tmp_path: Path) -> None:
 
 def test_ray_condition_without_translation_is_applied() -> None:
     expected = expected_table("txn", "read_committed")
-    found = scanned("txn").to_ray().filter(lambda row: len(row["value"] or b"") % 3 == 1)
+    result = create_scan("txn").to_ray().filter(lambda row: len(row["value"] or b"") % 3 == 1)
     lengths = (len(value or b"") for value in expected["value"].to_pylist())
-    assert found.count() == sum(length % 3 == 1 for length in lengths)
+    assert result.count() == sum(length % 3 == 1 for length in lengths)
 
 
 def test_ray_pushed_condition_without_translation_is_applied() -> None:
     from ray.data.expressions import col
 
     condition = (col("offset") + col("partition") * 2 > 3000) | col("key").is_null()
-    found = table_of(scanned("txn").to_ray().filter(expr=condition).select_columns(["offset"]))
+    result = table_of(create_scan("txn").to_ray().filter(expr=condition).select_columns(["offset"]))
     rows = expected_table("txn", "read_committed").to_pylist()
-    due = [
+    expected_offsets = [
         row["offset"]
         for row in rows
         if row["offset"] + row["partition"] * 2 > 3000 or row["key"] is None
     ]
-    assert 0 < len(due) < len(rows)
-    assert sorted(found["offset"].to_pylist()) == sorted(due)
+    assert 0 < len(expected_offsets) < len(rows)
+    assert sorted(result["offset"].to_pylist()) == sorted(expected_offsets)
 
 
 def test_ray_refuses_a_limited_scan() -> None:
-    assert len(scanned("txn").to_ray().take(5)) == 5
+    assert len(create_scan("txn").to_ray().take(5)) == 5
     with pytest.raises(InvalidOptionError, match="its own limit"):
-        scanned("txn").limit(5).to_ray()
+        create_scan("txn").limit(5).to_ray()

@@ -1,4 +1,4 @@
-"""`kts_source.scan`: the rows a consumer sees, as Arrow, without Spark."""
+"""`kts_source.scan` returns the rows of a Kafka consumer as Arrow tables, without Spark."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from kts_source.read.read_settings import ReadSettings
 
 
-def scanned(topic: str = "txn", **options: str) -> kts_source.Scan:
+def create_scan(topic: str = "txn", **options: str) -> kts_source.Scan:
     return kts_source.scan(tier_options(topic, includeHeaders="true", **options))
 
 
-def places(table: pa.Table) -> list[tuple[str, int, int]]:
+def positions(table: pa.Table) -> list[tuple[str, int, int]]:
     columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
     return list(zip(*columns, strict=True))
 
@@ -55,30 +55,30 @@ def places(table: pa.Table) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
 def test_scan_returns_all_rows(topic: str, level: IsolationLevel) -> None:
-    found = scanned(topic, isolationLevel=level, targetPartitionBytes="64k")
+    scan = create_scan(topic, isolationLevel=level, targetPartitionBytes="64k")
     expected = expected_table(topic, level)
-    table = found.to_table(threads=2)
+    table = scan.to_table(threads=2)
     assert_same_rows(table, expected)
-    assert places(table) == sorted(places(table))
-    assert found.to_table(threads=1).equals(table), "repeatable, and in the same order"
-    with found.to_reader(threads=3, ordered=False) as reader:
+    assert positions(table) == sorted(positions(table))
+    assert scan.to_table(threads=1).equals(table), "reads must have the same order"
+    with scan.to_reader(threads=3, ordered=False) as reader:
         assert_same_rows(reader.read_all(), expected)
-    assert found.count(threads=2) == expected.num_rows
-    by_tasks = [batch for task in found.tasks for batch in found.read_task(task)]
-    assert_same_rows(pa.Table.from_batches(by_tasks, found.schema), expected)
+    assert scan.count(threads=2) == expected.num_rows
+    by_tasks = [batch for task in scan.tasks for batch in scan.read_task(task)]
+    assert_same_rows(pa.Table.from_batches(by_tasks, scan.schema), expected)
 
 
 def test_select_chooses_and_orders_columns() -> None:
-    part = scanned().select(["offset", "Key", "leaderEpoch"])
-    assert part.columns == ("offset", "key", "leaderEpoch")
-    table = part.to_table()
+    selected = create_scan().select(["offset", "Key", "leaderEpoch"])
+    assert selected.columns == ("offset", "key", "leaderEpoch")
+    table = selected.to_table()
     assert table.schema.names == ["offset", "key", "leaderEpoch"]
-    assert table.schema.equals(part.schema)
+    assert table.schema.equals(selected.schema)
     assert table.num_rows == expected_table("txn", "read_committed").num_rows
     with pytest.raises(InvalidOptionError, match="did you mean 'offset'"):
-        part.select(["ofset"])
+        selected.select(["ofset"])
     with pytest.raises(InvalidOptionError, match="no column"):
-        part.select([])
+        selected.select([])
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
@@ -98,36 +98,36 @@ def test_where_skips_rows(level: IsolationLevel, condition: str, mask: object) -
     expected = expected_table("txn", level)
     frame = expected.to_pandas()
     keep = mask(frame)  # type: ignore[operator]
-    due = expected.filter(pa.array(keep.fillna(False).astype(bool)))
-    base = scanned(isolationLevel=level, targetPartitionBytes="32k")
-    assert_same_rows(base.where(condition).to_table(threads=2), due)
-    assert base.where(condition).count() == due.num_rows
-    # What was derived first does not matter, nor whether the plan was there.
+    expected_rows = expected.filter(pa.array(keep.fillna(False).astype(bool)))
+    base = create_scan(isolationLevel=level, targetPartitionBytes="32k")
+    assert_same_rows(base.where(condition).to_table(threads=2), expected_rows)
+    assert base.where(condition).count() == expected_rows.num_rows
+    # Derived scans and their plan do not change the base scan.
     assert_same_rows(base.to_table(), expected)
 
 
 def test_where_conditions_are_combined() -> None:
-    base = scanned(where="offset >= 100")
-    found = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
+    base = create_scan(where="offset >= 100")
+    table = base.where("offset < 300").where("partition = 0").select(["offset"]).to_table()
     expected = expected_table("txn", "read_committed")
     mask = pc.and_(
         pc.and_(pc.greater_equal(expected["offset"], 100), pc.less(expected["offset"], 300)),
         pc.equal(expected["partition"], 0),
     )
-    assert found["offset"].to_pylist() == expected.filter(mask)["offset"].to_pylist()
+    assert table["offset"].to_pylist() == expected.filter(mask)["offset"].to_pylist()
 
 
 def test_where_refuses_times_without_a_zone() -> None:
     with pytest.raises(InvalidOptionError, match="time zone"):
-        scanned().where("timestamp > '2024-01-01 00:00:00'")
-    assert scanned(timeZone="UTC").where("timestamp > '2020-01-01 00:00:00'").count() > 0
+        create_scan().where("timestamp > '2024-01-01 00:00:00'")
+    assert create_scan(timeZone="UTC").where("timestamp > '2020-01-01 00:00:00'").count() > 0
 
 
 def test_limit_returns_the_first_rows_and_reads_little() -> None:
-    base = scanned(targetPartitionBytes="32k")
-    whole = base.to_table()
+    base = create_scan(targetPartitionBytes="32k")
+    all_rows = base.to_table()
     for rows in (0, 1, 10, 5000, 10**9):
-        assert base.limit(rows).to_table().equals(whole.slice(0, rows)), rows
+        assert base.limit(rows).to_table().equals(all_rows.slice(0, rows)), rows
     assert base.limit(5).limit(9).to_table().num_rows == 5
     read: list[int] = []
     base.limit(10).to_reader(progress=lambda done, _all: read.append(done)).read_all()
@@ -139,37 +139,37 @@ def test_limit_returns_the_first_rows_and_reads_little() -> None:
 
 
 def test_limit_does_not_wait_for_later_rows(tmp_path: Path) -> None:
-    base = scanned(metricsPath=tmp_path.as_uri())
+    base = create_scan(metricsPath=tmp_path.as_uri())
     assert base.limit(10).to_table().num_rows == 10
     (task,) = base.tasks[:1]
     assert sum(batch.num_rows for batch in base.limit(10).read_task(task)) == 10
-    assert [one.rows for one in metrics.summary(str(tmp_path)).tasks] == [10, 10]
+    assert [task.rows for task in metrics.summary(str(tmp_path)).tasks] == [10, 10]
 
 
 def test_slow_start_applies_only_to_readers_that_may_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[bool] = []
+    slow_starts: list[bool] = []
     real = read_task
 
-    def noted(task: Any, reader: Any, settings: ReadSettings, **more: Any) -> Any:  # noqa: ANN401
-        waits.append(settings.read_ahead.slow_start)
-        return real(task, reader, settings, **more)
+    def noted(task: Any, reader: Any, settings: ReadSettings, **options: Any) -> Any:  # noqa: ANN401
+        slow_starts.append(settings.read_ahead.slow_start)
+        return real(task, reader, settings, **options)
 
     monkeypatch.setattr(run_task_module, "read_task", noted)
-    base = scanned(targetPartitionBytes="256k")
+    base = create_scan(targetPartitionBytes="256k")
     first, *rest = base.tasks
     assert rest
 
-    def waited(read: Callable[[], object]) -> list[bool]:
-        waits.clear()
+    def starts_of(read: Callable[[], object]) -> list[bool]:
+        slow_starts.clear()
         read()
-        return waits
+        return slow_starts
 
-    assert waited(lambda: base.to_table(threads=1)) == [False] * len(base.tasks)
-    assert waited(lambda: list(base.batches())) == [True, *[False] * len(rest)]
-    assert waited(lambda: base.limit(5).to_table()) == [True]
-    assert waited(lambda: list(base.read_task(first))) == [False]
-    assert waited(lambda: list(base.limit(5).read_task(first))) == [True]
-    assert waited(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
+    assert starts_of(lambda: base.to_table(threads=1)) == [False] * len(base.tasks)
+    assert starts_of(lambda: list(base.batches())) == [True, *[False] * len(rest)]
+    assert starts_of(lambda: base.limit(5).to_table()) == [True]
+    assert starts_of(lambda: list(base.read_task(first))) == [False]
+    assert starts_of(lambda: list(base.limit(5).read_task(first))) == [True]
+    assert starts_of(lambda: list(read_few_batches(first, base.task_reader.options))) == [False]
 
 
 def test_derived_scans_share_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,18 +181,18 @@ def test_derived_scans_share_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         return plans[-1]
 
     monkeypatch.setattr(base_scan, "plan_scan", counted)
-    base = scanned()
+    base = create_scan()
     first = base.where("offset > 100").limit(3)
-    assert plans == [], "nothing is asked before it is wanted"
+    assert plans == [], "deriving a scan must not plan"
     assert first.to_table().num_rows == 3
-    again = pickle.loads(pickle.dumps(base))
-    for one in (base, base.select(["key"]), base.where("partition = 0"), again):
-        assert one.count() > 0
+    restored = pickle.loads(pickle.dumps(base))
+    for scan in (base, base.select(["key"]), base.where("partition = 0"), restored):
+        assert scan.count() > 0
     assert len(plans) == 1
 
 
 def test_tasks_are_read_in_another_process(tmp_path: Path) -> None:
-    base = scanned(targetPartitionBytes="64k").where("partition = 1").select(["offset"])
+    base = create_scan(targetPartitionBytes="64k").where("partition = 1").select(["offset"])
     (tmp_path / "reader").write_bytes(pickle.dumps(base.task_reader))
     (tmp_path / "tasks").write_bytes(pickle.dumps(base.tasks))
     program = (
@@ -215,38 +215,40 @@ def test_repr_shows_no_credential() -> None:
         "s3.access-key-id": "the-id-of-a-key",
         "s3.secret-access-key": "the-secret-of-a-key",
     }
-    found = kts_source.scan(source).where("offset > 5").limit(3)
-    for text in (repr(found), found._repr_html_(), repr(found.task_reader)):
+    scan = kts_source.scan(source).where("offset > 5").limit(3)
+    for text in (repr(scan), scan._repr_html_(), repr(scan.task_reader)):
         assert "of-a-key" not in text
-    assert "offset" in found._repr_html_()
+    assert "offset" in scan._repr_html_()
 
 
 def test_tasks_have_no_credential() -> None:
     keys = {"s3.access-key-id": "the-id-of-a-key", "s3.secret-access-key": "the-secret-of-a-key"}
-    found = scanned(**keys)
-    assert found.tasks
-    assert b"of-a-key" not in pickle.dumps(found.tasks)
-    assert "of-a-key" not in repr(found.tasks)
-    assert b"the-secret-of-a-key" in pickle.dumps(found.task_reader), "it opens the store"
+    scan = create_scan(**keys)
+    assert scan.tasks
+    assert b"of-a-key" not in pickle.dumps(scan.tasks)
+    assert "of-a-key" not in repr(scan.tasks)
+    assert b"the-secret-of-a-key" in pickle.dumps(scan.task_reader), (
+        "the reader needs it to open the store"
+    )
 
 
 def test_plan_is_shown_in_notebooks() -> None:
-    found = scanned()
-    assert "txn-0" not in found._repr_html_()
-    _ = found.plan
-    assert "txn-0" in found._repr_html_()
-    assert "[0, " in found._repr_html_()
+    scan = create_scan()
+    assert "txn-0" not in scan._repr_html_()
+    _ = scan.plan
+    assert "txn-0" in scan._repr_html_()
+    assert "[0, " in scan._repr_html_()
 
 
-def test_dropped_stream_ends_requests() -> None:
-    base = scanned(targetPartitionBytes="32k")
+def test_dropped_reader_ends_its_threads() -> None:
+    base = create_scan(targetPartitionBytes="32k")
     for threads in (1, 3):
         reader = base.to_reader(threads=threads)
         reader.read_next_batch()
         reader.close()
         del reader
         gc.collect()
-        assert not [one for one in threading.enumerate() if one.name.startswith("kts-")]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("kts-")]
 
 
 def test_scan_error_names_its_location(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def test_scan_error_names_its_location(tmp_path: Path) -> None:
 
 
 def test_scan_converts_to_frames_and_streams() -> None:
-    base = scanned("codecs")
+    base = create_scan("codecs")
     expected = expected_table("codecs", "read_committed")
     frame = base.to_pandas()
     assert frame["offset"].sum() == pc.sum(expected["offset"]).as_py()
@@ -276,17 +278,19 @@ def test_scan_converts_to_frames_and_streams() -> None:
 
 
 def test_progress_reports_bytes_of_tasks() -> None:
-    base = scanned(targetPartitionBytes="32k")
-    told: list[tuple[int, int]] = []
-    with closing(base.batches(threads=2, progress=lambda *both: told.append(both))) as batches:
+    base = create_scan(targetPartitionBytes="32k")
+    reports: list[tuple[int, int]] = []
+    with closing(
+        base.batches(threads=2, progress=lambda *report: reports.append(report))
+    ) as batches:
         assert sum(batch.num_rows for batch in batches) > 0
-    assert told[-1] == (base.plan.nominal_bytes, base.plan.nominal_bytes)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert reports[-1] == (base.plan.nominal_bytes, base.plan.nominal_bytes)
+    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
 
 
 def test_stream_options_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="latest"):
-        scanned(startingOffsets="latest")
+        create_scan(startingOffsets="latest")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,7 @@ def test_missing_library_is_named(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(InvalidOptionError, match=rf"{library}: pip install 'tiered-kafka\["):
-        getattr(scanned(), method)()
+        getattr(create_scan(), method)()
 
 
 _ENDLESS = """
@@ -317,7 +321,7 @@ real = TaskRun._read
 def endless(self, number):
     while True:
         yield from real(self, number)
-        os.write(1, b"read\\n")  # whole lines, whichever thread writes
+        os.write(1, b"read\\n")  # one write per line, because several threads write
         time.sleep(0.01)
 
 TaskRun._read = endless
@@ -340,6 +344,6 @@ def test_ctrl_c_ends_a_read_immediately(threads: int) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "read\n"
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=20)
-    assert "KeyboardInterrupt" in said
+        _, stderr = child.communicate(timeout=20)
+    assert "KeyboardInterrupt" in stderr
     assert child.returncode != 0

@@ -1,6 +1,4 @@
-"""Many readers in threads of one process: the rows of each, whatever the others do, and no two
-locks of ours taken in both orders.
-"""
+"""Concurrent readers in one process return their rows, and acquire our locks in one order."""
 
 from __future__ import annotations
 
@@ -34,44 +32,44 @@ READERS = 8
 SECONDS = 6
 
 
-class Orders:
-    """Which lock was taken while which other was held, by the lines that made them."""
+class LockOrders:
+    """Records which lock was acquired while another was held; locks are named by source line."""
 
     def __init__(self) -> None:
         self._held = threading.local()
         self._lock = threading.Lock()
         self._taken: defaultdict[str, set[str]] = defaultdict(set)
-        self.made = 0
+        self.created = 0
 
-    def took(self, place: str) -> None:
+    def record_acquire(self, lock: str) -> None:
         stack = self._stack()
         with self._lock:
             for other in stack:
-                if other != place:
-                    self._taken[other].add(place)
-        stack.append(place)
+                if other != lock:
+                    self._taken[other].add(lock)
+        stack.append(lock)
 
-    def gave(self, place: str) -> None:
+    def record_release(self, lock: str) -> None:
         stack = self._stack()
-        if place in stack:  # a lock may be given back by another thread
+        if lock in stack:  # another thread may release a lock
             stack.reverse()
-            stack.remove(place)
+            stack.remove(lock)
             stack.reverse()
 
-    def circles(self) -> list[str]:
-        """Locks that are taken while they are held, by way of others."""
+    def cycles(self) -> list[str]:
+        """Returns the locks that are on a cycle of acquisition orders."""
 
         def reached(start: str) -> set[str]:
-            seen: set[str] = set()
-            left = list(self._taken[start])
-            while left:
-                place = left.pop()
-                if place not in seen:
-                    seen.add(place)
-                    left += self._taken.get(place, ())
-            return seen
+            visited: set[str] = set()
+            pending = list(self._taken[start])
+            while pending:
+                lock = pending.pop()
+                if lock not in visited:
+                    visited.add(lock)
+                    pending += self._taken.get(lock, ())
+            return visited
 
-        return [place for place in list(self._taken) if place in reached(place)]
+        return [lock for lock in list(self._taken) if lock in reached(lock)]
 
     def _stack(self) -> list[str]:
         if not hasattr(self._held, "stack"):
@@ -81,19 +79,19 @@ class Orders:
 
 
 class WatchedLock:
-    """A lock that tells when it is taken."""
+    """A lock that records when it is acquired and released."""
 
-    def __init__(self, inner: Any, place: str, orders: Orders) -> None:  # noqa: ANN401
-        self._inner, self._place, self._orders = inner, place, orders
+    def __init__(self, inner: Any, line: str, orders: LockOrders) -> None:  # noqa: ANN401
+        self._inner, self._line, self._orders = inner, line, orders
 
-    def acquire(self, *given: Any, **more: Any) -> bool:  # noqa: ANN401
-        taken = bool(self._inner.acquire(*given, **more))
-        if taken:
-            self._orders.took(self._place)
-        return taken
+    def acquire(self, *arguments: Any, **options: Any) -> bool:  # noqa: ANN401
+        is_acquired = bool(self._inner.acquire(*arguments, **options))
+        if is_acquired:
+            self._orders.record_acquire(self._line)
+        return is_acquired
 
     def release(self) -> None:
-        self._orders.gave(self._place)
+        self._orders.record_release(self._line)
         self._inner.release()
 
     def __enter__(self) -> bool:
@@ -107,9 +105,9 @@ class WatchedLock:
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
-    """Watches the locks that our code makes from now on."""
-    found = Orders()
+def orders(monkeypatch: pytest.MonkeyPatch) -> LockOrders:
+    """Records the orders of locks that our code creates during the test."""
+    lock_orders = LockOrders()
 
     def watched(make: Any) -> Any:  # noqa: ANN401
         def lock() -> Any:  # noqa: ANN401
@@ -119,42 +117,42 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
                 frame = frame.f_back
             if not frame.f_code.co_filename.startswith(OURS):
                 return inner
-            found.made += 1
-            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            return WatchedLock(inner, place, found)
+            lock_orders.created += 1
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return WatchedLock(inner, line, lock_orders)
 
         return lock
 
     monkeypatch.setattr(threading, "Lock", watched(threading.Lock))
     monkeypatch.setattr(threading, "RLock", watched(threading.RLock))
-    return found
+    return lock_orders
 
 
 def test_watchdog_detects_inconsistent_lock_orders() -> None:
-    orders = Orders()
-    one, other = (WatchedLock(threading.Lock(), name, orders) for name in ("one", "other"))
-    with one, other:
+    orders = LockOrders()
+    first, second = (WatchedLock(threading.Lock(), name, orders) for name in ("first", "second"))
+    with first, second:
         pass
-    assert orders.circles() == []
-    with other, one:
+    assert orders.cycles() == []
+    with second, first:
         pass
-    assert set(orders.circles()) == {"one", "other"}
+    assert set(orders.cycles()) == {"first", "second"}
 
 
 class Reader(threading.Thread):
-    """Reads random scans until the time is over."""
+    """Reads random scans until a deadline."""
 
-    def __init__(self, number: int, until: float, places: list[dict[str, str]]) -> None:
+    def __init__(self, number: int, deadline: float, locations: list[dict[str, str]]) -> None:
         super().__init__(name=f"reader {number}", daemon=True)
         self._random = random.Random(f"reader {number}")
-        self._until = until
-        self._places = places
+        self._deadline = deadline
+        self._locations = locations
         self.error: BaseException | None = None
-        self.whole = self.parts = 0
+        self.full_reads = self.partial_reads = 0
 
     def run(self) -> None:
         try:
-            while time.monotonic() < self._until:
+            while time.monotonic() < self._deadline:
                 self._read()
         except BaseException as error:  # noqa: BLE001 - raised where the thread is joined
             self.error = error
@@ -165,7 +163,7 @@ class Reader(threading.Thread):
         level = source.choice(ISOLATION_LEVELS)
         options = {"includeHeaders": "true", "isolationLevel": level}
         options["targetPartitionBytes"] = source.choice(("16k", "64k", "128m"))
-        scan = kts_source.scan(tier_options(topic, **options, **source.choice(self._places)))
+        scan = kts_source.scan(tier_options(topic, **options, **source.choice(self._locations)))
         threads, ordered = source.randint(1, 3), source.random() < 0.5
         expected = expected_table(topic, level)
         if source.random() < 0.5:
@@ -176,27 +174,27 @@ class Reader(threading.Thread):
                     if source.random() < 0.05:
                         time.sleep(0.01)  # a slow consumer
             assert_same_rows(pa.Table.from_batches(batches, scan.schema), expected)
-            self.whole += 1
+            self.full_reads += 1
         else:
             rows = 0
-            with closing(scan.batches(threads=threads, ordered=ordered)) as some:
-                for batch in some:
+            with closing(scan.batches(threads=threads, ordered=ordered)) as stream:
+                for batch in stream:
                     rows += batch.num_rows
                     if source.random() < 0.3:
                         break
             assert 0 <= rows <= expected.num_rows
-            self.parts += 1
+            self.partial_reads += 1
 
 
 @pytest.mark.s3
 def test_concurrent_readers_take_locks_in_one_order(
-    orders: Orders, s3_server: S3Server, tmp_path: Path
+    orders: LockOrders, s3_server: S3Server, tmp_path: Path
 ) -> None:
     cached = {"cacheDir": str(tmp_path / "cache"), "chunkCacheBytes": "50m"}
-    far = {"path": f"s3://{s3_server.upload(TIER)}", **s3_server.options}
-    places = [{}, {}, far, {**far, **cached}, cached]
-    until = time.monotonic() + SECONDS
-    readers = [Reader(number, until, places) for number in range(READERS)]
+    remote = {"path": f"s3://{s3_server.upload(TIER)}", **s3_server.options}
+    locations = [{}, {}, remote, {**remote, **cached}, cached]
+    deadline = time.monotonic() + SECONDS
+    readers = [Reader(number, deadline, locations) for number in range(READERS)]
     for reader in readers:
         reader.start()
     for reader in readers:
@@ -204,11 +202,11 @@ def test_concurrent_readers_take_locks_in_one_order(
         assert not reader.is_alive(), "a reader hangs"
         if reader.error is not None:
             raise reader.error
-    assert sum(reader.whole for reader in readers) > 0
-    assert sum(reader.parts for reader in readers) > 0
-    assert orders.made > READERS
-    assert orders.circles() == []
-    until = time.monotonic() + 5  # who makes a connection just then does so to the end
-    while [one.name for one in threading.enumerate() if one.name.startswith("kts-")]:
-        assert time.monotonic() < until
+    assert sum(reader.full_reads for reader in readers) > 0
+    assert sum(reader.partial_reads for reader in readers) > 0
+    assert orders.created > READERS
+    assert orders.cycles() == []
+    deadline = time.monotonic() + 5  # a thread that is opening a connection completes it first
+    while [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-")]:
+        assert time.monotonic() < deadline
         time.sleep(0.001)

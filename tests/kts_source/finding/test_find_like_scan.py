@@ -1,4 +1,4 @@
-"""A search finds what a filter of the whole scan keeps, in logs of all kinds of batches."""
+"""A search returns the same rows as a filtered scan, for logs with all kinds of batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 START_MS = 1_600_000_000_000
 
 
-def some_keys(chance: random.Random) -> list[bytes | None]:
-    """Prefixes of each other, of every length that the hash treats apart, and near misses."""
+def random_keys(chance: random.Random) -> list[bytes | None]:
+    """Returns keys of all lengths that the hash treats differently, prefixes, and near misses."""
     lengths = [0, 1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 62, 63, 64, 65, 1 << 16]
     keys = [b"abcdefgh"[: n % 8] + b"k" * (n - n % 8) for n in lengths]
     keys += [b"\0", b"\0\0", *(chance.randbytes(chance.randrange(20)) for _ in range(8))]
@@ -31,8 +31,8 @@ def some_keys(chance: random.Random) -> list[bytes | None]:
     return [None, *keys]
 
 
-def some_log(chance: random.Random, keys: list[bytes | None]) -> LogBuilder:
-    """Old formats, transactions, control batches, gaps and codecs."""
+def random_log(chance: random.Random, keys: list[bytes | None]) -> LogBuilder:
+    """Returns a log with old formats, transactions, control batches, offset gaps and codecs."""
     builder = LogBuilder(index_interval_bytes=chance.choice([100, 1000, 4096]))
 
     def records() -> list[SimpleRecord]:
@@ -68,33 +68,33 @@ def some_log(chance: random.Random, keys: list[bytes | None]) -> LogBuilder:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_search_is_a_filter(tmp_path: Path, seed: int) -> None:
+def test_find_equals_filtered_scan(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    keys = some_keys(chance)
-    segments = list(some_log(chance, keys).build().segments)
+    keys = random_keys(chance)
+    segments = list(random_log(chance, keys).build().segments)
     tier = write_tier(tmp_path / "tier", segments, compression=chance.random() < 0.5)
-    place = {"path": str(tier.root), "subscribe": TOPIC}
+    tier_location = {"path": str(tier.root), "subscribe": TOPIC}
     options = {
-        **place,
+        **tier_location,
         "columns": "key,partition,offset,value,timestamp",
         "isolationLevel": chance.choice(["read_committed", "read_uncommitted"]),
         "targetPartitionBytes": chance.choice(["1", "200", "5000", "1m"]),
     }
     if chance.random() < 0.3:
         options["where"] = chance.choice(["offset > 10", "key is null or value is not null"])
-    every = rows(kts_source.scan(options).to_table())
+    all_rows = rows(kts_source.scan(options).to_table())
     index: dict[str, str] = {}
     if chance.random() < 0.5:
-        kts_source.index_keys(place, str(tmp_path / "index"))
+        kts_source.index_keys(tier_location, str(tmp_path / "index"))
         index = {"key_index": str(tmp_path / "index")}
     for count in (1, 2, 12, len(keys)):
-        sought = set(chance.sample(keys, count))
-        wanted = [row for row in every if row[0] in sought]
-        conditions: Conditions = {"keys": sought, **index}  # type: ignore[typeddict-item]
+        search_keys = set(chance.sample(keys, count))
+        expected = [row for row in all_rows if row[0] in search_keys]
+        conditions: Conditions = {"keys": search_keys, **index}  # type: ignore[typeddict-item]
         search = kts_source.find(options, **conditions)
-        assert rows(search.to_table(threads=chance.choice([1, 3]))) == wanted
-        proof = search.certificate
-        assert proof.matches == len(wanted)
-        assert proof.complete == (not proof.partitions[0].undecided)
+        assert rows(search.to_table(threads=chance.choice([1, 3]))) == expected
+        certificate = search.certificate
+        assert certificate.matches == len(expected)
+        assert certificate.complete == (not certificate.partitions[0].undecided)
         if not index and "where" not in options:
-            assert proof.records == len(every)
+            assert certificate.records == len(all_rows)

@@ -1,4 +1,4 @@
-"""What cannot be read is in the certificate: a record that is not found lies in an unread range."""
+"""Certificates of damaged tiers: each missing record is in a range that is listed as unread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = "partition,offset,value"
 
 
-def found(
+def run_search(
     tier: DamagedTier, index: Path | None = None, **options: str
 ) -> tuple[pa.Table, Certificate]:
     conditions: Conditions = {"keys": [None]}
@@ -36,24 +36,25 @@ def found(
     return search.to_table(threads=2), search.certificate
 
 
-def test_a_segment_with_a_wrong_byte(tmp_path: Path) -> None:
+def test_segment_with_changed_byte_is_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
-    whole, proof = found(tier)
-    assert proof.complete
+    full_table, certificate = run_search(tier)
+    assert certificate.complete
     tier.flip(2, "log", 100)
-    table, proof = found(tier)
-    assert not proof.complete
-    (unread,) = proof.partitions[0].unread
+    table, certificate = run_search(tier)
+    assert not certificate.complete
+    (unread,) = certificate.partitions[0].unread
     assert (unread.start, unread.stop) == (82, 123)
     assert unread.object is not None
     assert unread.object.endswith(tier.key(2, "log"))
     assert "CRC" in unread.reason
-    rest = [at for at in whole["offset"].to_pylist() if not 82 <= at < 123]
-    assert table["offset"].to_pylist() == rest
-    assert proof.matches == len(rest)
+    offsets = full_table["offset"].to_pylist()
+    expected = [offset for offset in offsets if not 82 <= offset < 123]
+    assert table["offset"].to_pylist() == expected
+    assert certificate.matches == len(expected)
 
 
-def test_a_segment_that_went_after_the_plan(tmp_path: Path) -> None:
+def test_segment_deleted_after_planning_is_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     search = kts_source.find({"path": str(tmp_path), "subscribe": TOPIC}, keys=[None])
     batches = search.batches(threads=1)
@@ -66,79 +67,89 @@ def test_a_segment_that_went_after_the_plan(tmp_path: Path) -> None:
     assert not search.certificate.complete
 
 
-def test_a_hole(tmp_path: Path) -> None:
+def test_hole_is_unread(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(1, "log", "indexes", "rsm-manifest")
-    table, proof = found(tier)
-    (unread,) = proof.partitions[0].unread
+    table, certificate = run_search(tier)
+    (unread,) = certificate.partitions[0].unread
     assert (unread.start, unread.stop, unread.object) == (40, 82, None)
-    (fault,) = proof.faults
+    (fault,) = certificate.faults
     assert "[40, 82)" in fault
-    assert not proof.complete
+    assert not certificate.complete
     assert min(table["offset"].to_pylist()) == 0
 
 
-def test_a_lost_manifest_of_the_newest_segment_is_told(tmp_path: Path) -> None:
+def test_missing_manifest_of_newest_segment_is_a_fault(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.path(4, "rsm-manifest").write_bytes(b"{}")
-    _, proof = found(tier)
-    assert not proof.complete
-    assert len(proof.faults) == 1
+    _, certificate = run_search(tier)
+    assert not certificate.complete
+    assert len(certificate.faults) == 1
 
 
-def test_an_undecided_transaction_ends_what_is_committed(tmp_path: Path) -> None:
+def test_undecided_transaction_ends_the_committed_range(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments()[:1])
-    table, proof = found(tier, isolationLevel="read_committed")
-    (part,) = proof.partitions
-    assert [(one.producer_id, one.first_offset) for one in part.undecided] == [(7, part.stop)]
-    assert [(one.start, one.stop) for one in part.unread] == [(part.stop, 40)]
-    assert not proof.complete
-    assert max(table["offset"].to_pylist()) < part.stop
-    table, proof = found(tier)
-    assert proof.complete
+    table, certificate = run_search(tier, isolationLevel="read_committed")
+    (partition,) = certificate.partitions
+    (transaction,) = partition.undecided
+    assert (transaction.producer_id, transaction.first_offset) == (7, partition.stop)
+    (unread,) = partition.unread
+    assert (unread.start, unread.stop) == (partition.stop, 40)
+    assert not certificate.complete
+    assert max(table["offset"].to_pylist()) < partition.stop
+    table, certificate = run_search(tier)
+    assert certificate.complete
     assert table.num_rows == 40
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_record_is_missed_without_a_word(tmp_path: Path, seed: int) -> None:
-    """Any harm to any object: a record is found, or an unread range has its offset, or the tier as
-    a whole is at fault, or its object is named as not served, or the search fails.
+def test_random_damage_certificate_covers_missing_records(tmp_path: Path, seed: int) -> None:
+    """After damage, each record is found or accounted for, or the search fails.
+
+    A missing record must be in an unread range. Otherwise the certificate must list a fault of the
+    tier, or an object that is not served.
     """
     chance = random.Random(seed)
     tier = write_tier(tmp_path / "t", healthy_segments(), compression=chance.random() < 0.5)
     level = chance.choice(["read_committed", "read_uncommitted"])
     options = {"isolationLevel": level, "targetPartitionBytes": chance.choice(["1", "500", "1m"])}
-    whole, proof = found(tier, None, **options)
-    assert proof.complete
+    full_table, certificate = run_search(tier, None, **options)
+    assert certificate.complete
     index = None
     if chance.random() < 0.5:
         index = tmp_path / "index"
         kts_source.index_keys({"path": str(tier.root), "subscribe": TOPIC}, str(index))
     for _ in range(chance.randint(1, 3)):
-        harm(tier, chance, level)
+        damage(tier, chance, level)
     try:
-        table, proof = found(tier, index, **options)
+        table, certificate = run_search(tier, index, **options)
     except TieredKafkaError:
         return
-    everything = dict(zip(whole["offset"].to_pylist(), whole["value"].to_pylist(), strict=True))
-    got = dict(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
-    assert got.items() <= everything.items()
-    missed = everything.keys() - got.keys()
-    told = [one for part in proof.partitions for one in part.unread]
-    unserved = [one for part in proof.partitions for one in part.unserved]
-    untold = [at for at in missed if not any(one.start <= at < one.stop for one in told)]
-    assert not untold or proof.faults or unserved
-    assert proof.complete == (not told and not proof.faults)
-    assert not (missed and proof.exhaustive)
+    expected = _values_by_offset(full_table)
+    values = _values_by_offset(table)
+    assert values.items() <= expected.items()
+    missing = expected.keys() - values.keys()
+    unread = [span for partition in certificate.partitions for span in partition.unread]
+    unserved = [span for partition in certificate.partitions for span in partition.unserved]
+    unexplained = [
+        offset for offset in missing if not any(span.start <= offset < span.stop for span in unread)
+    ]
+    assert not unexplained or certificate.faults or unserved
+    assert certificate.complete == (not unread and not certificate.faults)
+    assert not (missing and certificate.exhaustive)
 
 
-def harm(tier: DamagedTier, chance: random.Random, level: str) -> None:
+def _values_by_offset(table: pa.Table) -> dict[int, bytes | None]:
+    return dict(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+def damage(tier: DamagedTier, chance: random.Random, level: str) -> None:
     number, suffix = chance.randrange(5), chance.choice(["log", "log", "indexes", "rsm-manifest"])
     if level == "read_committed" and suffix == "indexes":
-        suffix = "log"  # transaction indexes have no checksum: the certificate says so
+        suffix = "log"  # transaction indexes have no checksum, as the certificate states
     try:
         path = tier.path(number, suffix)
-    except ValueError:  # it has gone already
+    except ValueError:  # the object was deleted before
         return
     size = path.stat().st_size
     kind = chance.choice(["flip", "flip", "cut", "lose", "swap"])
@@ -147,7 +158,7 @@ def harm(tier: DamagedTier, chance: random.Random, level: str) -> None:
     elif kind == "cut" and size > 1:
         tier.resize(number, suffix, -chance.randrange(1, size))
     elif kind == "swap":
-        with suppress(ValueError):  # the other one has gone
+        with suppress(ValueError):  # the other object was deleted before
             tier.swap(number, chance.randrange(5), suffix)
     else:
         tier.lose(number, suffix)

@@ -1,4 +1,4 @@
-"""Filters of keys leave out segments, and never one that has a key."""
+"""Key filters skip segments without the searched keys, and never a segment with one of them."""
 
 from __future__ import annotations
 
@@ -31,72 +31,82 @@ SALT = bytes(SALT_SIZE)
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(0, 2**64 - 1))
-def test_a_filter_has_all_that_was_put_in(numbers: list[int], other: int) -> None:
+def test_key_filter_contains_all_added_hashes(numbers: list[int], other: int) -> None:
     hashes = np.array(numbers, np.uint64)
-    made = KeyFilter.of(hashes)
-    again = KeyFilter.from_bytes(made.to_bytes(), made.bits)
-    for one in hashes:
-        assert again.may_hold(np.array([one], np.uint64))
-    assert again.may_hold(np.array([*numbers, other], np.uint64)) or not numbers
-    assert not again.may_hold(np.empty(0, np.uint64))
+    key_filter = KeyFilter.of(hashes)
+    restored = KeyFilter.from_bytes(key_filter.to_bytes(), key_filter.bits)
+    for added in hashes:
+        assert restored.may_hold(np.array([added], np.uint64))
+    assert restored.may_hold(np.array([*numbers, other], np.uint64)) or not numbers
+    assert not restored.may_hold(np.empty(0, np.uint64))
 
 
-def test_many_keys_and_few_mistakes() -> None:
+def test_key_filter_has_few_false_positives() -> None:
     chance = np.random.default_rng(5)
     hashes = chance.integers(0, 2**64, 400_000, np.uint64, endpoint=False)
-    made = KeyFilter.of(hashes)
-    assert len(made.to_bytes()) < 4.2 * len(hashes)
+    key_filter = KeyFilter.of(hashes)
+    assert len(key_filter.to_bytes()) < 4.2 * len(hashes)
     for start in range(0, len(hashes), 4_000):
         buckets = hashes[start : start + 1]
-        assert made.may_hold(buckets)
-    strangers = chance.integers(0, 2**64, 300_000, np.uint64, endpoint=False)
-    wrong = sum(made.may_hold(strangers[at : at + 100]) for at in range(0, len(strangers), 100))
-    assert wrong <= 1
+        assert key_filter.may_hold(buckets)
+    others = chance.integers(0, 2**64, 300_000, np.uint64, endpoint=False)
+    false_positives = sum(
+        key_filter.may_hold(others[start : start + 100]) for start in range(0, len(others), 100)
+    )
+    assert false_positives <= 1
 
 
 def test_hashes_depend_on_secret_and_salt() -> None:
     keys = [b"a", b"b", b""]
-    one = hashes_of(keys, salt=SALT, secret=SECRET)
-    assert len(set(one.tolist())) == 3
-    assert (one == hashes_of(keys, salt=SALT, secret=SECRET)).all()
-    assert not (one == hashes_of(keys, salt=SALT, secret=SECRET + b"x")).any()
-    assert not (one == hashes_of(keys, salt=b"x" * SALT_SIZE, secret=SECRET)).any()
+    hashes = hashes_of(keys, salt=SALT, secret=SECRET)
+    assert len(set(hashes.tolist())) == 3
+    assert (hashes == hashes_of(keys, salt=SALT, secret=SECRET)).all()
+    assert not (hashes == hashes_of(keys, salt=SALT, secret=SECRET + b"x")).any()
+    assert not (hashes == hashes_of(keys, salt=b"x" * SALT_SIZE, secret=SECRET)).any()
 
 
-def found(options: dict[str, str], folder: Path | None, keys: Any, **more: Any) -> Any:  # noqa: ANN401
+def run_search(
+    options: dict[str, str],
+    folder: Path | None,
+    keys: Any,  # noqa: ANN401
+    **arguments: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
     if folder is not None:
-        more = {"key_index": str(folder), **more}
-    search = kts_source.find({**options, "columns": "partition,offset,key"}, keys=keys, **more)
+        arguments = {"key_index": str(folder), **arguments}
+    columns = {"columns": "partition,offset,key"}
+    search = kts_source.find({**options, **columns}, keys=keys, **arguments)
     return rows(search.to_table()), search.certificate
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_the_same_records_with_filters(topic: str, tmp_path: Path) -> None:
+def test_find_with_key_index_returns_the_same_rows(topic: str, tmp_path: Path) -> None:
     options = tier_options(topic)
-    made = kts_source.index_keys(options, str(tmp_path), secret=SECRET)
-    assert made.left_out == ()
-    assert made.segments == made.read > 0
+    report = kts_source.index_keys(options, str(tmp_path), secret=SECRET)
+    assert report.left_out == ()
+    assert report.segments == report.read > 0
     chance = random.Random(topic)
-    there = list({row[0] for row in rows(expected_table(topic, "read_uncommitted"))})
+    existing_keys = list({row[0] for row in rows(expected_table(topic, "read_uncommitted"))})
     for count in (1, 1, 3):
-        keys = [*chance.sample(there, min(count, len(there))), b"nobody has this"]
-        plain, whole = found(options, None, keys)
-        fast, proof = found(options, tmp_path, keys, key_index_secret=SECRET)
-        assert fast == plain
-        assert proof.complete == whole.complete
-        read = sum(part.segments for part in whole.partitions)
-        assert sum(part.segments + part.ruled_out for part in proof.partitions) == read
-    fast, proof = found(options, tmp_path, [b"nobody has this"], key_index_secret=SECRET)
-    assert (fast, proof.bytes, proof.records) == ([], 0, 0)
-    assert proof.complete
-    assert any("Filters of keys" in text for text in proof.assumptions)
-    again = kts_source.index_keys(options, str(tmp_path), secret=SECRET)
-    assert (again.segments, again.read) == (made.segments, 0)
-    assert found(options, tmp_path, [there[0]], key_index_secret=SECRET)[0] != []
+        keys = [*chance.sample(existing_keys, min(count, len(existing_keys))), b"unknown key"]
+        expected, full = run_search(options, None, keys)
+        found, certificate = run_search(options, tmp_path, keys, key_index_secret=SECRET)
+        assert found == expected
+        assert certificate.complete == full.complete
+        read = sum(partition.segments for partition in full.partitions)
+        assert read == sum(
+            partition.segments + partition.ruled_out for partition in certificate.partitions
+        )
+    found, certificate = run_search(options, tmp_path, [b"unknown key"], key_index_secret=SECRET)
+    assert (found, certificate.bytes, certificate.records) == ([], 0, 0)
+    assert certificate.complete
+    assert any("Filters of keys" in text for text in certificate.assumptions)
+    second = kts_source.index_keys(options, str(tmp_path), secret=SECRET)
+    assert (second.segments, second.read) == (report.segments, 0)
+    assert run_search(options, tmp_path, [existing_keys[0]], key_index_secret=SECRET)[0] != []
 
 
-def some_tier(root: Path, segments: int = 12) -> DamagedTier:
-    """Ten records a segment; key n stands in segment n alone, segment 3 has a record without."""
+def write_keyed_tier(root: Path, segments: int = 12) -> DamagedTier:
+    """Writes segments of ten records. Key n is only in segment n; segment 3 has a null key."""
     builder = LogBuilder()
     for number in range(segments):
         records = [SimpleRecord(b"v" * 50, b"k%d" % number) for _ in range(10)]
@@ -109,52 +119,53 @@ def options_of(tier: DamagedTier) -> dict[str, str]:
     return {"path": str(tier.root), "subscribe": TOPIC}
 
 
-def test_few_segments_are_read(tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier")
+def test_find_reads_only_segments_with_the_keys(tmp_path: Path) -> None:
+    tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
     for keys, segments in (([b"k5"], 1), ([b"k5", b"k7"], 2), ([None], 1), ([None, b"k3"], 1)):
-        table, proof = found(options_of(tier), folder, keys)
+        table, certificate = run_search(options_of(tier), folder, keys)
         assert {row[2] for row in table} == set(keys)
-        (part,) = proof.partitions
-        assert (part.segments, part.ruled_out) == (segments, 12 - segments)
-        assert proof.requests == segments
+        (partition,) = certificate.partitions
+        assert (partition.segments, partition.ruled_out) == (segments, 12 - segments)
+        assert certificate.requests == segments
     (file,) = folder.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_changed_object_is_read(tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier")
+def test_find_reads_changed_segment_without_filter(tmp_path: Path) -> None:
+    tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
     path = next(tier.root.rglob("*00101-*.log"))
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    _, proof = found(options_of(tier), folder, [b"nobody"])
-    (part,) = proof.partitions
-    assert (part.segments, part.ruled_out) == (1, 11)
+    _, certificate = run_search(options_of(tier), folder, [b"unknown"])
+    (partition,) = certificate.partitions
+    assert (partition.segments, partition.ruled_out) == (1, 11)
     assert kts_source.index_keys(options_of(tier), str(folder)).read == 1
-    assert found(options_of(tier), folder, [b"nobody"])[1].partitions[0].ruled_out == 12
+    _, certificate = run_search(options_of(tier), folder, [b"unknown"])
+    assert certificate.partitions[0].ruled_out == 12
 
 
-def test_new_segments_are_read_until_they_have_a_filter(tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier", 5)
+def test_find_reads_new_segments_without_filter(tmp_path: Path) -> None:
+    tier = write_keyed_tier(tmp_path / "tier", 5)
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
-    for path in some_tier(tmp_path / "later", 8).root.rglob("*.*"):
+    for path in write_keyed_tier(tmp_path / "later", 8).root.rglob("*.*"):
         target = tier.root / path.relative_to(tmp_path / "later")
         if not target.exists():
             shutil.copy(path, target)
-    table, proof = found(options_of(tier), folder, [b"k6"])
+    table, certificate = run_search(options_of(tier), folder, [b"k6"])
     assert len(table) == 10
-    assert proof.partitions[0].segments == 3
+    assert certificate.partitions[0].segments == 3
     report = kts_source.index_keys(options_of(tier), str(folder))
     assert (report.segments, report.read) == (8, 3)
 
 
-def test_what_cannot_be_read_has_no_filter(tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier")
+def test_unreadable_segment_has_no_filter(tmp_path: Path) -> None:
+    tier = write_keyed_tier(tmp_path / "tier")
     path = sorted(tier.root.rglob("*.log"))[4]
     data = bytearray(path.read_bytes())
     data[200] ^= 1
@@ -163,15 +174,15 @@ def test_what_cannot_be_read_has_no_filter(tmp_path: Path) -> None:
     ((key, reason),) = report.left_out
     assert key.endswith(path.name)
     assert "CRC" in reason
-    _, proof = found(options_of(tier), tmp_path / "index", [b"nobody"])
-    assert not proof.complete
-    assert len(proof.partitions[0].unread) == 1
+    _, certificate = run_search(options_of(tier), tmp_path / "index", [b"unknown"])
+    assert not certificate.complete
+    assert len(certificate.partitions[0].unread) == 1
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_damaged_index_hides_nothing(tmp_path: Path, seed: int) -> None:
+def test_damaged_index_hides_no_row(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    tier = some_tier(tmp_path / "tier")
+    tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder), secret=SECRET)
     (file,) = folder.iterdir()
@@ -183,14 +194,14 @@ def test_a_damaged_index_hides_nothing(tmp_path: Path, seed: int) -> None:
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     file.write_bytes(data)
     keys = [b"k%d" % chance.randrange(12), b"k%d" % chance.randrange(12)]
-    table, proof = found(options_of(tier), folder, keys, key_index_secret=SECRET)
+    table, certificate = run_search(options_of(tier), folder, keys, key_index_secret=SECRET)
     assert {row[2] for row in table} == set(keys)
     assert len(table) == 10 * len(set(keys))
-    assert proof.complete
+    assert certificate.complete
 
 
-def test_secrets_and_folders(tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier")
+def test_key_index_invalid_secret_or_folder_is_refused(tmp_path: Path) -> None:
+    tier = write_keyed_tier(tmp_path / "tier")
     options, folder = options_of(tier), str(tmp_path / "index")
     with pytest.raises(InvalidOptionError, match="into the tier"):
         kts_source.index_keys(options, str(tier.root / "index"))
@@ -208,7 +219,7 @@ def test_secrets_and_folders(tmp_path: Path) -> None:
     kts_source.index_keys(options, folder, secret=SECRET)
     for secret in (None, SECRET + b"x"):
         with pytest.raises(InvalidOptionError, match="another secret"):
-            found(options, tmp_path / "index", [b"k1"], key_index_secret=secret)
+            run_search(options, tmp_path / "index", [b"k1"], key_index_secret=secret)
     with pytest.raises(InvalidOptionError, match="another secret"):
         kts_source.index_keys(options, folder)
     with pytest.raises(InvalidOptionError, match="needs keys"):
@@ -217,8 +228,8 @@ def test_secrets_and_folders(tmp_path: Path) -> None:
     assert SECRET.decode() not in repr(vars(search))
 
 
-def test_filters_are_of_the_offsets_that_were_read(tmp_path: Path) -> None:
-    """A search that begins earlier than the index did finds what has no filter."""
+def test_filter_of_offset_range_is_used_only_in_the_range(tmp_path: Path) -> None:
+    """A search with an earlier start than the index returns rows that have no filter."""
     builder = LogBuilder()
     builder.append([SimpleRecord(b"v", key) for key in (b"early", b"late", b"late")])
     builder.roll()
@@ -226,28 +237,30 @@ def test_filters_are_of_the_offsets_that_were_read(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     bounds = {"startingOffsets": f'{{"{TOPIC}":{{"0":1}}}}'}
     assert kts_source.index_keys({**options_of(tier), **bounds}, str(folder)).segments == 1
-    assert len(found(options_of(tier), folder, [b"early"])[0]) == 1
-    assert found({**options_of(tier), **bounds}, folder, [b"early"])[1].requests == 0
+    assert len(run_search(options_of(tier), folder, [b"early"])[0]) == 1
+    assert run_search({**options_of(tier), **bounds}, folder, [b"early"])[1].requests == 0
 
 
-def test_a_filter_that_was_changed_is_not_used(tmp_path: Path) -> None:
-    """Its borders still fit, so that nothing but the checksum tells."""
-    tier = some_tier(tmp_path / "tier")
+def test_changed_filter_is_not_used(tmp_path: Path) -> None:
+    """The bucket borders are still valid, so only the checksum shows the change."""
+    tier = write_keyed_tier(tmp_path / "tier")
     folder = tmp_path / "index"
     kts_source.index_keys(options_of(tier), str(folder))
     (file,) = folder.iterdir()
     data = bytearray(file.read_bytes())
-    for number in range(12):  # two borders and one key each
+    for number in range(12):  # each filter has two borders and one key
         data[12 * number + 8] ^= 1
     file.write_bytes(data)
     for number in range(12):
-        table, proof = found(options_of(tier), folder, [b"k%d" % number])
+        table, certificate = run_search(options_of(tier), folder, [b"k%d" % number])
         assert len(table) == 10
-        assert proof.partitions[0].ruled_out == 0
+        assert certificate.partitions[0].ruled_out == 0
 
 
-def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    tier = some_tier(tmp_path / "tier")
+def test_index_and_find_commands_use_filters(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tier = write_keyed_tier(tmp_path / "tier")
     secret, folder = tmp_path / "secret", str(tmp_path / "index")
     secret.write_bytes(SECRET)
     path = str(tier.root)
@@ -263,11 +276,11 @@ def test_the_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert main(["index", path, "--to", path]) == 2
 
 
-def test_a_million_keys_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that stands in the buckets of all keys at once would be gigabytes."""
+def test_key_filter_looks_up_many_keys_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading the buckets of all keys together would take gigabytes."""
     chance = np.random.default_rng(3)
-    there = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
-    made = KeyFilter.of(there)
+    added = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
+    key_filter = KeyFilter.of(added)
     sizes: list[int] = []
     plain = KeyFilter._may_hold
 
@@ -277,9 +290,9 @@ def test_a_million_keys_are_looked_up_in_pieces(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(KeyFilter, "_may_hold", counted)
     others = chance.integers(0, 2**64, 100_000, np.uint64, endpoint=False)
-    others = others[~np.isin(others >> np.uint64(16), there >> np.uint64(16))]
-    assert not made.may_hold(others)
+    others = others[~np.isin(others >> np.uint64(16), added >> np.uint64(16))]
+    assert not key_filter.may_hold(others)
     assert max(sizes) <= 1 << 14
     assert sum(sizes) == len(others)
-    for at in (0, 20_000, len(others)):
-        assert made.may_hold(np.insert(others, at, there[7]))
+    for position in (0, 20_000, len(others)):
+        assert key_filter.may_hold(np.insert(others, position, added[7]))

@@ -1,4 +1,4 @@
-"""A stream without Spark: its checkpoint, its batches, its crashes; and a tier that changes."""
+"""Runs a stream without Spark, with checkpoint, batches and restarts, over a changing tier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Clock:
-    """A clock that a test moves."""
+    """Clock that only tests advance."""
 
     def __init__(self) -> None:
         self.seconds = 4_000_000_000.0
@@ -34,24 +34,24 @@ class Clock:
 
 
 def new_seeds(seconds: float) -> Iterator[str]:
-    """Seeds that nobody has seen, for so long."""
+    """Yields new random seeds until the time has passed."""
     seed = random.SystemRandom().randrange(1 << 32)
-    stop = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     number = 0
-    while time.monotonic() < stop:
+    while time.monotonic() < deadline:
         yield f"{seed}-{number}"
         number += 1
 
 
 class Checkpointed:
-    """What Spark does around a stream: logs the end of a batch, reads it, commits it.
+    """Runs a stream as Spark does: logs the end of a batch, reads the batch, and commits it.
 
     Args:
-        options: Of the stream.
+        options: Options of the stream.
 
     Attributes:
-        served: How many pieces of its batches came from the tier, from brokers, and how many
-            batches had some of both.
+        served: Number of slices read from the tier, of ranges read from brokers, and of batches
+            that had both.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ class Checkpointed:
         self.start()
 
     def start(self, **options: str) -> None:
-        """A new process, perhaps with other options; a batch that was not committed comes again."""
+        """Starts a new process with changed options, and reads an uncommitted batch again."""
         self.options |= options
         parsed = parse_any_options(self.options)
         check_for_stream(parsed)
@@ -76,12 +76,12 @@ class Checkpointed:
             self.committed += 1
 
     def close(self) -> None:
-        """The process ends."""
+        """Ends the process."""
         if self.running is not None:
             self.running.close()
 
     def position(self, number: int) -> dict[str, Any]:
-        """Where batch `number` ends; −1 is where the first one begins."""
+        """Returns the end position of batch `number`; −1 means the start of the first batch."""
         if number < 0:
             return position_to_json(INITIAL)
         logged: dict[str, Any] = json.loads(self.offset_log[number])
@@ -89,16 +89,16 @@ class Checkpointed:
 
     @property
     def last(self) -> dict[str, Any]:
-        """Where the batch logged last ends."""
+        """End position of the last logged batch."""
         return self.position(len(self.offset_log) - 1)
 
     def last_offset(self, topic: str, partition: int = 0) -> int:
-        """Where it is in a partition; 0 before it was there."""
+        """Returns the last logged offset of a partition, or 0."""
         topics = self.last.get("topics", {}) if self.offset_log else {}
         return int(topics.get(topic, {}).get("p", {}).get(str(partition), 0))
 
     def choose(self, *, limited: bool = True) -> bool:
-        """Logs the next batch; whether there is one."""
+        """Logs the end of the next batch. Returns false if there is no new batch."""
         start = self.position(len(self.offset_log) - 1)
         position = position_from_json(start)
         end = self.stream.next(position, limited=limited)
@@ -110,13 +110,13 @@ class Checkpointed:
         return True
 
     def read_last(self) -> None:
-        """Reads the batch logged last."""
+        """Reads the last logged batch."""
         number = len(self.offset_log) - 1
-        positions = (position_from_json(self.position(at)) for at in (number - 1, number))
-        plan = self.stream.plan(*positions)
+        start, end = (position_from_json(self.position(batch)) for batch in (number - 1, number))
+        plan = self.stream.plan(start, end)
         tasks = [] if plan is None else plan.tasks
         tiered, ranges = (
-            sum(len(getattr(one, name)) for one in tasks) for name in ("slices", "ranges")
+            sum(len(getattr(task, name)) for task in tasks) for name in ("slices", "ranges")
         )
         self.served.update(tier=tiered, brokers=ranges, both=min(tiered, ranges, 1))
         options = parse_any_options(self.options)
@@ -125,7 +125,7 @@ class Checkpointed:
         self.batches[number] = pa.Table.from_batches(batches, schema)
 
     def batch(self, *, limited: bool = True) -> bool:
-        """One batch; whether there was one."""
+        """Logs, reads and commits the next batch. Returns false if there is no new batch."""
         if not self.choose(limited=limited):
             return False
         self.read_last()
@@ -133,14 +133,14 @@ class Checkpointed:
         return True
 
     def all(self, *, at_most: int = 1000) -> int:
-        """Batches until nothing is new; how many."""
+        """Runs batches until no data is new, and returns their number."""
         for count in range(at_most):
             if not self.batch():
                 return count
-        raise AssertionError("it does not end")
+        raise AssertionError("the stream does not end")
 
     def write(self, checkpoint: Path) -> None:
-        """A checkpoint location as Spark writes it (`OffsetSeqLog`, `CommitLog`)."""
+        """Writes a checkpoint location as Spark does (`OffsetSeqLog`, `CommitLog`)."""
         for name in ("offsets", "commits"):
             (checkpoint / name).mkdir(parents=True)
             for number, text in enumerate(self.offset_log):
@@ -149,31 +149,34 @@ class Checkpointed:
 
 
 class Running(Checkpointed):
-    """The same over golden topics, with all columns.
+    """Runs a stream over golden topics, with all columns.
 
     Args:
-        path: The tier.
-        topics: What is subscribed to, unless the options say otherwise.
-        options: Of the stream.
+        path: Path of the tier.
+        topics: Subscribed topics, unless `options` selects topics differently.
+        options: Options of the stream.
     """
 
     def __init__(self, path: Path, topics: str | Iterable[str], **options: str) -> None:
-        given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
-        wanted = {**tier_options(topics, **given), "path": path.as_uri()}
+        defaults = {"includeHeaders": "true", "minListingIntervalMs": "0"}
+        stream_options = {
+            **tier_options(topics, **{**defaults, **options}),
+            "path": path.as_uri(),
+        }
         if not options.keys().isdisjoint(("subscribePattern", "assign")):
-            del wanted["subscribe"]
-        super().__init__(wanted)
+            del stream_options["subscribe"]
+        super().__init__(stream_options)
 
     def rows(self) -> pa.Table:
-        """The rows of all batches."""
+        """Returns the rows of all batches."""
         return pa.concat_tables([SPARK_SCHEMA.empty_table(), *self.batches.values()])
 
 
 class GrowingTier:
-    """A copy of golden topics to which segments are added, oldest first, and which loses some.
+    """A tier to which tests copy segments of golden topics, and from which they delete segments.
 
     Args:
-        path: Where to.
+        path: Folder to create.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,27 +184,27 @@ class GrowingTier:
         (path / KEY_PREFIX).mkdir(parents=True)
 
     def folder(self, topic: str, partition: int = 0, *, topic_id: str | None = None) -> Path:
-        """The golden folder of a partition."""
-        names = [
-            one
-            for one in (TIER / KEY_PREFIX).iterdir()
-            if one.name[:-23] == topic and topic_id in (None, one.name[-22:])
+        """Returns the golden folder of a partition."""
+        folders = [
+            folder
+            for folder in (TIER / KEY_PREFIX).iterdir()
+            if folder.name[:-23] == topic and topic_id in (None, folder.name[-22:])
         ]
-        (name,) = names
-        return name / str(partition)
+        (topic_folder,) = folders
+        return topic_folder / str(partition)
 
     def stems(self, folder: Path) -> list[str]:
-        """The whole segments of a golden folder, in order."""
-        return sorted(one.name.split(".")[0] for one in folder.glob("*.rsm-manifest"))
+        """Returns the file name stems of the complete segments of a golden folder, in order."""
+        return sorted(path.name.split(".")[0] for path in folder.glob("*.rsm-manifest"))
 
     def here(self, folder: Path) -> Path:
-        """Its copy."""
+        """Returns the copy of a golden folder in this tier; creates it if it is missing."""
         copy = self.path / folder.relative_to(TIER)
         copy.mkdir(parents=True, exist_ok=True)
         return copy
 
     def add(self, folder: Path, stems: Iterable[str]) -> None:
-        """Uploads segments, each object at once, as stores do."""
+        """Copies segments into the tier. Each object appears atomically, as in an object store."""
         for stem in stems:
             for source in sorted(folder.glob(f"{stem}.*")):
                 copy = self.path / source.name

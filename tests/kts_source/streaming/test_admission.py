@@ -1,4 +1,4 @@
-"""What a micro-batch takes: limits hold exactly, batches tile the offsets, event time is even."""
+"""Admission to micro-batches: exact limits, batches without gaps, even progress in event time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Logs: TypeAlias = "Mapping[TopicPartition, Sequence[PendingSegment]]"
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> Logs:
-    found: dict[TopicPartition, list[PendingSegment]] = {}
+def random_logs(draw: st.DrawFn) -> Logs:
+    drawn: dict[TopicPartition, list[PendingSegment]] = {}
     for number in range(draw(st.integers(0, 4))):
-        at = draw(st.integers(0, 100))
+        start = draw(st.integers(0, 100))
         segments = []
         for _ in range(draw(st.integers(0, 5))):
-            stop = at + draw(st.integers(1, 50))
+            stop = start + draw(st.integers(1, 50))
             size, date = draw(st.integers(1, 1000)), draw(st.integers(-1, 1000))
-            segments.append(PendingSegment(at, stop, size, dated(date)))
-            at = stop
-        found[TopicPartition("t", number)] = segments
-    return found
+            segments.append(PendingSegment(start, stop, size, dated(date)))
+            start = stop
+        drawn[TopicPartition("t", number)] = segments
+    return drawn
 
 
 limits = st.builds(
@@ -40,67 +40,75 @@ limits = st.builds(
 )
 
 
-def left(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
-    """What is pending from an offset on."""
-    for one in segments:
-        if one.stop > start:
-            first = max(one.start, start)
-            size = one.size * (one.stop - first) // (one.stop - one.start)
-            yield PendingSegment(first, one.stop, size, one.order)
+def pending_from(segments: Sequence[PendingSegment], start: int) -> Iterator[PendingSegment]:
+    """Yields the segments from an offset on; the first one may be cut."""
+    for segment in segments:
+        if segment.stop > start:
+            first = max(segment.start, start)
+            size = segment.size * (segment.stop - first) // (segment.stop - segment.start)
+            yield PendingSegment(first, segment.stop, size, segment.order)
 
 
-@given(logs(), limits)
-def test_admitted_batches_tile_offsets_within_limits(found: Logs, limit: BatchLimits) -> None:
-    at = {place: one[0].start for place, one in found.items() if one}
-    end = {place: one[-1].stop for place, one in found.items() if one}
-    while at != end:
-        pending = {place: list(left(found[place], start)) for place, start in at.items()}
-        ends = admit({place: iter(one) for place, one in pending.items()}, limit)
-        assert ends, "every batch moves"
+@given(random_logs(), limits)
+def test_admitted_batches_tile_offsets_within_limits(logs: Logs, limit: BatchLimits) -> None:
+    position = {partition: segments[0].start for partition, segments in logs.items() if segments}
+    end = {partition: segments[-1].stop for partition, segments in logs.items() if segments}
+    while position != end:
+        pending = {
+            partition: list(pending_from(logs[partition], start))
+            for partition, start in position.items()
+        }
+        ends = admit({partition: iter(segments) for partition, segments in pending.items()}, limit)
+        assert ends, "each batch must advance"
         taken = []
-        for place, stop in ends.items():
-            assert at[place] < stop <= end[place]
-            taken += [one for one in pending[place] if one.start < stop]
-        offsets = sum(stop - at[place] for place, stop in ends.items())
+        for partition, stop in ends.items():
+            assert position[partition] < stop <= end[partition]
+            taken += [segment for segment in pending[partition] if segment.start < stop]
+        offsets = sum(stop - position[partition] for partition, stop in ends.items())
         assert limit.offsets is None or offsets <= limit.offsets
         assert limit.segments is None or len(taken) <= limit.segments
-        cut = limit.offsets is not None and offsets == limit.offsets
-        if limit.size is not None and not cut:
-            assert len(taken) == 1 or sum(one.size for one in taken) <= limit.size
-        if not cut:
-            assert all(stop in {one.stop for one in pending[place]} for place, stop in ends.items())
-        rest = sum(end[place] - start for place, start in at.items()) - offsets
+        is_cut = limit.offsets is not None and offsets == limit.offsets
+        if limit.size is not None and not is_cut:
+            assert len(taken) == 1 or sum(segment.size for segment in taken) <= limit.size
+        if not is_cut:
+            assert all(
+                stop in {segment.stop for segment in pending[partition]}
+                for partition, stop in ends.items()
+            )
+        unread = sum(end[partition] - start for partition, start in position.items()) - offsets
         if limit.size is None and limit.segments is None and limit.offsets is not None:
-            assert rest == 0 or offsets == limit.offsets, "as much as is allowed"
-        at = {**at, **ends}
+            assert unread == 0 or offsets == limit.offsets, "the limit must be used fully"
+        position = {**position, **ends}
 
 
-@given(logs())
-def test_admit_without_limits_takes_everything(found: Logs) -> None:
-    ends = admit({place: iter(one) for place, one in found.items()}, NO_LIMITS)
-    assert ends == {place: one[-1].stop for place, one in found.items() if one}
+@given(random_logs())
+def test_admit_without_limits_takes_everything(logs: Logs) -> None:
+    ends = admit({partition: iter(segments) for partition, segments in logs.items()}, NO_LIMITS)
+    assert ends == {
+        partition: segments[-1].stop for partition, segments in logs.items() if segments
+    }
 
 
-@given(logs(), st.integers(1, 10))
-def test_admit_takes_oldest_segment_first(found: Logs, count: int) -> None:
-    rest = {place: list(one) for place, one in found.items()}
-    wanted: dict[TopicPartition, int] = {}
+@given(random_logs(), st.integers(1, 10))
+def test_admit_takes_oldest_segment_first(logs: Logs, count: int) -> None:
+    remaining = {partition: list(segments) for partition, segments in logs.items()}
+    expected: dict[TopicPartition, int] = {}
     for _ in range(count):
-        heads = {place: one[0] for place, one in rest.items() if one}
+        heads = {partition: segments[0] for partition, segments in remaining.items() if segments}
         if heads:
-            oldest = min(heads, key=lambda place: (heads[place].order, place))
-            wanted[oldest] = rest[oldest].pop(0).stop
-    pending = {place: iter(one) for place, one in found.items()}
-    assert admit(pending, BatchLimits(segments=count)) == wanted
+            oldest = min(heads, key=lambda partition: (heads[partition].order, partition))
+            expected[oldest] = remaining[oldest].pop(0).stop
+    pending = {partition: iter(segments) for partition, segments in logs.items()}
+    assert admit(pending, BatchLimits(segments=count)) == expected
 
 
 def test_admit_reads_no_unneeded_segments() -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def endless(number: int) -> Iterator[PendingSegment]:
-        for at in range(1_000_000):
-            asked.append(number)
-            yield PendingSegment(at, at + 1, 10, dated(at))
+        for offset in range(1_000_000):
+            requested.append(number)
+            yield PendingSegment(offset, offset + 1, 10, dated(offset))
 
     pending = {TopicPartition("t", number): endless(number) for number in range(3)}
     assert admit(pending, BatchLimits(segments=4)) == {
@@ -108,4 +116,4 @@ def test_admit_reads_no_unneeded_segments() -> None:
         TopicPartition("t", 1): 1,
         TopicPartition("t", 2): 1,
     }
-    assert len(asked) <= 3 + 4
+    assert len(requested) <= 3 + 4

@@ -1,4 +1,4 @@
-"""What lies between two positions, and where a stream is after a batch."""
+"""Offset ranges of a batch between two positions, and the position after a batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kts_source.streaming.offsets import (
 )
 
 
-def at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
-    """Where `p0=5` says."""
+def position_at(topic_id: str | None = "A", **offsets: int) -> StreamPosition:
+    """Returns a position of topic `t`; `p0=5` is offset 5 of partition 0."""
     numbers = {int(name[1:]): offset for name, offset in offsets.items()}
     return StreamPosition({"t": TopicPosition(topic_id, numbers)})
 
 
-def begun(end: StreamPosition, **offsets: int) -> StreamPosition:
-    """An end whose batch began there."""
+def with_begins(end: StreamPosition, **offsets: int) -> StreamPosition:
+    """Returns `end` with recorded begins of partitions."""
     numbers = {int(name[1:]): offset for name, offset in offsets.items()}
     topic_id = end.topics["t"].topic_id
     assert topic_id is not None
@@ -34,36 +34,43 @@ def begun(end: StreamPosition, **offsets: int) -> StreamPosition:
 
 
 def test_batch_begins_at_recorded_begin_or_start() -> None:
-    end = begun(at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
-    assert batch_ranges(at(p0=5, p1=0, p2=5), end) == [
+    end = with_begins(position_at(p0=9, p1=7, p2=5, p3=3), p1=2, p3=3)
+    assert batch_ranges(position_at(p0=5, p1=0, p2=5), end) == [
         BatchRange(TopicPartition("t", 0), "A", 5, 9),
         BatchRange(TopicPartition("t", 1), "A", 2, 7),
     ]
 
 
 def test_first_batch_and_new_topic_id_begin_at_recorded_begin() -> None:
-    end = begun(at("B", p0=9), p0=4)
-    assert batch_ranges(INITIAL, end) == batch_ranges(at("A", p0=20), end)
+    end = with_begins(position_at("B", p0=9), p0=4)
+    assert batch_ranges(INITIAL, end) == batch_ranges(position_at("A", p0=20), end)
 
 
 @pytest.mark.parametrize(
-    "end", [INITIAL, at(p0=9), begun(at(p0=9), p0=4), begun(at("B", p0=9, p1=3), p1=0), at(None)]
+    "end",
+    [
+        INITIAL,
+        position_at(p0=9),
+        with_begins(position_at(p0=9), p0=4),
+        with_begins(position_at("B", p0=9, p1=3), p1=0),
+        position_at(None),
+    ],
 )
 def test_batch_between_a_position_and_itself_is_empty(end: StreamPosition) -> None:
-    """Spark 4.0 and 4.1 ask for it after a restart."""
-    again = position_from_json(position_to_json(end))
-    assert batch_ranges(end, again) == []
+    """Spark 4.0 and 4.1 plan such a batch after a restart."""
+    same_end = position_from_json(position_to_json(end))
+    assert batch_ranges(end, same_end) == []
 
 
 @pytest.mark.parametrize(
     ("start", "end"),
     [
-        (INITIAL, at(p0=9)),
-        (at("B", p0=5), at(p0=9)),
-        (at(p1=5), at(p0=9)),
-        (at(p0=10), at(p0=9)),
-        (at(p0=0), begun(at(p0=9), p0=10)),
-        (at(None, p0=5), at(None, p0=9)),
+        (INITIAL, position_at(p0=9)),
+        (position_at("B", p0=5), position_at(p0=9)),
+        (position_at(p1=5), position_at(p0=9)),
+        (position_at(p0=10), position_at(p0=9)),
+        (position_at(p0=0), with_begins(position_at(p0=9), p0=10)),
+        (position_at(None, p0=5), position_at(None, p0=9)),
     ],
 )
 def test_unrelated_checkpoint_lines_are_refused(start: StreamPosition, end: StreamPosition) -> None:
@@ -71,37 +78,40 @@ def test_unrelated_checkpoint_lines_are_refused(start: StreamPosition, end: Stre
         batch_ranges(start, end)
 
 
-def part(
-    number: int, start: int, stop: int, *, told: bool, topic_id: str = "A"
+def pending_partition(
+    number: int, start: int, stop: int, *, is_told: bool, topic_id: str = "A"
 ) -> PendingPartition:
-    return PendingPartition(TopicPartition("t", number), topic_id, start, stop, told, None)
+    return PendingPartition(TopicPartition("t", number), topic_id, start, stop, is_told, None)
 
 
 def test_next_position_without_offsets_is_same_position() -> None:
-    position = at(p0=5)
-    assert next_position(position, [part(0, 5, 9, told=True)], {}) is position
-    assert next_position(position, [part(1, 0, 9, told=False)], {}) is position
+    position = position_at(p0=5)
+    assert next_position(position, [pending_partition(0, 5, 9, is_told=True)], {}) is position
+    assert next_position(position, [pending_partition(1, 0, 9, is_told=False)], {}) is position
     ends = {TopicPartition("t", 0): 5}
-    assert next_position(position, [part(0, 5, 9, told=True)], ends) is position
+    assert next_position(position, [pending_partition(0, 5, 9, is_told=True)], ends) is position
 
 
 def test_next_position_records_begin_of_new_partitions() -> None:
-    parts = [part(0, 5, 9, told=True), part(1, 3, 9, told=False)]
-    end = next_position(at(p0=5, p7=1), parts, {TopicPartition("t", 0): 8})
-    assert end == begun(at(p0=8, p1=3, p7=1), p1=3)
+    pending = [pending_partition(0, 5, 9, is_told=True), pending_partition(1, 3, 9, is_told=False)]
+    end = next_position(position_at(p0=5, p7=1), pending, {TopicPartition("t", 0): 8})
+    assert end == with_begins(position_at(p0=8, p1=3, p7=1), p1=3)
 
 
 def test_next_position_drops_offsets_of_previous_topic_id() -> None:
-    parts = [part(1, 0, 9, told=False, topic_id="B")]
-    end = next_position(at(p0=5, p1=8), parts, {TopicPartition("t", 1): 9})
-    assert end == begun(at("B", p1=9), p1=0)
+    pending = [pending_partition(1, 0, 9, is_told=False, topic_id="B")]
+    end = next_position(position_at(p0=5, p1=8), pending, {TopicPartition("t", 1): 9})
+    assert end == with_begins(position_at("B", p1=9), p1=0)
 
 
 def test_next_position_drops_epoch_after_lost_offsets() -> None:
     position = StreamPosition({"t": TopicPosition("A", {0: 5, 1: 5}, {0: 3, 1: 3})})
-    parts = [part(0, 20, 20, told=False), part(1, 5, 9, told=True)]
-    end = next_position(position, parts, {TopicPartition("t", 1): 9})
-    # Nobody has read the record before offset 20: who wrote it, no check may ask.
+    pending = [
+        pending_partition(0, 20, 20, is_told=False),
+        pending_partition(1, 5, 9, is_told=True),
+    ]
+    end = next_position(position, pending, {TopicPartition("t", 1): 9})
+    # The record before offset 20 was not read, so its leader epoch is unknown.
     assert end.topics["t"] == TopicPosition("A", {0: 20, 1: 9}, {})
 
 

@@ -1,4 +1,4 @@
-"""What may happen to a tier between two batches, or before one is read again."""
+"""Changes of a tier between two batches, or before a batch is read again."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def tier(tmp_path: Path) -> GrowingTier:
     return GrowingTier(tmp_path / "tier")
 
 
-def between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Table:
-    """The rows of offsets [start, stop) of one partition."""
+def rows_between(table: pa.Table, start: int, stop: int, partition: int = 0) -> pa.Table:
+    """Returns the rows of offsets [start, stop) of a partition."""
     offset = table["offset"]
-    wanted = pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop))
-    return table.filter(pc.and_(wanted, pc.equal(table["partition"], partition)))
+    is_in_range = pc.and_(pc.greater_equal(offset, start), pc.less(offset, stop))
+    return table.filter(pc.and_(is_in_range, pc.equal(table["partition"], partition)))
 
 
-def begin(stem: str) -> int:
-    """The first offset of a segment."""
+def base_offset(stem: str) -> int:
+    """Returns the first offset of a segment."""
     return int(stem[:20])
 
 
@@ -52,16 +52,16 @@ def begin(stem: str) -> int:
 
 
 @pytest.mark.parametrize("isolation_level", ISOLATION_LEVELS)
-def test_a_tier_that_grows_and_a_stream_that_crashes(
+def test_stream_restarts_over_growing_tier_read_each_row_once(
     tier: GrowingTier, isolation_level: IsolationLevel
 ) -> None:
     folders = [tier.folder("txn", number) for number in (0, 1)]
     stems = [tier.stems(folder) for folder in folders]
     tier.add(folders[0], stems[0][:1])
     stream = Running(tier.path, "txn", isolationLevel=isolation_level, maxOffsetsPerTrigger="500")
-    for at in range(max(map(len, stems))):
+    for step in range(max(map(len, stems))):
         for folder, names in zip(folders, stems, strict=True):
-            tier.add(folder, names[: at + 1])
+            tier.add(folder, names[: step + 1])
         stream.batch()
         stream.choose()
         stream.start()  # killed before the batch was read: the same batch again
@@ -69,7 +69,7 @@ def test_a_tier_that_grows_and_a_stream_that_crashes(
     assert_same_rows(stream.rows(), expected_table("txn", isolation_level))
 
 
-def test_a_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
+def test_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
     for number in (0, 5, 1, 4):
         folder = tier.folder("wide", number)
         tier.add(folder, tier.stems(folder))
@@ -83,22 +83,24 @@ def test_a_new_partition_begins_at_its_start(tier: GrowingTier) -> None:
     assert_same_rows(stream.rows(), expected.filter(pc.not_equal(expected["partition"], 0)))
 
 
-def test_a_new_partition_whose_first_offsets_have_gone(tier: GrowingTier) -> None:
+def test_new_partition_without_first_offsets_raises_offset_out_of_range_error(
+    tier: GrowingTier,
+) -> None:
     first, second = tier.folder("wide", 0), tier.folder("wide", 1)
     tier.add(first, tier.stems(first))
     stream = Running(tier.path, "wide")
     stream.all()
     tier.add(second, tier.stems(second)[1:])
-    start = begin(tier.stems(second)[1])
+    start = base_offset(tier.stems(second)[1])
     with pytest.raises(OffsetOutOfRangeError, match=rf"new to the stream.*\[0, {start}\)"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 1
     expected = expected_table("wide", "read_committed")
-    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60, 1))
+    assert_same_rows(stream.batches[1], rows_between(expected, start, 1 << 60, 1))
 
 
-def test_new_topics_of_a_pattern(tier: GrowingTier) -> None:
+def test_pattern_reads_new_topics(tier: GrowingTier) -> None:
     wide, txn = tier.folder("wide"), tier.folder("txn")
     tier.add(wide, tier.stems(wide))
     stream = Running(tier.path, "", subscribePattern="^(txn|codecs)$")
@@ -107,20 +109,20 @@ def test_new_topics_of_a_pattern(tier: GrowingTier) -> None:
     tier.add(txn, tier.stems(txn))
     assert stream.all() == 1
     expected = expected_table("txn", "read_committed")
-    assert_same_rows(stream.rows(), between(expected, 0, 1 << 60))
+    assert_same_rows(stream.rows(), rows_between(expected, 0, 1 << 60))
 
 
-def test_a_topic_that_is_named_must_be_there_at_the_start(tier: GrowingTier) -> None:
+def test_subscribed_topic_missing_at_start_raises_topic_not_found_error(tier: GrowingTier) -> None:
     wide = tier.folder("wide")
     tier.add(wide, tier.stems(wide))
     with pytest.raises(TopicNotFoundError, match="no topic 'txn'"):
         Running(tier.path, "txn").batch()
 
 
-def test_a_topic_that_is_not_read_for_a_while(
+def test_topic_selected_again_continues_at_its_offset(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes on where it was, and a batch that was begun with it is finished with it."""
+    """A topic that is selected again resumes at its offset. A logged batch keeps its topics."""
     folders = [tier.folder("codecs"), tier.folder("txn", 0), tier.folder("txn", 1)]
     for folder in folders:
         tier.add(folder, tier.stems(folder)[:2])
@@ -131,9 +133,9 @@ def test_a_topic_that_is_not_read_for_a_while(
     stream.start(subscribe="codecs", maxOffsetsPerTrigger="100000")
     stream.all()
     read = stream.last["topics"]["txn"]
-    places = ", ".join(f"{number} (at offset {at})" for number, at in read["p"].items())
+    partitions = ", ".join(f"{number} (at offset {offset})" for number, offset in read["p"].items())
     assert caplog.text.count("no longer select") == 1
-    assert f"topic txn: the options no longer select partitions {places}, which" in caplog.text
+    assert f"topic txn: the options no longer select partitions {partitions}, which" in caplog.text
     for folder in folders:
         tier.add(folder, tier.stems(folder))
     stream.all()
@@ -143,11 +145,11 @@ def test_a_topic_that_is_not_read_for_a_while(
     stream.start(subscribe="codecs,txn")
     stream.all()
     assert "no longer select" not in caplog.text
-    whole = [expected_table(name, "read_committed") for name in ("codecs", "txn")]
-    assert_same_rows(stream.rows(), pa.concat_tables(whole))
+    expected = [expected_table(name, "read_committed") for name in ("codecs", "txn")]
+    assert_same_rows(stream.rows(), pa.concat_tables(expected))
 
 
-def test_a_partition_that_is_not_read_any_more(
+def test_partition_no_longer_selected_is_logged(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
@@ -155,18 +157,18 @@ def test_a_partition_that_is_not_read_any_more(
         tier.add(folder, tier.stems(folder))
     stream = Running(tier.path, "", assign='{"txn":[0,1]}')
     stream.all()
-    at = stream.last_offset("txn", 1)
+    offset = stream.last_offset("txn", 1)
     assert "no longer select" not in caplog.text
     stream.start(assign='{"txn":[0]}')
     stream.all()
-    said = f"topic txn: the options no longer select partitions 1 (at offset {at}), which"
-    assert said in caplog.text
+    message = f"topic txn: the options no longer select partitions 1 (at offset {offset}), which"
+    assert message in caplog.text
 
 
 # -- the tier shrinks
 
 
-def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
+def test_retention_past_the_stream_raises_offset_out_of_range_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -174,8 +176,8 @@ def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
     stream.all()
     tier.add(folder, stems)
     tier.remove(folder, stems[:2])
-    lost, start = begin(stems[1]), begin(stems[2])
-    for _ in range(2):  # and at every restart
+    lost, start = base_offset(stems[1]), base_offset(stems[2])
+    for _ in range(2):  # the error is raised after each restart
         with pytest.raises(OffsetOutOfRangeError, match=rf"\[{lost}, {start}\).*overtaken"):
             stream.batch()
         stream.start()
@@ -183,12 +185,14 @@ def test_retention_overtakes_the_stream(tier: GrowingTier) -> None:
     assert stream.all() == 1
     assert stream.last["from"]["codecs"]["p"] == {"0": start}
     expected = expected_table("codecs", "read_committed")
-    assert_same_rows(stream.batches[1], between(expected, start, 1 << 60))
+    assert_same_rows(stream.batches[1], rows_between(expected, start, 1 << 60))
 
 
-@pytest.mark.parametrize("what", ["segments", "partition", "topic"])
-def test_all_that_is_left_goes_unread(tier: GrowingTier, what: str) -> None:
-    """No later segment tells a process that has seen it."""
+@pytest.mark.parametrize("deleted", ["segments", "partition", "topic"])
+def test_all_unread_segments_deleted_raise_offset_out_of_range_error(
+    tier: GrowingTier, deleted: str
+) -> None:
+    """Without a later segment, only a process that listed the segments can detect the loss."""
     folder, other = tier.folder("txn"), tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
@@ -201,20 +205,20 @@ def test_all_that_is_left_goes_unread(tier: GrowingTier, what: str) -> None:
         while stream.last_offset("txn") == 0:
             assert stream.batch()
     tier.remove(folder, stems)
-    if what != "segments":
-        shutil.rmtree(tier.here(folder) if what == "partition" else tier.here(folder).parent)
-    at, end = strict.last_offset("txn"), 3675
-    with pytest.raises(OffsetOutOfRangeError, match=rf"txn-0: .*\[{at}, {end}\).*gone unread"):
+    if deleted != "segments":
+        shutil.rmtree(tier.here(folder) if deleted == "partition" else tier.here(folder).parent)
+    read, end = strict.last_offset("txn"), 3675
+    with pytest.raises(OffsetOutOfRangeError, match=rf"txn-0: .*\[{read}, {end}\).*gone unread"):
         strict.batch()
     lenient.all()
     assert lenient.last_offset("codecs") == 23962
-    assert lenient.last_offset("txn") == at
+    assert lenient.last_offset("txn") == read
     strict.start()
     strict.all()
-    assert strict.last_offset("codecs") == 23962, "another process has not seen it"
+    assert strict.last_offset("codecs") == 23962, "a new process never listed the segments"
 
 
-def test_what_was_read_may_go(tier: GrowingTier, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_segments_may_be_deleted(tier: GrowingTier, caplog: pytest.LogCaptureFixture) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -222,20 +226,20 @@ def test_what_was_read_may_go(tier: GrowingTier, caplog: pytest.LogCaptureFixtur
     stream.all()
     tier.remove(folder, stems[:2])
     stream.start()
-    assert stream.all() == 0, "a quiet partition may have nothing in the tier"
+    assert stream.all() == 0, "an idle partition may have no segment in the tier"
     shutil.rmtree(tier.path / KEY_PREFIX)
     for _ in range(3):
-        assert stream.all() == 0, "nor a topic"
+        assert stream.all() == 0, "an idle topic may have no folder in the tier"
     assert caplog.text.count("the tier has nothing of it any more") == 1
-    away = tier.path.rename(tier.path.with_name("away"))
+    moved = tier.path.rename(tier.path.with_name("moved"))
     assert stream.all() == 0
-    away.rename(tier.path)
+    moved.rename(tier.path)
     tier.add(folder, stems[2:])
     assert stream.all() == 1
     assert_same_rows(stream.rows(), expected_table("codecs", "read_committed"))
 
 
-def test_only_parts_of_what_is_unread_are_left(tier: GrowingTier) -> None:
+def test_unread_segments_without_manifest_raise_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -245,13 +249,15 @@ def test_only_parts_of_what_is_unread_are_left(tier: GrowingTier) -> None:
     tier.add(folder, stems[2:])
     for manifest in tier.here(folder).glob("*.rsm-manifest"):
         manifest.unlink()
-    with pytest.raises(DataLossError, match=rf"only parts .* behind offset {begin(stems[2])}"):
+    with pytest.raises(
+        DataLossError, match=rf"only parts .* behind offset {base_offset(stems[2])}"
+    ):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert not stream.batch()
 
 
-def test_the_tier_ends_below_what_was_read(tier: GrowingTier) -> None:
+def test_tier_end_below_read_offset_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
@@ -259,15 +265,15 @@ def test_the_tier_ends_below_what_was_read(tier: GrowingTier) -> None:
     stream.all()
     tier.remove(folder, stems[2:])
     read = stream.last["topics"]["codecs"]["p"]["0"]
-    with pytest.raises(DataLossError, match=rf"ends at offset {begin(stems[2])} now.*{read}"):
+    with pytest.raises(DataLossError, match=rf"ends at offset {base_offset(stems[2])} now.*{read}"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 0
     tier.add(folder, stems)
-    assert stream.all() == 0, "what was read does not come again"
+    assert stream.all() == 0, "rows must not be returned twice"
 
 
-def test_a_log_start_that_moved_before_a_batch_is_read_again(tier: GrowingTier) -> None:
+def test_replayed_batch_after_log_start_moved_has_the_same_rows(tier: GrowingTier) -> None:
     folder = tier.folder("trimmed")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -275,18 +281,18 @@ def test_a_log_start_that_moved_before_a_batch_is_read_again(tier: GrowingTier) 
     assert stream.choose()
     stream.read_last()
     before = stream.batches[0]
-    assert before["offset"][0].as_py() == begin(stems[0])
-    tier.add(folder, stems)  # later segments tell a log start in the middle of the first
+    assert before["offset"][0].as_py() == base_offset(stems[0])
+    tier.add(folder, stems)  # later segments record a log start inside the first segment
     stream.start()
     assert_same_rows(stream.batches[0], before)
     stream.all()
-    below = between(before, 0, 676)
+    below = rows_between(before, 0, 676)
     assert below.num_rows
     expected = expected_table("trimmed", "read_committed")
     assert stream.rows().num_rows == expected.num_rows + below.num_rows
 
 
-def test_objects_that_have_gone_before_a_batch_is_read_again(tier: GrowingTier) -> None:
+def test_replayed_batch_with_deleted_objects_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("trimmed")
     stems = tier.stems(folder)
     tier.add(folder, stems[:2])
@@ -294,32 +300,34 @@ def test_objects_that_have_gone_before_a_batch_is_read_again(tier: GrowingTier) 
     assert stream.choose()
     tier.add(folder, stems)
     tier.remove(folder, stems[:1])
-    first, start = begin(stems[0]), begin(stems[1])
+    first, start = base_offset(stems[0]), base_offset(stems[1])
     with pytest.raises(DataLossError, match=rf"\[{first}, {start}\).*no longer in the tier"):
         stream.start()
     stream.start(failOnDataLoss="false")
     assert in_order(stream.batches[0])["offset"][0].as_py() == start
     stream.all()
     expected = expected_table("trimmed", "read_committed")
-    assert_same_rows(stream.rows(), between(expected, start, 1 << 60))
+    assert_same_rows(stream.rows(), rows_between(expected, start, 1 << 60))
 
 
-def test_the_tier_ends_below_a_batch_that_is_read_again(tier: GrowingTier) -> None:
+def test_replayed_batch_after_tier_end_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
     stream = Running(tier.path, "codecs")
     assert stream.choose()
     tier.remove(folder, stems[2:])
-    left = begin(stems[2])
-    with pytest.raises(DataLossError, match=rf"\[{left}, 23962\) of the batch.*ends at {left}"):
+    tier_end = base_offset(stems[2])
+    with pytest.raises(
+        DataLossError, match=rf"\[{tier_end}, 23962\) of the batch.*ends at {tier_end}"
+    ):
         stream.start()
     stream.start(failOnDataLoss="false")
     expected = expected_table("codecs", "read_committed")
-    assert_same_rows(stream.batches[0], between(expected, 0, left))
+    assert_same_rows(stream.batches[0], rows_between(expected, 0, tier_end))
 
 
-def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
+def test_replayed_batch_without_objects_raises_data_loss_error(tier: GrowingTier) -> None:
     folder, other = tier.folder("codecs"), tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems)
@@ -336,7 +344,7 @@ def test_all_objects_of_a_batch_have_gone(tier: GrowingTier) -> None:
 # -- other readers
 
 
-def test_the_text_of_sparks_kafka_source_is_a_start(
+def test_offset_log_of_sparks_kafka_source_is_continued(
     tier: GrowingTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in (0, 1):
@@ -349,12 +357,15 @@ def test_the_text_of_sparks_kafka_source_is_a_start(
         assert stream.all() == 1
     assert "has no topic id" in caplog.text
     expected = expected_table("txn", "read_committed")
-    wanted = [between(expected, 1145, 1 << 60, 0), between(expected, 2269, 1 << 60, 1)]
-    assert stream.rows().num_rows == sum(part.num_rows for part in wanted)
+    expected_parts = [
+        rows_between(expected, 1145, 1 << 60, 0),
+        rows_between(expected, 2269, 1 << 60, 1),
+    ]
+    assert stream.rows().num_rows == sum(table.num_rows for table in expected_parts)
     assert stream.last["topics"]["txn"]["id"] == "akx9EReDQFmDFpLHkZF0WA"
 
 
-def test_a_batch_of_undecided_rows_is_not_read_as_committed(tier: GrowingTier) -> None:
+def test_replayed_uncommitted_batch_as_committed_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     tier.add(folder, tier.stems(folder))
     stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED)

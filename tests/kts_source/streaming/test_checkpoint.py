@@ -1,6 +1,6 @@
-"""The ends of the last committed batch of a query, read from its checkpoint.
+"""Reads the end offsets of a query's last committed batch from its checkpoint.
 
-The files are as Spark 4.3.0 wrote them for streams of this source, with other numbers.
+The files have the form that Spark 4.3.0 writes for streams of this source.
 """
 
 from __future__ import annotations
@@ -31,64 +31,66 @@ def text_of(topics: dict[str, dict[str, int]], name: str = "") -> str:
 
 
 def write(
-    folder: Path, *lines: str, number: int = 0, version: str = "v1", done: bool = True
+    folder: Path, *lines: str, number: int = 0, version: str = "v1", is_committed: bool = True
 ) -> str:
     for name, text in (
         ("offsets", "\n".join([version, HEAD, *lines])),
         ("commits", COMMIT),
     ):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        if name == "offsets" or done:
+        if name == "offsets" or is_committed:
             (folder / name / str(number)).write_text(text)
             (folder / name / f".{number}.crc").write_bytes(b"crc")
     return str(folder)
 
 
-def test_only_what_is_committed_counts(tmp_path: Path) -> None:
+def test_end_offsets_ignore_uncommitted_batches(tmp_path: Path) -> None:
     for number in (8, 9, 10):
         write(tmp_path, text_of({"orders": {"0": 100 + number, "1": 7}}), number=number)
-    write(tmp_path, text_of({"orders": {"0": 500, "1": 500}}), number=11, done=False)
+    write(tmp_path, text_of({"orders": {"0": 500, "1": 500}}), number=11, is_committed=False)
     expected = {"orders": {"0": 110, "1": 7}}
     assert json.loads(end_offsets(str(tmp_path))) == expected
     assert json.loads(end_offsets(tmp_path.as_uri())) == expected
 
 
-def test_partitions_that_were_not_read_are_named_with_earliest(tmp_path: Path) -> None:
-    where = write(tmp_path, text_of({"orders": {"2": 9}, "users": {"0": 1}}))
-    found = json.loads(end_offsets(where, partitions={"orders": 4, "other": 2}))
-    assert found == {"orders": {"0": -2, "1": -2, "2": 9, "3": -2}, "users": {"0": 1}}
+def test_end_offsets_of_unread_partitions_are_earliest(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, text_of({"orders": {"2": 9}, "users": {"0": 1}}))
+    offsets = json.loads(end_offsets(checkpoint, partitions={"orders": 4, "other": 2}))
+    assert offsets == {"orders": {"0": -2, "1": -2, "2": 9, "3": -2}, "users": {"0": 1}}
 
 
 @pytest.mark.parametrize(
-    "sample", sorted(SAMPLES.glob("v1-*-batch.json")), ids=lambda one: one.stem
+    "sample", sorted(SAMPLES.glob("v1-*-batch.json")), ids=lambda path: path.stem
 )
-def test_samples_of_this_version(tmp_path: Path, sample: Path) -> None:
+def test_end_offsets_of_committed_samples(tmp_path: Path, sample: Path) -> None:
     document = json.loads(sample.read_text())
-    found = json.loads(end_offsets(write(tmp_path, json.dumps(document))))
-    assert found == {topic: one["p"] for topic, one in document["topics"].items()}
+    offsets = json.loads(end_offsets(write(tmp_path, json.dumps(document))))
+    assert offsets == {topic: position["p"] for topic, position in document["topics"].items()}
 
 
-def test_several_sources(tmp_path: Path) -> None:
+def test_end_offsets_of_several_sources_need_a_source_number(tmp_path: Path) -> None:
     first, second = text_of({"orders": {"0": 1}}), json.dumps({"users": {"0": 2}})
-    where = write(tmp_path, first, second)
-    assert json.loads(end_offsets(where, source=0)) == {"orders": {"0": 1}}
-    assert json.loads(end_offsets(where, source=1)) == {"users": {"0": 2}}  # Spark's Kafka source
-    for given in (None, 2, "orders"):
+    checkpoint = write(tmp_path, first, second)
+    assert json.loads(end_offsets(checkpoint, source=0)) == {"orders": {"0": 1}}
+    assert json.loads(end_offsets(checkpoint, source=1)) == {
+        "users": {"0": 2}
+    }  # Spark's Kafka source
+    for invalid in (None, 2, "orders"):
         with pytest.raises(StreamOffsetError, match=r"2 sources; .* 0, 1"):
-            end_offsets(where, source=given)
+            end_offsets(checkpoint, source=invalid)
 
 
-def test_named_sources(tmp_path: Path) -> None:
+def test_end_offsets_of_named_sources_need_a_source_name(tmp_path: Path) -> None:
     lines = text_of({"orders": {"0": 1}}, "tier"), text_of({"users": {"0": 2}}, "live"), "new:-"
-    where = write(tmp_path, *lines, version="v2")
-    assert json.loads(end_offsets(where, source="live")) == {"users": {"0": 2}}
+    checkpoint = write(tmp_path, *lines, version="v2")
+    assert json.loads(end_offsets(checkpoint, source="live")) == {"users": {"0": 2}}
     with pytest.raises(StreamOffsetError, match="tier, live, new"):
-        end_offsets(where)
+        end_offsets(checkpoint)
     with pytest.raises(StreamOffsetError, match="read nothing yet"):
-        end_offsets(where, source="new")
+        end_offsets(checkpoint, source="new")
 
 
-def test_in_a_store() -> None:
+def test_end_offsets_read_checkpoint_in_object_store() -> None:
     files = fsspec.filesystem("memory")
     for name, text in (
         ("offsets/9", f"v1\n{HEAD}\n{text_of({'a': {'0': 4}})}"),
@@ -101,7 +103,7 @@ def test_in_a_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "version", "says"),
+    ("lines", "version", "message"),
     [
         (["{"], "v1", "not JSON"),
         (["[" * 100_000], "v1", "not JSON"),
@@ -115,17 +117,17 @@ def test_in_a_store() -> None:
         (["x"], "v3", "begins with v1 or v2"),
     ],
 )
-def test_what_is_no_offset_of_this_source(
-    tmp_path: Path, lines: list[str], version: str, says: str
+def test_end_offsets_of_invalid_offset_line_raise_stream_offset_error(
+    tmp_path: Path, lines: list[str], version: str, message: str
 ) -> None:
-    with pytest.raises(StreamOffsetError, match=says):
+    with pytest.raises(StreamOffsetError, match=message):
         end_offsets(write(tmp_path, *lines, version=version))
 
 
-def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+def test_end_offsets_of_invalid_checkpoint_raise_error(tmp_path: Path) -> None:
     with pytest.raises(StreamOffsetError, match="no committed batch"):
         end_offsets(str(tmp_path / "nowhere"))
-    write(tmp_path, text_of({"a": {"0": 5}}), done=False)
+    write(tmp_path, text_of({"a": {"0": 5}}), is_committed=False)
     with pytest.raises(StreamOffsetError, match="no committed batch"):
         end_offsets(str(tmp_path))
     (tmp_path / "commits" / "1").write_text(COMMIT)

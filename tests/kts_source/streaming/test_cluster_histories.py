@@ -1,8 +1,6 @@
-"""Random lives of a tiered topic, followed by a stream through tier and brokers: each row of the
-leader's log was returned once, or an error said what happened.
+"""Random event sequences of a tiered topic, read by a stream from tier and brokers.
 
-Seen to fail when broken on purpose: batches that begin at the log start instead of their own; an
-end that is not the last stable offset; no check of the epoch below the stream's offset.
+The stream must return each row of the leader's log exactly once, or raise an error.
 """
 
 from __future__ import annotations
@@ -42,12 +40,12 @@ if TYPE_CHECKING:
 
 Row = tuple[int, int, bytes | None]
 """Partition, offset, value."""
-LOSES = {"recreate", "retain", "delete_records"}
-"""Kinds of steps after which the leader lacks what it had, besides elections."""
+LOSING_STEPS = {"recreate", "retain", "delete_records"}
+"""Kinds of steps, other than elections, after which the leader's log may lack earlier records."""
 
 
-class Following:
-    """A stream over tier and brokers of a history."""
+class HistoryStream:
+    """A stream over the tier and the brokers of a history."""
 
     def __init__(
         self, world: World, cluster: FakeCluster, source: random.Random, tier: Tier
@@ -80,35 +78,40 @@ class Following:
         self.tier = tier
         self.position = INITIAL
         self.rows: list[Row] = []
-        self.unsure: dict[int, int] = {}
+        self.unknown_outcomes: dict[int, int] = {}
         self.clock = Clock()
         self.stream: TierStream | None = None
         self.truths: list[tuple[BuiltLog | None, int]] = []
         self.start()
 
     def start(self) -> None:
-        """A new process."""
+        """Starts a new process."""
         if self.stream is not None:
             self.stream.close()
         self.stream = TierStream(parse_any_options(self.options), self.clock)
 
     def refresh(self) -> None:
-        """Brokers learn what has happened."""
+        """Updates the brokers to the current state of the history."""
         topic_id, lives = list(self.world.incarnations.items())[-1]
-        both = [served(life, self._random.choice((0, 3, 100))) for life in lives]
+        partitions = [served(life, self._random.choice((0, 3, 100))) for life in lives]
         is_tiered = any(topic_id in key for key in self.world.store)
-        for part, _ in both if is_tiered else ():
-            log = part.log
-            where = self._random.randint(log.log_start, max(log.log_start, log.end))
-            log.local_start = self._random.choice((0, where))
+        for partition, _ in partitions if is_tiered else ():
+            log = partition.log
+            local_start = self._random.randint(log.log_start, max(log.log_start, log.end))
+            log.local_start = self._random.choice((0, local_start))
         self.truths = [
-            (truth, life.leader.log_start) for (_, truth), life in zip(both, lives, strict=True)
+            (truth, life.leader.log_start)
+            for (_, truth), life in zip(partitions, lives, strict=True)
         ]
-        self._cluster.create(TOPIC, [part for part, _ in both], uuid_from_text(topic_id))
+        self._cluster.create(
+            TOPIC, [partition for partition, _ in partitions], uuid_from_text(topic_id)
+        )
 
     def poll(self) -> bool:
-        """One batch, sometimes by an earlier look, sometimes planned again by another process;
-        whether there was one.
+        """Reads the next batch. Returns false if there is no new batch.
+
+        Randomly, the batch is chosen from an earlier look at the tier or brokers, and planned again
+        by another process.
         """
         if self._random.random() < 0.6:
             self.clock.seconds += 1
@@ -126,25 +129,30 @@ class Following:
     def _read(self, plan: ScanPlan | None) -> list[Row]:
         options: ScanOptions = parse_any_options(self.options)
         source, settings = SegmentSource(self.tier, options.key_ring), ReadSettings.of(options)
-        found: list[Row] = []
+        rows: list[Row] = []
         for task in [] if plan is None else plan.tasks:
             meter = TaskMeter(task, self.tier, TaskPlace())
             for batch in read_task(task, source, settings, meter=meter):
                 columns = (
                     batch.column(name).to_pylist() for name in ("partition", "offset", "value")
                 )
-                found += zip(*columns, strict=True)
-        return found
+                rows += zip(*columns, strict=True)
+        return rows
 
-    def forget_outcomes(self) -> None:
-        """With the newest records, the end of a transaction may be lost whose records were read:
-        nobody can see that its outcome is another one now.
+    def mark_outcomes_unknown(self) -> None:
+        """Marks the outcomes of transactions up to the current position as unknown.
+
+        An election may lose the end of a transaction after its records were read. The stream cannot
+        detect that the transaction has another outcome now.
         """
         for topic in self.position.topics.values():
-            self.unsure = {n: max(at, self.unsure.get(n, 0)) for n, at in topic.offsets.items()}
+            self.unknown_outcomes = {
+                partition: max(offset, self.unknown_outcomes.get(partition, 0))
+                for partition, offset in topic.offsets.items()
+            }
 
-    def due(self) -> list[Row]:
-        """What the leaders' logs hold."""
+    def expected_rows(self) -> list[Row]:
+        """Returns the rows of the leaders' logs."""
         return [
             (number, row.offset, row.value)
             for number, (truth, start) in enumerate(self.truths)
@@ -154,42 +162,42 @@ class Following:
 
 
 def check(history: History, seed: str, cluster: FakeCluster, outcomes: Counter[str]) -> None:
-    """Polls between the steps, and compares with the leaders' logs in the end."""
+    """Polls between the steps, and compares the rows with the leaders' logs at the end."""
     source = random.Random(seed)
     world = World(History(history.shape, ()))
     tier = Tier(MemoryStore(world.store))
 
-    def opened(options: ScanOptions) -> Tier:
+    def open_tier(options: ScanOptions) -> Tier:
         return tier if options.path else Tier(EmptyStore())
 
     with (
-        mock.patch.object(cluster_look, "open_tier", opened),
-        mock.patch.object(tier_look, "open_tier", opened),
+        mock.patch.object(cluster_look, "open_tier", open_tier),
+        mock.patch.object(tier_look, "open_tier", open_tier),
     ):
-        _check(Following(world, cluster, source, tier), history, source, outcomes)
+        _check(HistoryStream(world, cluster, source, tier), history, source, outcomes)
 
 
 def _check(
-    following: Following, history: History, source: random.Random, outcomes: Counter[str]
+    history_stream: HistoryStream, history: History, source: random.Random, outcomes: Counter[str]
 ) -> None:
     may_lose = False
     steps = [*history.steps, None]
     try:
         for number, step in enumerate(steps):
             if step is not None:
-                leaders = [life.leader for life in following.world.lives]
-                following.world.take(step)
-                if following.world.has_lost(leaders):
-                    following.forget_outcomes()
+                leaders = [life.leader for life in history_stream.world.lives]
+                history_stream.world.take(step)
+                if history_stream.world.has_lost(leaders):
+                    history_stream.mark_outcomes_unknown()
                     may_lose = True
-                may_lose |= step.kind in LOSES
+                may_lose |= step.kind in LOSING_STEPS
             is_last = step is None
             if not (is_last or source.random() < 0.3):
                 continue
-            following.refresh()
-            following.clock.seconds += is_last
+            history_stream.refresh()
+            history_stream.clock.seconds += is_last
             try:
-                while following.poll():
+                while history_stream.poll():
                     if not is_last and source.random() < 0.3:
                         break
             except TieredKafkaError as error:
@@ -199,19 +207,23 @@ def _check(
                 outcomes[type(error).__name__] += 1
                 return
     finally:
-        assert following.stream is not None
-        following.stream.close()
-    starts = [start for _, start in following.truths]
-    found = Counter(following.rows)
-    assert max(found.values(), default=1) == 1, "a row came twice"
-    left = {row for row in found if row[1] >= starts[row[0]]}
-    due = set(following.due())
-    if following.isolation == "read_committed":
-        different = {row for row in left ^ due if row[1] < following.unsure.get(row[0], 0)}
+        assert history_stream.stream is not None
+        history_stream.stream.close()
+    starts = [start for _, start in history_stream.truths]
+    row_counts = Counter(history_stream.rows)
+    assert max(row_counts.values(), default=1) == 1, "a row was returned twice"
+    rows = {row for row in row_counts if row[1] >= starts[row[0]]}
+    expected = set(history_stream.expected_rows())
+    if history_stream.isolation == "read_committed":
+        different = {
+            row
+            for row in rows ^ expected
+            if row[1] < history_stream.unknown_outcomes.get(row[0], 0)
+        }
         outcomes["outcomes lost"] += bool(different)
-        left, due = left - different, due - different
-    assert left == due
-    outcomes["all rows" if left else "no rows"] += 1
+        rows, expected = rows - different, expected - different
+    assert rows == expected
+    outcomes["all rows" if rows else "no rows"] += 1
 
 
 def run(seeds: Iterable[object]) -> Counter[str]:
@@ -232,16 +244,16 @@ def _simple(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ThreadPoolExecutor", InTurn)
 
 
-def test_histories() -> None:
+def test_random_histories_return_each_row_once() -> None:
     outcomes = run(range(25))
     assert outcomes["all rows"] > 5, outcomes
 
 
-def test_histories_that_failed_once() -> None:
-    # A batch of one partition refused the tier, which had only another partition of the topic.
+def test_history_with_one_tiered_partition_returns_all_rows() -> None:
+    # A batch of a partition must be readable if the tier has only another partition of the topic.
     assert run(["f-122"])["all rows"] == 1
 
 
 @pytest.mark.fuzz
-def test_histories_never_seen_before() -> None:
+def test_new_random_histories_return_each_row_once() -> None:
     assert run(new_seeds(seconds=40)).total() > 20

@@ -1,4 +1,4 @@
-"""A stream of brokers alone: what it asks them, and what becomes of a topic that goes."""
+"""A stream without tier: its requests to brokers, and topics that are deleted or recreated."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from segment_format.testing import LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import FakeLog, fake_log
 from tests.kts_source.streaming.running import Checkpointed
-from tests.kts_source.streaming.test_idle import POLLS, grown
+from tests.kts_source.streaming.test_idle import POLLS, count_new_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Growing:
+class GrowingTopic:
     """A topic of one partition to which batches of three records are appended."""
 
     def __init__(self, brokers: FakeCluster) -> None:
         self._builder = LogBuilder()
-        self.part = FakePartition(self._log(1))
-        self.topic_id = brokers.create("t", [self.part])
+        self.partition = FakePartition(self._log(1))
+        self.topic_id = brokers.create("t", [self.partition])
 
     def append(self, batches: int) -> None:
-        """More records."""
-        start = self.part.log.log_start
-        self.part.log = self._log(batches)
-        self.part.log.log_start = start
+        """Appends batches of three records."""
+        start = self.partition.log.log_start
+        self.partition.log = self._log(batches)
+        self.partition.log.log_start = start
 
     def _log(self, batches: int) -> FakeLog:
         for _ in range(batches):
@@ -48,32 +48,34 @@ class Growing:
 
 @pytest.fixture
 def brokers() -> Iterator[FakeCluster]:
-    with FakeCluster() as made:
-        yield made
+    with FakeCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def topic(brokers: FakeCluster) -> Growing:
-    return Growing(brokers)
+def topic(brokers: FakeCluster) -> GrowingTopic:
+    return GrowingTopic(brokers)
 
 
-def following(brokers: FakeCluster, **options: str) -> Checkpointed:
-    given = {
+def start_stream(brokers: FakeCluster, **options: str) -> Checkpointed:
+    stream_options = {
         **({} if "subscribePattern" in options else {"subscribe": "t"}),
         "kafka.bootstrap.servers": brokers.bootstrap,
         "kafka.fetch.max.wait.ms": "10",
         "minBrokerPollIntervalMs": "0",
         **options,
     }
-    return Checkpointed(given)
+    return Checkpointed(stream_options)
 
 
 def offsets(stream: Checkpointed) -> list[int]:
-    return [at for table in stream.batches.values() for at in table["offset"].to_pylist()]
+    return [offset for table in stream.batches.values() for offset in table["offset"].to_pylist()]
 
 
-def test_who_waits_asks_for_topics_and_ends_alone(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers)
+def test_idle_stream_requests_only_metadata_and_end_offsets(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
+    stream = start_stream(brokers)
     stream.all()
     brokers.asked.clear()
     for _ in range(5):
@@ -88,8 +90,8 @@ def test_who_waits_asks_for_topics_and_ends_alone(brokers: FakeCluster, topic: G
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("topic")
-def test_ten_thousand_polls_of_brokers_grow_nothing(brokers: FakeCluster) -> None:
-    stream = following(brokers)
+def test_ten_thousand_polls_of_brokers_keep_memory_constant(brokers: FakeCluster) -> None:
+    stream = start_stream(brokers)
     stream.all()
 
     def poll() -> None:
@@ -97,12 +99,14 @@ def test_ten_thousand_polls_of_brokers_grow_nothing(brokers: FakeCluster) -> Non
         assert stream.stream.lag() is not None
         brokers.asked.clear()
 
-    assert grown(poll, POLLS) < POLLS // 10
+    assert count_new_blocks(poll, POLLS) < POLLS // 10
     stream.close()
 
 
-def test_brokers_are_asked_once_an_interval(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers, minBrokerPollIntervalMs="1000")
+def test_poll_interval_limits_requests_to_brokers(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
+    stream = start_stream(brokers, minBrokerPollIntervalMs="1000")
     stream.all()
     brokers.asked.clear()
     for _ in range(200):  # four seconds
@@ -117,9 +121,9 @@ def test_brokers_are_asked_once_an_interval(brokers: FakeCluster, topic: Growing
 
 
 @pytest.mark.usefixtures("topic")
-def test_a_topic_that_is_deleted(brokers: FakeCluster) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
-    pattern = following(brokers, subscribePattern="^t$")
+def test_deleted_topic_raises_error_or_is_read_again_after_recreation(brokers: FakeCluster) -> None:
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
+    pattern = start_stream(brokers, subscribePattern="^t$")
     for stream in (strict, lenient, pattern):
         stream.all()
     del brokers.topics["t"]
@@ -128,16 +132,16 @@ def test_a_topic_that_is_deleted(brokers: FakeCluster) -> None:
     with pytest.raises(DataLossError, match="it was deleted"):
         pattern.batch()
     assert not lenient.batch()
-    Growing(brokers)
+    GrowingTopic(brokers)
     lenient.all()
-    assert offsets(lenient) == [0, 1, 2] * 2, "the new one from its start"
+    assert offsets(lenient) == [0, 1, 2] * 2, "the recreated topic is read from its start"
     for stream in (strict, lenient, pattern):
         stream.close()
 
 
-def test_batches_of_a_topic_that_was_created_again_within_one_look(brokers: FakeCluster) -> None:
-    Growing(brokers)
-    stream = following(
+def test_recreated_topic_is_read_in_batches_without_a_new_poll(brokers: FakeCluster) -> None:
+    GrowingTopic(brokers)
+    stream = start_stream(
         brokers,
         minBrokerPollIntervalMs="1000",
         maxOffsetsPerTrigger="3",
@@ -145,49 +149,51 @@ def test_batches_of_a_topic_that_was_created_again_within_one_look(brokers: Fake
     )
     stream.all()
     del brokers.topics["t"]
-    Growing(brokers).append(3)
+    GrowingTopic(brokers).append(3)
     stream.clock.seconds += 1
     stream.all()
     assert offsets(stream) == [0, 1, 2, *range(12)]
     stream.close()
 
 
-def test_epochs_of_a_topic_that_was_created_again_are_its_own(brokers: FakeCluster) -> None:
-    """What was read of the old one says nothing of who wrote the new one."""
-    part = FakePartition(written_by((5, 2)), epoch=5)
-    brokers.create("t", [part])
-    stream = following(brokers, maxOffsetsPerTrigger="9", failOnDataLoss="false")
+def test_recreated_topic_has_its_own_leader_epochs(brokers: FakeCluster) -> None:
+    """Leader epochs of the previous topic id do not apply to the recreated topic."""
+    partition = FakePartition(log_of_epochs((5, 2)), epoch=5)
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, maxOffsetsPerTrigger="9", failOnDataLoss="false")
     stream.all()
     assert stream.last["topics"]["t"] == {**stream.last["topics"]["t"], "e": {"0": 5}}
     del brokers.topics["t"]
-    brokers.create("t", [FakePartition(written_by((0, 4), (5, 2)), epoch=5)])
+    brokers.create("t", [FakePartition(log_of_epochs((0, 4), (5, 2)), epoch=5)])
     assert stream.batch()
     assert stream.last["topics"]["t"]["p"] == {"0": 9}
     assert stream.last["topics"]["t"]["e"] == {"0": 0}
     stream.close()
 
 
-@pytest.mark.parametrize(("whose", "name"), [(TierStream, "_plan"), (ClusterLooker, "_check_gone")])
-def test_what_an_outage_kept_from_being_read_is_read_behind_it(
-    brokers: FakeCluster, topic: Growing, whose: type, name: str
+@pytest.mark.parametrize(
+    ("patched_class", "name"), [(TierStream, "_plan"), (ClusterLooker, "_check_gone")]
+)
+def test_records_before_an_outage_are_read_after_it(
+    brokers: FakeCluster, topic: GrowingTopic, patched_class: type, name: str
 ) -> None:
-    """Although nothing more is produced."""
-    stream = following(brokers, minBrokerPollIntervalMs="1000")
+    """The records are read although no later records are produced."""
+    stream = start_stream(brokers, minBrokerPollIntervalMs="1000")
     stream.all()
     topic.append(2)
     stream.clock.seconds += 1
-    with mock.patch.object(whose, name, side_effect=StoreUnavailableError("no answer")):
+    with mock.patch.object(patched_class, name, side_effect=StoreUnavailableError("no answer")):
         assert not stream.batch()
-    assert not stream.batch(), "not before it is asked again"
+    assert not stream.batch(), "the next poll is not due"
     stream.clock.seconds += 1
     stream.all()
     assert offsets(stream) == list(range(9))
     stream.close()
 
 
-def test_an_end_that_is_fixed(brokers: FakeCluster, topic: Growing) -> None:
+def test_fixed_end_stops_the_stream(brokers: FakeCluster, topic: GrowingTopic) -> None:
     topic.append(3)
-    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    stream = start_stream(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
     assert stream.batch()
     topic.append(3)
     assert stream.all() == 2
@@ -198,9 +204,11 @@ def test_an_end_that_is_fixed(brokers: FakeCluster, topic: Growing) -> None:
     stream.close()
 
 
-def test_a_run_with_a_fixed_end_does_not_end_early(brokers: FakeCluster, topic: Growing) -> None:
+def test_fixed_end_is_not_reached_while_brokers_are_unavailable(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
     topic.append(3)
-    stream = following(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
+    stream = start_stream(brokers, stopAtEnd="true", maxOffsetsPerTrigger="5")
     assert stream.batch()
     down = mock.patch.object(ClusterLooker, "look", side_effect=StoreUnavailableError("no answer"))
     with down, pytest.raises(StoreUnavailableError):
@@ -210,36 +218,38 @@ def test_a_run_with_a_fixed_end_does_not_end_early(brokers: FakeCluster, topic: 
 
 @pytest.mark.usefixtures("topic")
 @pytest.mark.parametrize(
-    ("starting", "says"),
+    ("starting", "message"),
     [('{"t":{"0":0,"7":5}}', "names t-7"), ('{"t":{"0":0},"u":{"0":0}}', "names u-0")],
 )
-def test_a_start_in_json_names_partitions_that_there_are(
-    brokers: FakeCluster, starting: str, says: str
+def test_json_start_with_unknown_partition_raises_invalid_option_error(
+    brokers: FakeCluster, starting: str, message: str
 ) -> None:
-    stream = following(brokers, startingOffsets=starting)
-    with pytest.raises(InvalidOptionError, match=says):
+    stream = start_stream(brokers, startingOffsets=starting)
+    with pytest.raises(InvalidOptionError, match=message):
         stream.batch()
     stream.close()
 
 
 @pytest.mark.usefixtures("topic")
-def test_a_new_partition_begins_at_its_start(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers, startingOffsets="latest")
+def test_new_partition_begins_at_its_start(brokers: FakeCluster, topic: GrowingTopic) -> None:
+    stream = start_stream(brokers, startingOffsets="latest")
     stream.all()
     topic_id, partitions = brokers.topics["t"]
-    brokers.create("t", [*partitions, FakePartition(topic.part.log)], topic_id)
+    brokers.create("t", [*partitions, FakePartition(topic.partition.log)], topic_id)
     assert stream.all() == 1
     assert offsets(stream) == [0, 1, 2]
     assert stream.last["from"]["t"]["p"] == {"1": 0}
     stream.close()
 
 
-def test_retention_that_overtakes_the_stream(brokers: FakeCluster, topic: Growing) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+def test_retention_past_the_stream_raises_offset_out_of_range_error(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     for stream in (strict, lenient):
         stream.all()
     topic.append(3)
-    topic.part.log.log_start = 6
+    topic.partition.log.log_start = 6
     with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[3, 6\)"):
         strict.batch()
     lenient.all()
@@ -248,8 +258,10 @@ def test_retention_that_overtakes_the_stream(brokers: FakeCluster, topic: Growin
         stream.close()
 
 
-def test_who_is_behind_asks_for_log_starts_too(brokers: FakeCluster, topic: Growing) -> None:
-    stream = following(brokers, minOffsetsPerTrigger="100")
+def test_stream_with_unread_records_requests_log_starts(
+    brokers: FakeCluster, topic: GrowingTopic
+) -> None:
+    stream = start_stream(brokers, minOffsetsPerTrigger="100")
     stream.all()
     topic.append(1)
     assert not stream.batch()
@@ -261,18 +273,18 @@ def test_who_is_behind_asks_for_log_starts_too(brokers: FakeCluster, topic: Grow
     stream.close()
 
 
-def test_a_log_start_that_moves_while_nothing_is_written(
-    brokers: FakeCluster, topic: Growing
+def test_log_start_moved_past_the_stream_raises_offset_out_of_range_error(
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
     topic.append(9)
     strict, lenient = (
-        following(brokers, maxOffsetsPerTrigger="3", failOnDataLoss=text)
+        start_stream(brokers, maxOffsetsPerTrigger="3", failOnDataLoss=text)
         for text in ("true", "false")
     )
     for stream in (strict, lenient):
         assert stream.batch()
     assert strict.batch()
-    topic.part.log.log_start = 12
+    topic.partition.log.log_start = 12
     with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[6, 12\) .* overtaken"):
         strict.batch()
     lenient.all()
@@ -281,14 +293,14 @@ def test_a_log_start_that_moves_while_nothing_is_written(
         stream.close()
 
 
-def test_a_batch_that_is_read_again_behind_a_log_start_that_moved(
-    brokers: FakeCluster, topic: Growing
+def test_replayed_batch_before_moved_log_start_raises_offset_out_of_range_error(
+    brokers: FakeCluster, topic: GrowingTopic
 ) -> None:
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     topic.append(3)
     for stream in (strict, lenient):
         assert stream.choose()
-    topic.part.log.log_start = 6
+    topic.partition.log.log_start = 6
     with pytest.raises(OffsetOutOfRangeError, match=r"offsets \[0, 6\) of the batch that ends at"):
         strict.start()
     lenient.start()
@@ -303,7 +315,7 @@ def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
         builder.append([SimpleRecord(b"value")] * 3)
     log = builder.build()
     brokers.create("t", [FakePartition(fake_log(log)) for _ in range(5)])
-    stream = following(brokers, maxOffsetsPerTrigger="20")
+    stream = start_stream(brokers, maxOffsetsPerTrigger="20")
     for _ in range(10):
         assert stream.batch()
     read = stream.last["topics"]["t"]["p"]
@@ -312,11 +324,11 @@ def test_no_partition_starves_under_a_small_limit(brokers: FakeCluster) -> None:
     stream.close()
 
 
-def written_by(*epochs: tuple[int, int]) -> FakeLog:
-    """A log of batches of three records.
+def log_of_epochs(*epochs: tuple[int, int]) -> FakeLog:
+    """Returns a log with batches of three records.
 
     Args:
-        epochs: Leader epochs, and how many batches each wrote.
+        epochs: Each leader epoch with its number of batches.
     """
     builder = LogBuilder(leader_epoch=epochs[0][0])
     for number, (epoch, batches) in enumerate(epochs):
@@ -328,16 +340,19 @@ def written_by(*epochs: tuple[int, int]) -> FakeLog:
 
 
 @pytest.mark.parametrize("epoch", [2, 300])
-def test_a_leader_that_never_had_what_was_read(brokers: FakeCluster, epoch: int) -> None:
-    """The branch that was read lost an unclean election; the other one is longer, its epochs are
-    older and newer. Kafka's consumer compares ends alone, and sees nothing.
+def test_unclean_election_with_longer_log_raises_data_loss_error(
+    brokers: FakeCluster, epoch: int
+) -> None:
+    """The new leader's log is longer but has other epochs than the records that were read.
+
+    Kafka's consumer compares only the end offsets, and does not detect this.
     """
-    part = FakePartition(written_by((0, 2), (epoch, 2)), epoch=epoch)
-    brokers.create("t", [part])
-    strict, lenient = following(brokers), following(brokers, failOnDataLoss="false")
+    partition = FakePartition(log_of_epochs((0, 2), (epoch, 2)), epoch=epoch)
+    brokers.create("t", [partition])
+    strict, lenient = start_stream(brokers), start_stream(brokers, failOnDataLoss="false")
     strict.all()
     lenient.all()
-    part.log, part.epoch = written_by((0, 5), (epoch + 400, 1)), epoch + 400
+    partition.log, partition.epoch = log_of_epochs((0, 5), (epoch + 400, 1)), epoch + 400
     with pytest.raises(DataLossError, match=rf"offset 12, where leader epoch {epoch}.*of epoch 0"):
         strict.batch()
     lenient.all()
@@ -346,13 +361,13 @@ def test_a_leader_that_never_had_what_was_read(brokers: FakeCluster, epoch: int)
     lenient.close()
 
 
-def test_old_epochs_of_a_partition_with_many(brokers: FakeCluster) -> None:
-    """Each batch that ends far below the newest epoch knows the epoch of its last record, and finds
-    it again.
-    """
-    part = FakePartition(written_by(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197)
-    brokers.create("t", [part])
-    stream = following(brokers, maxOffsetsPerTrigger="96")
+def test_partition_with_many_epochs_records_epoch_of_each_batch_end(brokers: FakeCluster) -> None:
+    """A position far below the newest epoch records the epoch of the last record before it."""
+    partition = FakePartition(
+        log_of_epochs(*((epoch, 1) for epoch in range(0, 1200, 3))), epoch=1197
+    )
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, maxOffsetsPerTrigger="96")
     for number in range(1, 4):
         assert stream.batch()
         assert stream.last["topics"]["t"]["e"] == {"0": (96 * number - 1) // 3 * 3}

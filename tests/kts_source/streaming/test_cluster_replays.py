@@ -1,6 +1,4 @@
-"""Streams of brokers: batches that are read again, metadata that lack partitions, and options that
-change between two runs.
-"""
+"""Streams of brokers: replayed batches, incomplete metadata, and options changed between runs."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
 from tests.kts_source.broker.fake_node import METADATA, Fault
-from tests.kts_source.streaming.test_cluster_look import following, offsets
+from tests.kts_source.streaming.test_cluster_look import offsets, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,12 +27,12 @@ INTERNAL = "__consumer_offsets"
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     monkeypatch.setattr(cluster_module, "_PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(cluster_module, "_INCOMPLETE_SECONDS", 0.3)
-    with FakeCluster() as made:
-        yield made
+    with FakeCluster() as cluster:
+        yield cluster
 
 
-def built(segments: int = 4) -> BuiltLog:
-    """Segments of three records each."""
+def build_log(segments: int = 4) -> BuiltLog:
+    """Builds a log with segments of three records."""
     log = LogBuilder()
     for _ in range(segments):
         log.append([SimpleRecord(b"value")] * 3)
@@ -42,16 +40,16 @@ def built(segments: int = 4) -> BuiltLog:
     return log.build()
 
 
-def partition() -> FakePartition:
-    return FakePartition(fake_log(built()))
+def new_partition() -> FakePartition:
+    return FakePartition(fake_log(build_log()))
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_unfinished_batch_of_an_internal_topic_is_read_again(
     brokers: FakeCluster, strict: str
 ) -> None:
-    brokers.create(INTERNAL, [partition()])
-    stream = following(brokers, subscribe=INTERNAL, failOnDataLoss=strict)
+    brokers.create(INTERNAL, [new_partition()])
+    stream = start_stream(brokers, subscribe=INTERNAL, failOnDataLoss=strict)
     assert stream.choose()
     stream.start()
     assert offsets(stream) == list(range(12))
@@ -62,15 +60,15 @@ def test_unfinished_batch_of_an_internal_topic_is_read_again(
 def test_replay_does_not_wait_for_partitions_outside_its_batch(
     brokers: FakeCluster, strict: str
 ) -> None:
-    parts = [partition(), partition()]
-    brokers.create("t", parts)
-    brokers.create("other", [partition()])
+    partitions = [new_partition(), new_partition()]
+    brokers.create("t", partitions)
+    brokers.create("other", [new_partition()])
     assign = '{"t":[0]}'
-    stream = following(brokers, failOnDataLoss=strict)
+    stream = start_stream(brokers, failOnDataLoss=strict)
     del stream.options["subscribe"]
     stream.start(assign=assign)
     assert stream.choose()
-    parts[1].leader = -1
+    partitions[1].leader = -1
     brokers.topics["other"][1][0].leader = -1
     stream.start()
     assert offsets(stream) == list(range(12))
@@ -78,15 +76,15 @@ def test_replay_does_not_wait_for_partitions_outside_its_batch(
 
 
 def test_replay_waits_for_a_partition_of_its_batch_without_a_leader(brokers: FakeCluster) -> None:
-    """Its rows must not be taken for lost."""
-    part = partition()
-    brokers.create("t", [part])
-    stream = following(brokers, failOnDataLoss="false")
+    """The rows of the partition must not count as lost."""
+    partition = new_partition()
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, failOnDataLoss="false")
     assert stream.choose()
-    part.leader = -1
+    partition.leader = -1
     with pytest.raises(BrokerUnavailableError, match="t-0"):
         stream.start()
-    part.leader = 0
+    partition.leader = 0
     stream.start()
     assert offsets(stream) == list(range(12))
     stream.close()
@@ -116,21 +114,21 @@ INCOMPLETE = (_without_partitions, _with_one_partition, _with_the_last_partition
 
 @pytest.mark.parametrize("edit", INCOMPLETE)
 @pytest.mark.parametrize("strict", ["true", "false"])
-@pytest.mark.parametrize("restarts", [False, True])
-def test_metadata_that_lack_partitions_are_asked_for_again(
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_incomplete_metadata_are_requested_again(
     brokers: FakeCluster,
     edit: Callable[[Any], object],
     strict: str,
-    restarts: bool,
+    has_restarted: bool,
 ) -> None:
-    parts = [partition(), partition()]
-    brokers.create("t", parts)
-    stream = following(brokers, failOnDataLoss=strict)
+    partitions = [new_partition(), new_partition()]
+    brokers.create("t", partitions)
+    stream = start_stream(brokers, failOnDataLoss=strict)
     stream.all()
-    if restarts:
+    if has_restarted:
         stream.start()
-    for part in parts:
-        part.log = fake_log(built(6))
+    for partition in partitions:
+        partition.log = fake_log(build_log(6))
     brokers.fail(METADATA, Fault(edit=edit))
     assert stream.batch()
     assert len(offsets(stream)) == 36
@@ -139,11 +137,11 @@ def test_metadata_that_lack_partitions_are_asked_for_again(
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_replay_asks_again_for_metadata_that_lack_its_partition(
+def test_replay_with_incomplete_metadata_requests_them_again(
     brokers: FakeCluster, strict: str
 ) -> None:
-    brokers.create("t", [partition(), partition()])
-    stream = following(brokers, failOnDataLoss=strict)
+    brokers.create("t", [new_partition(), new_partition()])
+    stream = start_stream(brokers, failOnDataLoss=strict)
     assert stream.choose()
     brokers.fail(METADATA, Fault(edit=_with_one_partition))
     stream.start()
@@ -151,31 +149,29 @@ def test_replay_asks_again_for_metadata_that_lack_its_partition(
     stream.close()
 
 
-def test_stream_waits_while_metadata_lack_partitions(
+def test_stream_waits_while_metadata_are_incomplete(
     brokers: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    brokers.create("t", [partition(), partition()])
-    stream = following(brokers)
+    brokers.create("t", [new_partition(), new_partition()])
+    stream = start_stream(brokers)
     stream.all()
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=50)
     assert not stream.batch()
     assert "1 partitions of topic id" in caplog.text
     brokers.faults[METADATA].clear()
     stream.clock.seconds += 100
-    assert not stream.batch(), "nothing is new, nothing comes twice"
+    assert not stream.batch(), "no row is new, and no row may be returned twice"
     assert len(offsets(stream)) == 24
     stream.close()
 
 
-def test_stream_that_begins_compares_metadata_with_the_tier(
-    brokers: FakeCluster, tmp_path: Path
-) -> None:
-    topic_id = brokers.create("t", [partition(), partition()])
+def test_new_stream_compares_metadata_with_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
+    topic_id = brokers.create("t", [new_partition(), new_partition()])
     for number in range(2):
-        writer = AivenTierWriter(tmp_path, topic="t", partition=number, topic_id=topic_id)
-        writer.write_segment(built().segments[0])
+        writer = AivenTierWriter(tmp_path, topic="t", new_partition=number, topic_id=topic_id)
+        writer.write_segment(build_log().segments[0])
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=2)
-    stream = following(brokers, path=str(tmp_path))
+    stream = start_stream(brokers, path=str(tmp_path))
     stream.all()
     assert len(offsets(stream)) == 24
     stream.close()
@@ -189,80 +185,82 @@ def open_transaction() -> LogBuilder:
     return log
 
 
-@pytest.mark.parametrize("ends", ["commit", "abort"])
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_change_to_read_committed_waits_for_open_transactions(
-    brokers: FakeCluster, ends: str, strict: str
+    brokers: FakeCluster, outcome: str, strict: str
 ) -> None:
     log = open_transaction()
-    part = FakePartition(fake_log(log.build()))
-    brokers.create("t", [part])
-    stream = following(brokers, isolationLevel="read_uncommitted", failOnDataLoss=strict)
+    partition = FakePartition(fake_log(log.build()))
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, isolationLevel="read_uncommitted", failOnDataLoss=strict)
     stream.all()
     assert offsets(stream) == list(range(10))
     stream.start(isolationLevel="read_committed")
     assert not stream.batch()
-    getattr(log, ends)(7)
+    getattr(log, outcome)(7)
     log.append([SimpleRecord(b"plain")] * 2)
-    part.log = fake_log(log.build())
+    partition.log = fake_log(log.build())
     stream.all()
     assert offsets(stream) == [*range(10), 11, 12]
     stream.close()
 
 
-def test_change_to_read_committed_still_notices_a_shorter_log(brokers: FakeCluster) -> None:
-    part = FakePartition(fake_log(open_transaction().build()))
-    brokers.create("t", [part])
-    stream = following(brokers, isolationLevel="read_uncommitted")
+def test_change_to_read_committed_with_shorter_log_raises_data_loss_error(
+    brokers: FakeCluster,
+) -> None:
+    partition = FakePartition(fake_log(open_transaction().build()))
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, isolationLevel="read_uncommitted")
     stream.all()
     short = LogBuilder()
     short.append([SimpleRecord(b"plain")] * 8)
-    part.log = fake_log(short.build())
+    partition.log = fake_log(short.build())
     stream.start(isolationLevel="read_committed")
     with pytest.raises(DataLossError, match="at offset 8 now, and the stream has read up to 10"):
         stream.batch()
     stream.close()
 
 
-def test_unfinished_uncommitted_batch_is_not_finished_as_read_committed(
+def test_replayed_uncommitted_batch_as_committed_raises_data_loss_error(
     brokers: FakeCluster,
 ) -> None:
     log = open_transaction()
-    part = FakePartition(fake_log(log.build()))
-    brokers.create("t", [part])
-    stream = following(brokers, isolationLevel="read_uncommitted")
+    partition = FakePartition(fake_log(log.build()))
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, isolationLevel="read_uncommitted")
     assert stream.choose()
     with pytest.raises(DataLossError, match=r"from 5 on .*begun with isolationLevel=read_uncomm"):
         stream.start(isolationLevel="read_committed")
     log.commit(7)
-    part.log = fake_log(log.build())
+    partition.log = fake_log(log.build())
     stream.start()
     assert offsets(stream) == list(range(10))
     stream.close()
 
 
 def test_hole_in_brokers_tier_is_skipped_by_a_stream(brokers: FakeCluster) -> None:
-    part = partition()
-    part.log.holes = [(3, 6)]
-    brokers.create("t", [part])
+    partition = new_partition()
+    partition.log.holes = [(3, 6)]
+    brokers.create("t", [partition])
     options = {"kafka.max.partition.fetch.bytes": "1", "maxOffsetsPerTrigger": "3"}
-    lenient = following(brokers, failOnDataLoss="false", **options)
+    lenient = start_stream(brokers, failOnDataLoss="false", **options)
     lenient.all()
     assert offsets(lenient) == [*range(3), *range(6, 12)]
-    strict = following(brokers, **options)
+    strict = start_stream(brokers, **options)
     with pytest.raises(DataLossError, match=r"refuse offsets \[3, 6\)"):
         strict.all()
     lenient.close()
     strict.close()
 
 
-def test_broker_that_still_describes_the_old_topic_is_asked_again(brokers: FakeCluster) -> None:
-    part = partition()
-    brokers.create("t", [part])
-    stream = following(brokers, failOnDataLoss="false")
+def test_broker_with_stale_topic_id_returns_no_row_twice(brokers: FakeCluster) -> None:
+    partition = new_partition()
+    brokers.create("t", [partition])
+    stream = start_stream(brokers, failOnDataLoss="false")
     stream.all()
     old = brokers.topics["t"]
-    brokers.create("t", [partition()])
+    brokers.create("t", [new_partition()])
     stream.all()
     assert offsets(stream) == [*range(12), *range(12)]
     new = brokers.topics["t"]
@@ -271,7 +269,7 @@ def test_broker_that_still_describes_the_old_topic_is_asked_again(brokers: FakeC
         stream.clock.seconds += 100
         assert not stream.batch()
     brokers.topics["t"] = new
-    new[1][0].log = fake_log(built(5))
+    new[1][0].log = fake_log(build_log(5))
     stream.clock.seconds += 100
     stream.all()
     assert offsets(stream) == [*range(12), *range(12), 12, 13, 14]

@@ -1,6 +1,4 @@
-"""A stream of tier and brokers: what becomes of the tier of a topic that was created again, and how
-often the tier is listed.
-"""
+"""Streams of tier and brokers: segments of a recreated topic, and how often the tier is listed."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from kts_source.streaming.cluster_look import TierListing
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.broker.fake_broker import FakeCluster, FakePartition
 from tests.kts_source.broker.fake_log import fake_log
-from tests.kts_source.streaming.test_cluster_look import following, offsets
+from tests.kts_source.streaming.test_cluster_look import offsets, start_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,47 +22,49 @@ if TYPE_CHECKING:
     from tests.kts_source.streaming.running import Checkpointed
 
 SEGMENTS = 4
-"""Of three records each."""
+"""Number of segments, with three records each."""
 
 
 @pytest.fixture
 def brokers() -> Iterator[FakeCluster]:
-    with FakeCluster() as made:
-        yield made
+    with FakeCluster() as cluster:
+        yield cluster
 
 
-def created(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
-    """A topic of one partition, some segments of which are in the tier, too."""
+def create_topic(brokers: FakeCluster, tier: Path, tiered: int) -> tuple[FakePartition, str]:
+    """Creates a topic of one partition, and writes its first `tiered` segments to the tier."""
     log = LogBuilder()
     for _ in range(SEGMENTS):
         log.append([SimpleRecord(b"value")] * 3)
         log.roll()
     built = log.build()
-    part = FakePartition(fake_log(built))
-    topic_id = brokers.create("t", [part])
+    partition = FakePartition(fake_log(built))
+    topic_id = brokers.create("t", [partition])
     writer = AivenTierWriter(tier, topic="t", topic_id=topic_id)
     for segment in list(built.segments)[:tiered]:
         writer.write_segment(segment)
-    return part, topic_id
+    return partition, topic_id
 
 
-def both(brokers: FakeCluster, tier: Path, **options: str) -> Checkpointed:
-    """A stream over the two."""
-    return following(brokers, path=str(tier), minListingIntervalMs="0", **options)
+def start_hybrid_stream(brokers: FakeCluster, tier: Path, **options: str) -> Checkpointed:
+    """Starts a stream over the tier and the brokers."""
+    return start_stream(brokers, path=str(tier), minListingIntervalMs="0", **options)
 
 
-def test_what_is_tiered_of_the_old_topic_comes_first(brokers: FakeCluster, tmp_path: Path) -> None:
-    _, before = created(brokers, tmp_path, 3)
+def test_tiered_segments_of_replaced_topic_are_read_first(
+    brokers: FakeCluster, tmp_path: Path
+) -> None:
+    _, previous_id = create_topic(brokers, tmp_path, 3)
     strict, lenient = (
-        both(brokers, tmp_path, maxSegmentsPerTrigger="1", failOnDataLoss=text)
+        start_hybrid_stream(brokers, tmp_path, maxSegmentsPerTrigger="1", failOnDataLoss=text)
         for text in ("true", "false")
     )
     for stream in (strict, lenient):
         assert stream.batch()
-    _, now = created(brokers, tmp_path, 0)
-    with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+    _, current_id = create_topic(brokers, tmp_path, 0)
+    with pytest.raises(DataLossError, match=f"created again.*{previous_id}.*{current_id}"):
         strict.all()
-    assert offsets(strict) == list(range(9)), "what only brokers had has gone with the topic"
+    assert offsets(strict) == list(range(9)), "records that were only on brokers are lost"
     lenient.all()
     assert offsets(lenient) == [*range(9), *range(12)]
     strict.close()
@@ -72,15 +72,17 @@ def test_what_is_tiered_of_the_old_topic_comes_first(brokers: FakeCluster, tmp_p
 
 
 @pytest.mark.parametrize("is_tiered", [True, False])
-def test_a_batch_of_the_old_topic_is_read_again(
+def test_replayed_batch_of_replaced_topic_has_only_its_rows(
     brokers: FakeCluster, tmp_path: Path, is_tiered: bool
 ) -> None:
-    """Never with rows of the new one."""
-    created(brokers, tmp_path, SEGMENTS * is_tiered)
-    strict, lenient = (both(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false"))
+    """The batch has no rows of the recreated topic."""
+    create_topic(brokers, tmp_path, SEGMENTS * is_tiered)
+    strict, lenient = (
+        start_hybrid_stream(brokers, tmp_path, failOnDataLoss=text) for text in ("true", "false")
+    )
     for stream in (strict, lenient):
         assert stream.choose()
-    created(brokers, tmp_path, 0)
+    create_topic(brokers, tmp_path, 0)
     if is_tiered:
         strict.start()
         assert offsets(strict) == list(range(12))
@@ -93,42 +95,42 @@ def test_a_batch_of_the_old_topic_is_read_again(
     lenient.close()
 
 
-def test_a_batch_of_the_old_topic_is_read_again_by_its_id(
+def test_replayed_batch_of_replaced_topic_id_option_is_read(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """The id is an option, and not that of the cluster any more."""
-    _, before = created(brokers, tmp_path, SEGMENTS)
-    stream = both(brokers, tmp_path, topicId=before)
+    """The option `topicId` has the previous id, and the cluster has another one."""
+    _, previous_id = create_topic(brokers, tmp_path, SEGMENTS)
+    stream = start_hybrid_stream(brokers, tmp_path, topicId=previous_id)
     assert stream.choose()
-    created(brokers, tmp_path, 0)
+    create_topic(brokers, tmp_path, 0)
     stream.start()
     assert offsets(stream) == list(range(12))
-    with pytest.raises(InvalidOptionError, match=f"not {before}"):
+    with pytest.raises(InvalidOptionError, match=f"not {previous_id}"):
         stream.batch()
     stream.close()
 
 
 @pytest.mark.parametrize("suffix", ["log", "indexes"])
-def test_without_the_tail_a_damaged_last_segment_comes_from_brokers(
+def test_without_tail_damaged_last_segment_is_read_from_brokers(
     brokers: FakeCluster, tmp_path: Path, suffix: str
 ) -> None:
-    created(brokers, tmp_path, 3)
+    create_topic(brokers, tmp_path, 3)
     (path,) = tmp_path.rglob(f"*/00000000000000000006-*.{suffix}")
     path.unlink()
-    stream = both(brokers, tmp_path, tail="false")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
     assert offsets(stream) == list(range(9))
     stream.close()
 
 
-def test_without_the_tail_a_start_by_time_in_the_tail_waits(
+def test_without_tail_timestamp_start_waits_for_the_tier(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    """The first record that is dated so is known, and not tiered yet."""
-    part, topic_id = created(brokers, tmp_path, 2)
-    part.log.dates = {at: 1000 + at for at in range(12)}
-    stream = both(brokers, tmp_path, tail="false", startingTimestamp="1010")
-    assert stream.batch(), "a new stream has a first batch in any case"
+    """Brokers know the first record at the timestamp, but the tier does not have it yet."""
+    partition, topic_id = create_topic(brokers, tmp_path, 2)
+    partition.log.dates = {offset: 1000 + offset for offset in range(12)}
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false", startingTimestamp="1010")
+    assert stream.batch(), "a new stream always has a first batch"
     assert offsets(stream) == []
     writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
     for segment in _segments()[2:]:
@@ -138,42 +140,44 @@ def test_without_the_tail_a_start_by_time_in_the_tail_waits(
     stream.close()
 
 
-def test_without_the_tail_brokers_fill_holes(brokers: FakeCluster, tmp_path: Path) -> None:
-    created(brokers, tmp_path, 3)
-    gone = list(tmp_path.rglob("*/00000000000000000003-*"))
-    assert gone
-    for path in gone:
+def test_without_tail_holes_are_read_from_brokers(brokers: FakeCluster, tmp_path: Path) -> None:
+    create_topic(brokers, tmp_path, 3)
+    deleted = list(tmp_path.rglob("*/00000000000000000003-*"))
+    assert deleted
+    for path in deleted:
         path.unlink()
-    stream = both(brokers, tmp_path, tail="false")
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
-    assert offsets(stream) == list(range(9)), "three records a segment; one is lost"
+    assert offsets(stream) == list(range(9)), "offsets of three segments, the second from brokers"
     assert stream.served["brokers"]
     stream.close()
 
 
-def test_the_tier_is_listed_once_in_an_interval(brokers: FakeCluster, tmp_path: Path) -> None:
-    part, _ = created(brokers, tmp_path, 2)
-    part.log.local_start = 12  # more was tiered than the listing shows
-    listed = mock.patch.object(TierListing, "_list", autospec=True, side_effect=TierListing._list)
-    with listed as asked:
-        stream = following(
+def test_tier_is_listed_once_per_interval(brokers: FakeCluster, tmp_path: Path) -> None:
+    partition, _ = create_topic(brokers, tmp_path, 2)
+    partition.log.local_start = 12  # more segments were tiered than the listing has
+    count_listings = mock.patch.object(
+        TierListing, "_list", autospec=True, side_effect=TierListing._list
+    )
+    with count_listings as list_calls:
+        stream = start_stream(
             brokers, path=str(tmp_path), minListingIntervalMs="1h", maxOffsetsPerTrigger="1"
         )
         assert stream.all() == 12
     assert offsets(stream) == list(range(12))
-    assert asked.call_count == 1
-    assert stream.served["tier"] > 0, "it is listed when a stream begins"
+    assert list_calls.call_count == 1
+    assert stream.served["tier"] > 0, "the tier is listed when a stream starts"
     stream.close()
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_topic_created_again_within_hole_grace_is_noticed(
+def test_topic_recreated_within_hole_grace_is_detected(
     brokers: FakeCluster, tmp_path: Path, strict: str
 ) -> None:
-    created(brokers, tmp_path, 3)
+    create_topic(brokers, tmp_path, 3)
     for path in list(tmp_path.rglob("*/00000000000000000003-*")):
         path.unlink()
-    stream = both(
+    stream = start_hybrid_stream(
         brokers,
         tmp_path,
         maxSegmentsPerTrigger="1",
@@ -181,8 +185,8 @@ def test_topic_created_again_within_hole_grace_is_noticed(
         holeGraceMs=str(3 * 10**12),
     )
     assert stream.batch()
-    created(brokers, tmp_path, 0)
-    assert not stream.batch(), "the hole may be a copy under way"
+    create_topic(brokers, tmp_path, 0)
+    assert not stream.batch(), "the hole may be a copy in progress"
     stream.clock.seconds += 10**10
     if strict == "true":
         with pytest.raises(DataLossError, match=r"\[3, 6\)"):
@@ -193,16 +197,18 @@ def test_topic_created_again_within_hole_grace_is_noticed(
     stream.close()
 
 
-def test_hole_of_the_old_topic_that_heals_is_read(brokers: FakeCluster, tmp_path: Path) -> None:
-    created(brokers, tmp_path, 3)
-    gone = {path: path.read_bytes() for path in tmp_path.rglob("*/00000000000000000003-*")}
-    for path in gone:
+def test_filled_hole_of_replaced_topic_is_read(brokers: FakeCluster, tmp_path: Path) -> None:
+    create_topic(brokers, tmp_path, 3)
+    deleted = {path: path.read_bytes() for path in tmp_path.rglob("*/00000000000000000003-*")}
+    for path in deleted:
         path.unlink()
-    stream = both(brokers, tmp_path, maxSegmentsPerTrigger="1", holeGraceMs=str(3 * 10**12))
+    stream = start_hybrid_stream(
+        brokers, tmp_path, maxSegmentsPerTrigger="1", holeGraceMs=str(3 * 10**12)
+    )
     assert stream.batch()
-    created(brokers, tmp_path, 0)
+    create_topic(brokers, tmp_path, 0)
     assert not stream.batch()
-    for path, data in gone.items():
+    for path, data in deleted.items():
         path.write_bytes(data)
     with pytest.raises(DataLossError, match="created again"):
         stream.all()
@@ -210,30 +216,28 @@ def test_hole_of_the_old_topic_that_heals_is_read(brokers: FakeCluster, tmp_path
     stream.close()
 
 
-def test_without_the_tail_a_running_stream_sees_what_is_tiered_later(
+def test_without_tail_running_stream_reads_new_segments(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
-    part, topic_id = created(brokers, tmp_path, 2)
-    stream = both(brokers, tmp_path, tail="false")
+    partition, topic_id = create_topic(brokers, tmp_path, 2)
+    stream = start_hybrid_stream(brokers, tmp_path, tail="false")
     stream.all()
     assert offsets(stream) == list(range(6))
     writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
     writer.write_segment(_segments()[2])
-    part.log.local_start = 9
+    partition.log.local_start = 9
     stream.all()
     assert offsets(stream) == list(range(9))
     stream.close()
 
 
-def test_without_the_tail_a_stream_that_had_it_waits_for_the_tier(
-    brokers: FakeCluster, tmp_path: Path
-) -> None:
-    _, topic_id = created(brokers, tmp_path, 2)
-    stream = both(brokers, tmp_path)
+def test_tail_turned_off_waits_for_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
+    _, topic_id = create_topic(brokers, tmp_path, 2)
+    stream = start_hybrid_stream(brokers, tmp_path)
     stream.all()
     assert offsets(stream) == list(range(12))
     stream.start(tail="false")
-    assert not stream.batch(), "nothing was lost: the tier is not that far"
+    assert not stream.batch(), "the tier ends before the stream's offset; no record is lost"
     writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
     for segment in _segments()[2:]:
         writer.write_segment(segment)
@@ -242,11 +246,11 @@ def test_without_the_tail_a_stream_that_had_it_waits_for_the_tier(
     stream.close()
 
 
-def test_stale_listing_is_renewed_before_an_old_broker_is_blamed(tmp_path: Path) -> None:
+def test_stale_listing_is_renewed_before_old_broker_error(tmp_path: Path) -> None:
     with FakeCluster(versions={"ListOffsets": 9}) as brokers:
-        part, topic_id = created(brokers, tmp_path, 2)
-        part.log.local_start = 6
-        stream = following(
+        partition, topic_id = create_topic(brokers, tmp_path, 2)
+        partition.log.local_start = 6
+        stream = start_stream(
             brokers,
             path=str(tmp_path),
             minListingIntervalMs="1h",
@@ -256,7 +260,7 @@ def test_stale_listing_is_renewed_before_an_old_broker_is_blamed(tmp_path: Path)
         writer = AivenTierWriter(tmp_path, topic="t", topic_id=topic_id)
         for segment in _segments()[2:]:
             writer.write_segment(segment)
-        part.log.local_start = 12
+        partition.log.local_start = 12
         stream.all()
         assert offsets(stream) == list(range(12))
         stream.close()

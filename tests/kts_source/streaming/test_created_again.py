@@ -1,4 +1,4 @@
-"""Topics that are created again while a stream of the tier reads them."""
+"""Topics that are recreated while a stream reads them from the tier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RECREATED = ("Y0eIqb0wSCGvx1A44Duolw", "635qa4GBRgeRNLq3CIS0RA")
-"""Topic ids of the golden topic of that name, the earlier one first."""
+"""Topic ids of the golden topic `recreated`, oldest first."""
 
 
 @pytest.fixture
@@ -23,9 +23,13 @@ def tier(tmp_path: Path) -> GrowingTier:
 
 
 @pytest.mark.parametrize("old_objects_stay", [True, False])
-def test_a_topic_that_was_created_again(tier: GrowingTier, old_objects_stay: bool) -> None:
-    before, now = RECREATED
-    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
+def test_recreated_topic_raises_data_loss_error_after_tiered_segments(
+    tier: GrowingTier, old_objects_stay: bool
+) -> None:
+    previous_id, current_id = RECREATED
+    old, new = (
+        tier.folder("recreated", topic_id=topic_id) for topic_id in (previous_id, current_id)
+    )
     tier.add(old, tier.stems(old))
     stream = Running(tier.path, "recreated", maxSegmentsPerTrigger="1")
     assert stream.batch()
@@ -36,8 +40,8 @@ def test_a_topic_that_was_created_again(tier: GrowingTier, old_objects_stay: boo
             folder.rmdir()
     tier.add(new, tier.stems(new))
     if old_objects_stay:
-        assert stream.batch(), "what is tiered of the old one is read first"
-    with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+        assert stream.batch(), "segments of the previous topic id are read first"
+    with pytest.raises(DataLossError, match=f"created again.*{previous_id}.*{current_id}"):
         stream.batch()
     previous = expected_table("recreated-previous", "read_uncommitted")
     assert_same_rows(stream.rows(), previous)
@@ -45,22 +49,23 @@ def test_a_topic_that_was_created_again(tier: GrowingTier, old_objects_stay: boo
     stream.start(failOnDataLoss="false")
     assert stream.all() == 2
     end = stream.last
-    assert end["topics"]["recreated"]["id"] == now
-    fresh = Running(tier.path, "recreated", topicId=now)
+    assert end["topics"]["recreated"]["id"] == current_id
+    fresh = Running(tier.path, "recreated", topicId=current_id)
     fresh.all()
-    assert sum(stream.batches[at].num_rows for at in (count, count + 1)) == fresh.rows().num_rows
+    new_batches = [stream.batches[number] for number in (count, count + 1)]
+    assert sum(batch.num_rows for batch in new_batches) == fresh.rows().num_rows
     assert stream.rows().num_rows == previous.num_rows + fresh.rows().num_rows
 
 
 @pytest.mark.parametrize("old_objects_stay", [True, False])
-def test_batches_of_a_topic_that_was_created_again_within_one_look(
+def test_recreated_topic_is_read_in_batches_without_a_new_listing(
     tier: GrowingTier, old_objects_stay: bool
 ) -> None:
-    """The look that showed both incarnations serves the batches that follow, too, with those of
-    another topic among them.
-    """
-    before, now = RECREATED
-    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
+    """One listing shows both topic ids, and is reused for all batches, also of other topics."""
+    previous_id, current_id = RECREATED
+    old, new = (
+        tier.folder("recreated", topic_id=topic_id) for topic_id in (previous_id, current_id)
+    )
     other = tier.folder("codecs")
     tier.add(old, tier.stems(old))
     stream = Running(
@@ -79,84 +84,88 @@ def test_batches_of_a_topic_that_was_created_again_within_one_look(
     tier.add(new, tier.stems(new))
     tier.add(other, tier.stems(other))
     stream.clock.seconds += 10
-    behind = []
+    unread_offsets = []
     while stream.batch():
         lag = stream.stream.lag()
         assert lag is not None
-        behind.append(lag["behind"]["offsets"])
-    assert behind[-1] == 0
-    assert len(stream.offset_log) == sum(len(tier.stems(one)) for one in (old, new, other))
+        unread_offsets.append(lag["behind"]["offsets"])
+    assert unread_offsets[-1] == 0
+    assert len(stream.offset_log) == sum(len(tier.stems(folder)) for folder in (old, new, other))
     assert stream.rows().num_rows == sum(
         expected_table(name, "read_committed").num_rows
         for name in ("recreated-previous", "recreated", "codecs")
     )
 
 
-def test_a_checkpoint_of_another_topic_id_than_asked_for(tier: GrowingTier) -> None:
-    before, now = RECREATED
-    for one in (before, now):
-        folder = tier.folder("recreated", topic_id=one)
+def test_checkpoint_with_other_topic_id_than_option_raises_stream_offset_error(
+    tier: GrowingTier,
+) -> None:
+    previous_id, current_id = RECREATED
+    for topic_id in (previous_id, current_id):
+        folder = tier.folder("recreated", topic_id=topic_id)
         tier.add(folder, tier.stems(folder))
-    stream = Running(tier.path, "recreated", topicId=before)
+    stream = Running(tier.path, "recreated", topicId=previous_id)
     stream.all()
-    assert stream.all() == 0, "who asks for an id gets that one"
-    stream.start(topicId=now)
-    with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' says {now}"):
+    assert stream.all() == 0, "option topicId selects the previous id"
+    stream.start(topicId=current_id)
+    with pytest.raises(StreamOffsetError, match=f"{previous_id}.*'topicId' says {current_id}"):
         stream.batch()
 
 
-def test_an_older_one_is_left_when_nothing_else_is(tier: GrowingTier) -> None:
-    """All segments of the stream's own incarnation may expire; objects of the one before may stay
-    for ever.
-    """
-    old, new = (tier.folder("recreated", topic_id=one) for one in RECREATED)
+def test_older_topic_id_is_not_read_after_newer_segments_expire(tier: GrowingTier) -> None:
+    """All segments of the current topic id may expire while objects of the previous id remain."""
+    old, new = (tier.folder("recreated", topic_id=topic_id) for topic_id in RECREATED)
     for folder in (old, new):
         tier.add(folder, tier.stems(folder))
     stream = Running(tier.path, "recreated")
     stream.all()
     lenient = Running(tier.path, "recreated", topicId=RECREATED[0], failOnDataLoss="false")
     lenient.all()
-    assert not lenient.batch(), "who asks for an id stays in it"
+    assert not lenient.batch(), "option topicId keeps the stream at this id"
     del lenient.options["topicId"]
     lenient.start()
     lenient.all()
     tier.remove(new, tier.stems(new))
     for folder in (tier.here(new), tier.here(new).parent):
         folder.rmdir()
-    for one in (stream, lenient):
-        assert not one.batch()
-        assert one.last["topics"]["recreated"]["id"] == RECREATED[1]
+    for running in (stream, lenient):
+        assert not running.batch()
+        assert running.last["topics"]["recreated"]["id"] == RECREATED[1]
     tier.add(new, tier.stems(new))
-    for one in (stream, lenient):
-        assert not one.batch()
+    for running in (stream, lenient):
+        assert not running.batch()
 
 
-def test_a_process_that_begins_when_an_older_one_is_left(tier: GrowingTier) -> None:
-    """Nothing tells it which one is older."""
-    before, now = RECREATED
-    old, new = (tier.folder("recreated", topic_id=one) for one in RECREATED)
+def test_new_process_with_only_older_topic_id_raises_data_loss_error(tier: GrowingTier) -> None:
+    """A new process cannot know which topic id is older."""
+    previous_id, current_id = RECREATED
+    old, new = (tier.folder("recreated", topic_id=topic_id) for topic_id in RECREATED)
     tier.add(new, tier.stems(new))
     strict, lenient = (
         Running(tier.path, "recreated", failOnDataLoss=text) for text in ("true", "false")
     )
-    for one in (strict, lenient):
-        one.all()
+    for stream in (strict, lenient):
+        stream.all()
     tier.add(old, tier.stems(old))
     tier.remove(new, tier.stems(new))
-    for one in (strict, lenient):
-        one.start()
-    with pytest.raises(DataLossError, match=f"created again.*{now}.*{before}"):
+    for stream in (strict, lenient):
+        stream.start()
+    with pytest.raises(DataLossError, match=f"created again.*{current_id}.*{previous_id}"):
         strict.batch()
-    strict.start(topicId=now)
+    strict.start(topicId=current_id)
     assert not strict.batch()
     assert lenient.batch()
-    assert lenient.last["topics"]["recreated"]["id"] == before
+    assert lenient.last["topics"]["recreated"]["id"] == previous_id
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_a_first_copy_that_takes_its_time(tier: GrowingTier, fail_on_data_loss: str) -> None:
-    before, now = RECREATED
-    old, new = (tier.folder("recreated", topic_id=one) for one in (before, now))
+def test_recreated_topic_waits_for_first_complete_segment(
+    tier: GrowingTier, fail_on_data_loss: str
+) -> None:
+    previous_id, current_id = RECREATED
+    old, new = (
+        tier.folder("recreated", topic_id=topic_id) for topic_id in (previous_id, current_id)
+    )
     tier.add(old, tier.stems(old))
     stream = Running(tier.path, "recreated", failOnDataLoss=fail_on_data_loss)
     stream.all()
@@ -168,8 +177,8 @@ def test_a_first_copy_that_takes_its_time(tier: GrowingTier, fail_on_data_loss: 
     assert not stream.batch()
     (tier.path / manifest.name).rename(manifest)
     if fail_on_data_loss == "true":
-        with pytest.raises(DataLossError, match=f"created again.*{before}.*{now}"):
+        with pytest.raises(DataLossError, match=f"created again.*{previous_id}.*{current_id}"):
             stream.batch()
     else:
         assert stream.batch()
-        assert stream.last["topics"]["recreated"]["id"] == now
+        assert stream.last["topics"]["recreated"]["id"] == current_id

@@ -1,4 +1,4 @@
-"""Temporary credentials end while a stream runs: it gets new ones by itself."""
+"""A running stream automatically replaces temporary credentials that expire."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
     from tests.s3 import S3Server
 
 EXPIRES_SECONDS = 60
-"""As the tokens say; soon enough for clients to ask for new ones."""
+"""Lifetime in each token's response; short enough that clients request new tokens early."""
 PATH = "/credentials"
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>"
 
 
 class Gate(ThreadingHTTPServer):
-    """Gives tokens that soon expire, as a container's role does, and lets only those in to a store
-    whose token is alive.
+    """Issues short-lived tokens like a container role, and proxies requests to an S3 server.
+
+    Only requests with a valid token reach the server.
 
     Attributes:
-        given: How many tokens were given.
-        used: Those that opened the gate.
-        refused: How many requests came with a token that had ended.
+        issued: Number of issued tokens.
+        used: Tokens of accepted requests.
+        refused: Number of requests with an expired token.
     """
 
     daemon_threads = True
@@ -41,31 +42,31 @@ class Gate(ThreadingHTTPServer):
     def __init__(self, endpoint: str) -> None:
         super().__init__(("127.0.0.1", 0), Visitor)
         self.store = urlsplit(endpoint).netloc
-        self.given = self.refused = 0
+        self.issued = self.refused = 0
         self.used: set[str] = set()
         self.alive: set[str] = set()
         self.lock = threading.Lock()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """URL of this proxy."""
         return f"http://127.0.0.1:{self.server_port}"
 
-    def token(self) -> str:
-        """A new one."""
+    def issue_token(self) -> str:
+        """Issues a new token."""
         with self.lock:
-            self.given += 1
-            name = f"token-{self.given}"
+            self.issued += 1
+            name = f"token-{self.issued}"
             self.alive.add(name)
             return name
 
-    def end_all(self) -> None:
-        """From now on none lets in that was given before."""
+    def expire_all(self) -> None:
+        """Expires all issued tokens."""
         with self.lock:
             self.alive.clear()
 
-    def lets_in(self, token: str) -> bool:
-        """Whether a token is alive."""
+    def accepts(self, token: str) -> bool:
+        """Returns true if a token is valid; counts refused requests."""
         with self.lock:
             if token not in self.alive:
                 self.refused += 1
@@ -75,22 +76,24 @@ class Gate(ThreadingHTTPServer):
 
 
 class Visitor(BaseHTTPRequestHandler):
-    """One request at the gate."""
+    """Handles requests for credentials and proxied requests."""
 
     protocol_version = "HTTP/1.1"
     server: Gate
 
     def do_GET(self) -> None:
         if self.path == PATH:
-            ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + EXPIRES_SECONDS))
+            expiration = time.strftime(
+                "%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + EXPIRES_SECONDS)
+            )
             answer = {
                 "AccessKeyId": "key",
                 "SecretAccessKey": "secret",
-                "Token": self.server.token(),
-                "Expiration": ends,
+                "Token": self.server.issue_token(),
+                "Expiration": expiration,
             }
             self._answer(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
-        elif not self.server.lets_in(self.headers.get("x-amz-security-token", "")):
+        elif not self.server.accepts(self.headers.get("x-amz-security-token", "")):
             self._answer(403, {"Content-Type": "application/xml"}, EXPIRED)
         else:
             store = http.client.HTTPConnection(self.server.store, timeout=30)
@@ -100,7 +103,7 @@ class Visitor(BaseHTTPRequestHandler):
             self._answer(answer_of_store.status, dict(answer_of_store.getheaders()), data)
             store.close()
 
-    do_HEAD = do_GET  # noqa: N815  # the name that http.server looks for
+    do_HEAD = do_GET  # noqa: N815  # http.server calls this name
 
     def _answer(self, status: int, headers: dict[str, str], data: bytes) -> None:
         self.send_response(status)
@@ -113,7 +116,7 @@ class Visitor(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def gate(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_tokens_that_end_while_a_stream_runs(gate: Gate, s3_server: S3Server) -> None:
+def test_expired_tokens_are_replaced_while_a_stream_runs(gate: Gate, s3_server: S3Server) -> None:
     bucket = s3_server.upload(TIER / "tiered", prefix="tiered/")
     options = {
         **tier_options("txn", maxSegmentsPerTrigger="3", minListingIntervalMs="0"),
@@ -144,7 +147,7 @@ def test_tokens_that_end_while_a_stream_runs(gate: Gate, s3_server: S3Server) ->
     }
     stream = Checkpointed(options)
     while stream.batch():
-        gate.end_all()
+        gate.expire_all()
     stream.close()
     rows = sum(table.num_rows for table in stream.batches.values())
     assert rows == expected_table("txn", "read_committed").num_rows

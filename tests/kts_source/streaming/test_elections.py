@@ -1,4 +1,4 @@
-"""A leader that replaces what a stream has read: told by the epoch of the last record."""
+"""New leaders that replace records a stream has read; detected by the last record's epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 
 
 def branch(*epochs: tuple[int, int]) -> list[SegmentFiles]:
-    """One segment for each (leader epoch, records)."""
+    """Returns one segment for each pair of leader epoch and number of records."""
     log = LogBuilder(leader_epoch=epochs[0][0])
     for epoch, records in epochs:
         if epoch != epochs[0][0]:
@@ -39,14 +39,14 @@ def stream(tmp_path: Path) -> Running:
     return running
 
 
-def write(tier: Path, segments: list[SegmentFiles], at: int) -> None:
+def write(tier: Path, segments: list[SegmentFiles], first_second: int) -> None:
     writer = AivenTierWriter(tier, topic="t", topic_id=TOPIC_ID)
     for number, segment in enumerate(segments):
-        writer.write_segment(segment, event_timestamp_ms=1000 * (at + number))
+        writer.write_segment(segment, event_timestamp_ms=1000 * (first_second + number))
 
 
-def test_records_that_were_read_are_replaced(tmp_path: Path, stream: Running) -> None:
-    # Epoch 2 begins at offset 10: offsets [10, 20) of epoch 1 never were, for Kafka.
+def test_replaced_records_raise_data_loss_error(tmp_path: Path, stream: Running) -> None:
+    # Epoch 2 begins at offset 10, so Kafka's log no longer has offsets [10, 20) of epoch 1.
     write(tmp_path, branch((0, 10), (2, 30))[1:], 10)
     with pytest.raises(DataLossError, match=r"offset 20, where leader epoch 1 .* epoch 2 now"):
         stream.batch()
@@ -56,25 +56,27 @@ def test_records_that_were_read_are_replaced(tmp_path: Path, stream: Running) ->
     assert stream.last["topics"]["t"]["e"] == {"0": 2}
 
 
-def test_a_new_leader_behind_what_was_read(tmp_path: Path, stream: Running) -> None:
+def test_new_leader_after_read_offset_is_followed(tmp_path: Path, stream: Running) -> None:
     write(tmp_path, branch((0, 10), (1, 10), (4, 5))[2:], 10)
     assert stream.all() == 1
     assert stream.last["topics"]["t"] == {"id": TOPIC_ID, "p": {"0": 25}, "e": {"0": 4}}
 
 
-def test_a_branch_that_ends_below_what_was_read(tmp_path: Path, stream: Running) -> None:
+def test_replaced_log_that_ends_below_read_offset_raises_data_loss_error(
+    tmp_path: Path, stream: Running
+) -> None:
     write(tmp_path, branch((0, 10), (2, 5))[1:], 10)
     with pytest.raises(DataLossError, match=r"ends at offset 15 now.* up to 20"):
         stream.batch()
 
 
-def test_the_same_records_uploaded_again(tmp_path: Path, stream: Running) -> None:
+def test_segments_uploaded_again_add_no_batch(tmp_path: Path, stream: Running) -> None:
     write(tmp_path, branch((0, 10), (1, 10)), 10)
     assert stream.all() == 0
 
 
-def test_records_of_a_batch_that_is_read_again_were_replaced(tmp_path: Path) -> None:
-    """The batch would hold other rows than those that may be in the sink already."""
+def test_replayed_batch_with_replaced_records_raises_data_loss_error(tmp_path: Path) -> None:
+    """The replayed batch would have other rows than the sink may have already stored."""
     write(tmp_path, branch((0, 10), (1, 10)), 0)
     strict, lenient = (
         Running(tmp_path, "t", keyPrefix="", failOnDataLoss=text) for text in ("true", "false")
@@ -88,12 +90,12 @@ def test_records_of_a_batch_that_is_read_again_were_replaced(tmp_path: Path) -> 
     assert lenient.rows()["value"].to_pylist() == [b"epoch 0"] * 10 + [b"epoch 2"] * 10
 
 
-def test_a_fixed_end_is_that_of_the_branch_that_lives(tmp_path: Path) -> None:
-    # Copied from another bucket, with times in the order of offsets: which branch lives shows only
-    # where its segment is met, and until then the dead one's end is the end.
-    dead = branch(*[(0, 3)] * 12)
-    (lives,) = branch(*[(0, 3)] * 5, (5, 3))[5:]
-    write(tmp_path, [*dead[:5], lives, *dead[6:]], 0)
+def test_fixed_end_is_the_end_of_the_current_log(tmp_path: Path) -> None:
+    # In a copied bucket, modification times follow the offsets. Then only the segment of epoch 5
+    # shows that the later segments of epoch 0 were replaced.
+    replaced = branch(*[(0, 3)] * 12)
+    (current,) = branch(*[(0, 3)] * 5, (5, 3))[5:]
+    write(tmp_path, [*replaced[:5], current, *replaced[6:]], 0)
     for path in tmp_path.rglob("*-*.*"):
         written = 1_700_000_000 + int(path.name[:20])
         os.utime(path, (written, written))

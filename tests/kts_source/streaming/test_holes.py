@@ -1,4 +1,4 @@
-"""Offsets that are missing between two segments: copies under way, or losses."""
+"""Missing offsets between two segments: copies in progress, or lost segments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kts_source.errors import DataLossError
 from segment_format.testing import LocalTierWriter, LogBuilder, SimpleRecord
 from tests.golden_data import assert_same_rows, expected_table
 from tests.kts_source.streaming.running import GrowingTier, Running
-from tests.kts_source.streaming.test_changes import UNCOMMITTED, begin, between
+from tests.kts_source.streaming.test_changes import UNCOMMITTED, base_offset, rows_between
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,57 +23,61 @@ def tier(tmp_path: Path) -> GrowingTier:
 
 
 def event_seconds(tier: GrowingTier, folder: Path, stem: str) -> float:
-    """When the copy of a segment began."""
+    """Returns the time at which the copy of a segment began."""
     manifest = json.loads((folder / f"{stem}.rsm-manifest").read_text())
     return int(manifest["remoteLogSegmentMetadata"]["eventTimestampMs"]) / 1000
 
 
 @pytest.mark.parametrize("fail_on_data_loss", ["true", "false"])
-def test_a_hole_that_heals(tier: GrowingTier, fail_on_data_loss: str) -> None:
+def test_hole_is_read_after_the_copy_completes(tier: GrowingTier, fail_on_data_loss: str) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, [*stems[:4], *stems[5:]])
     stream = Running(tier.path, "txn", failOnDataLoss=fail_on_data_loss)
     stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 1
     assert stream.all() == 1
-    assert stream.rows()["offset"].to_numpy().max() < begin(stems[4])
+    assert stream.rows()["offset"].to_numpy().max() < base_offset(stems[4])
     tier.add(folder, stems)
     assert stream.all() == 1
-    assert_same_rows(stream.rows(), between(expected_table("txn", "read_committed"), 0, 1 << 60))
+    assert_same_rows(
+        stream.rows(), rows_between(expected_table("txn", "read_committed"), 0, 1 << 60)
+    )
 
 
-def test_a_hole_that_stays(tier: GrowingTier) -> None:
+def test_hole_older_than_grace_raises_data_loss_error(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, [*stems[:4], *stems[5:]])
     stream = Running(tier.path, "txn", isolationLevel=UNCOMMITTED, holeGraceMs="60s")
     stream.clock.seconds = event_seconds(tier, folder, stems[5]) + 59
-    assert stream.all() == 1, "what lies before it is read"
-    hole, end = begin(stems[4]), begin(stems[5])
+    assert stream.all() == 1, "offsets before the hole are read"
+    hole, end = base_offset(stems[4]), base_offset(stems[5])
     assert stream.last["topics"]["txn"]["p"]["0"] == hole
     stream.clock.seconds += 2
     with pytest.raises(DataLossError, match=rf"\[{hole}, {end}\) between"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert stream.all() == 1
-    expected = between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
-    missing = between(expected, hole, end)
+    expected = rows_between(expected_table("txn", UNCOMMITTED), 0, 1 << 60)
+    missing = rows_between(expected, hole, end)
     assert stream.rows().num_rows == expected.num_rows - missing.num_rows
     assert stream.batches[1]["offset"].to_numpy().min() >= end
 
 
-def test_what_lies_before_an_old_hole_is_read_before_it_is_an_error(tier: GrowingTier) -> None:
+def test_offsets_before_an_old_hole_are_read_before_the_error(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, [stems[0], *stems[2:]])
     stream = Running(tier.path, "codecs")
     assert stream.batch()
-    assert stream.rows().num_rows == begin(stems[1])
+    assert stream.rows().num_rows == base_offset(stems[1])
     with pytest.raises(DataLossError, match="no segment in the tier holds"):
         stream.batch()
 
 
-def test_a_hole_is_an_error_although_other_partitions_go_on(tier: GrowingTier) -> None:
+def test_hole_raises_data_loss_error_despite_new_data_in_other_partitions(
+    tier: GrowingTier,
+) -> None:
     folder, other = tier.folder("wide", 0), tier.folder("wide", 5)
     stems, others = tier.stems(folder), tier.stems(other)
     tier.add(folder, [stems[0], *stems[2:]])
@@ -86,26 +90,26 @@ def test_a_hole_is_an_error_although_other_partitions_go_on(tier: GrowingTier) -
     assert stream.committed == 1
 
 
-def test_transactions_that_may_have_ended_in_a_hole_that_may_heal(tier: GrowingTier) -> None:
+def test_open_transactions_before_a_fresh_hole_wait(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     for missing in range(1, len(stems) - 1):
-        there = [stem for number, stem in enumerate(stems) if number != missing]
+        remaining = [stem for number, stem in enumerate(stems) if number != missing]
         tier.remove(folder, stems)
-        tier.add(folder, there)
+        tier.add(folder, remaining)
         stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1")
         stream.clock.seconds = event_seconds(tier, folder, stems[missing + 1]) + 1
         stream.all()
         before = stream.rows().num_rows
-        assert stream.last["topics"]["txn"]["p"]["0"] <= begin(stems[missing])
+        assert stream.last["topics"]["txn"]["p"]["0"] <= base_offset(stems[missing])
         tier.add(folder, stems)
         stream.all()
         assert before < stream.rows().num_rows
-        expected = between(expected_table("txn", "read_committed"), 0, 1 << 60)
+        expected = rows_between(expected_table("txn", "read_committed"), 0, 1 << 60)
         assert_same_rows(stream.rows(), expected)
 
 
-def test_a_hole_counts_from_its_first_sight_where_nothing_tells_when_the_copy_began(
+def test_hole_without_copy_time_ages_from_first_listing(
     tmp_path: Path,
 ) -> None:
     log = LogBuilder()

@@ -1,4 +1,4 @@
-"""A stream that waits costs one listing per interval, and nothing that grows."""
+"""An idle stream lists the tier once per interval and does not use more memory over time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ POLLS = 10_000
 WARM = 300
 
 
-def grown(poll: Callable[[], None], polls: int) -> int:
-    """By how many blocks of memory Python holds more after so many polls."""
+def count_new_blocks(poll: Callable[[], None], polls: int) -> int:
+    """Returns the number of memory blocks that Python allocated additionally during the polls."""
     for _ in range(WARM):
         poll()
     gc.collect()
@@ -44,43 +44,43 @@ def _stream(tier: SimulatedTier, clock: Clock) -> TierStream:
 
 
 @pytest.mark.slow
-def test_ten_thousand_polls_of_a_folder_grow_nothing() -> None:
+def test_ten_thousand_polls_of_a_folder_keep_memory_constant() -> None:
     stream = Running(TIER, "txn")
     stream.all()
-    assert grown(lambda: assert_nothing(stream), POLLS) < POLLS // 10
+    assert count_new_blocks(lambda: assert_no_batch(stream), POLLS) < POLLS // 10
     stream.close()
 
 
-def assert_nothing(stream: Running) -> None:
+def assert_no_batch(stream: Running) -> None:
     assert not stream.choose()
     assert stream.stream.lag() is not None
 
 
 @pytest.mark.slow
-def test_ten_thousand_polls_of_a_store_that_lists_in_pages_grow_nothing() -> None:
+def test_ten_thousand_polls_of_a_paged_store_keep_memory_constant() -> None:
     tier, clock = SimulatedTier(2, 500, latency_seconds=0), Clock()
     tier.prepare()
     stream = _stream(tier, clock)
     end = stream.next(INITIAL)
-    asked = tier.counters.requests
+    requests = tier.counters.requests
     listings = WARM + POLLS
     before = tier.counters.list_requests
 
     def poll() -> None:
         clock.seconds += 11
-        for _ in range(2):  # the second is answered from memory
+        for _ in range(2):  # the second poll uses the remembered listing
             assert stream.next(end) is end
             assert stream.lag() is not None
 
-    assert grown(poll, POLLS) < POLLS // 10
-    # The topic, its partitions, and of each its first page and what is behind the last known
-    # segment; or, now and then, all of it, which is two pages.
+    assert count_new_blocks(poll, POLLS) < POLLS // 10
+    # Two requests list the topic and its partitions. Each partition takes two more: its first page
+    # and the keys after the last known segment, or sometimes both pages of a full listing.
     assert tier.counters.list_requests - before == listings * (2 + 2 * 2)
-    assert tier.counters.requests == asked, "no manifest is read again"
+    assert tier.counters.requests == requests, "no manifest is read again"
     stream.close()
 
 
-def test_one_listing_per_interval() -> None:
+def test_polls_within_interval_use_one_listing() -> None:
     tier, clock = SimulatedTier(3, 4, latency_seconds=0), Clock()
     stream = _stream(tier, clock)
     end = stream.next(INITIAL)

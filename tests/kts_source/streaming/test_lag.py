@@ -1,4 +1,4 @@
-"""How far a stream is behind, for those who watch it."""
+"""The lag that a stream reports: unread offsets, bytes, and the age of unread records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENDS = {"0": 3963, "1": 3671}
-"""Of the golden topic `txn`, undecided transactions among it."""
+"""End offsets of the golden topic `txn`, including undecided transactions."""
 
 
 @pytest.fixture
@@ -26,11 +26,11 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
     return Listings(monkeypatch)
 
 
-def test_before_the_first_batch_nothing_is_known() -> None:
+def test_lag_before_the_first_batch_is_none() -> None:
     assert Running(TIER, "txn").stream.lag() is None
 
 
-def test_offsets_bytes_and_dates_fall_to_nothing() -> None:
+def test_lag_decreases_to_zero() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     lags = []
     while stream.batch():
@@ -54,7 +54,7 @@ def test_offsets_bytes_and_dates_fall_to_nothing() -> None:
             assert (offsets == 0) == (size == 0) == (oldest is None)
 
 
-def test_dates_are_those_of_records() -> None:
+def test_lag_oldest_time_is_a_record_timestamp() -> None:
     times = expected_table("codecs", "read_committed")["timestamp"].cast(pa.int64()).to_pylist()
     stream = Running(TIER, "codecs", maxSegmentsPerTrigger="1")
     dates = []
@@ -68,54 +68,56 @@ def test_dates_are_those_of_records() -> None:
     assert dates == sorted(dates)
 
 
-def test_how_far_retention_is_from_overtaking_it(tmp_path: Path) -> None:
+def test_lag_headroom_is_distance_to_log_start(tmp_path: Path) -> None:
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
     stream = Running(tier.path, "codecs", maxSegmentsPerTrigger="1")
     starts = [int(stem[:20]) for stem in stems]
-    found = []
+    headrooms = []
     for number in range(3):
         assert stream.batch()
         progress = {"sources": [{"latestOffset": stream.stream.lag()}]}
         (lag,) = metrics.stream_lag(progress)
-        found.append(lag.partitions[TopicPartition("codecs", 0)].headroom)
+        headrooms.append(lag.partitions[TopicPartition("codecs", 0)].headroom)
         tier.remove(folder, stems[: number + 1])
-    assert found == [at - log_start for at, log_start in zip(starts[1:4], starts, strict=False)]
+    assert headrooms == [
+        position - log_start for position, log_start in zip(starts[1:4], starts, strict=False)
+    ]
 
 
-def test_it_asks_the_store_for_nothing(listings: Listings) -> None:
+def test_lag_sends_no_store_requests(listings: Listings) -> None:
     stream = Running(TIER, "txn", maxSegmentsPerTrigger="1", minListingIntervalMs="10000")
     assert stream.batch()
     assert stream.stream.lag()
-    asked = listings.count, listings.read
+    requests = listings.count, listings.read
     for _ in range(100):
         assert stream.stream.lag()
-    assert (listings.count, listings.read) == asked
+    assert (listings.count, listings.read) == requests
 
 
-def test_it_is_read_from_the_progress_of_a_query() -> None:
+def test_stream_lag_is_read_from_query_progress() -> None:
     stream = Running(TIER, ["txn", "codecs"], maxSegmentsPerTrigger="1")
     assert stream.batch()
-    told = stream.stream.lag()
-    assert told is not None
+    expected = stream.stream.lag()
+    assert expected is not None
     progress = {
         "batchId": 3,
         "timestamp": "2026-11-22T10:00:00.000Z",
         "sources": [
             {"description": "other", "latestOffset": json.dumps({"orders": {"0": 1}})},
-            {"description": "TieredKafka", "latestOffset": json.dumps(told)},
+            {"description": "TieredKafka", "latestOffset": json.dumps(expected)},
         ],
     }
-    for given in (progress, json.dumps(progress)):
-        (lag,) = metrics.stream_lag(given)
-        assert lag.offsets == told["behind"]["offsets"] > 0
-        assert lag.size == told["behind"]["bytes"]
-        assert lag.oldest_ms == told["behind"]["oldestMs"]
-        assert lag.partitions[TopicPartition("txn", 0)].end == told["topics"]["txn"]["0"][0]
+    for query_progress in (progress, json.dumps(progress)):
+        (lag,) = metrics.stream_lag(query_progress)
+        assert lag.offsets == expected["behind"]["offsets"] > 0
+        assert lag.size == expected["behind"]["bytes"]
+        assert lag.oldest_ms == expected["behind"]["oldestMs"]
+        assert lag.partitions[TopicPartition("txn", 0)].end == expected["topics"]["txn"]["0"][0]
 
 
-def test_progress_without_figures_has_none() -> None:
-    told = (None, "{}", "None", "{'orders': {'0': 1}}")  # the last two by PySpark 4.1
-    assert metrics.stream_lag({"sources": [{"latestOffset": one} for one in told]}) == ()
+def test_stream_lag_of_progress_without_lag_is_empty() -> None:
+    offsets = (None, "{}", "None", "{'orders': {'0': 1}}")  # PySpark 4.1 writes the last two
+    assert metrics.stream_lag({"sources": [{"latestOffset": offset} for offset in offsets]}) == ()

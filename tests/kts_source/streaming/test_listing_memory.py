@@ -1,8 +1,4 @@
-"""Listings of a stream that go on from earlier ones show what whole ones show, in fewer requests.
-
-Seen to fail when broken on purpose: the overlap behind the last known objects not compared; the
-first page taken from memory; a whole listing never again.
-"""
+"""Listings that extend an earlier one equal full listings, with fewer requests."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ INTERVAL_MS: Final = 60_000
 
 
 class Paged(MemoryStore):
-    """Lists page by page and counts them."""
+    """Store that lists objects in pages and counts them."""
 
     lists_in_pages = True
 
@@ -59,7 +55,7 @@ class Paged(MemoryStore):
 
 
 class Scene:
-    """A topic whose segments come and go."""
+    """A topic to which tests add segments, and from which they delete segments."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -79,12 +75,12 @@ class Scene:
         for suffix in ("indexes", "log", "rsm-manifest"):
             del self.objects[self.key(number, suffix)]
 
-    def listed(self) -> int:
-        """Requests of a listing that shows all there is."""
+    def count_requests(self) -> int:
+        """Lists the partition, compares with a full listing, and returns the number of requests."""
         before = self.store.pages
-        found = self.memory.list_partition(self.store, FOLDER, 0)
+        listing = self.memory.list_partition(self.store, FOLDER, 0)
         pages = self.store.pages - before
-        assert found == AivenLayout().list_partition(MemoryStore(self.objects), FOLDER, 0)
+        assert listing == AivenLayout().list_partition(MemoryStore(self.objects), FOLDER, 0)
         return pages
 
 
@@ -97,10 +93,10 @@ def scene() -> Iterator[Scene]:
         yield Scene()
 
 
-def test_what_comes_at_the_end_and_goes_at_the_beginning_takes_two_requests(scene: Scene) -> None:
+def test_listing_with_changes_at_both_ends_takes_two_requests(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
-    assert scene.listed() == 10
+    assert scene.count_requests() == 10
     source = random.Random(7)
     low, high = 0, 40
     for _ in range(60):
@@ -110,11 +106,11 @@ def test_what_comes_at_the_end_and_goes_at_the_beginning_takes_two_requests(scen
         elif high - low > 12:
             scene.remove(low)
             low += 1
-        assert scene.listed() == 2
+        assert scene.count_requests() == 2
         assert scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_nothing_new_is_the_same_listing(scene: Scene) -> None:
+def test_listing_without_changes_is_the_same_object(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     first = scene.memory.list_partition(scene.store, FOLDER, 0)
@@ -123,77 +119,81 @@ def test_nothing_new_is_the_same_listing(scene: Scene) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 3, 38, 39])
 @pytest.mark.parametrize("suffix", ["indexes", "log", "rsm-manifest"])
-def test_what_is_lost_near_the_ends_shows_at_once(scene: Scene, number: int, suffix: str) -> None:
-    for at in range(40):
-        scene.add(at)
-    scene.listed()
+def test_listing_shows_deletions_near_the_ends_immediately(
+    scene: Scene, number: int, suffix: str
+) -> None:
+    for segment in range(40):
+        scene.add(segment)
+    scene.count_requests()
     del scene.objects[scene.key(number, suffix)]
-    scene.listed()
+    scene.count_requests()
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 38, 39])
-def test_what_is_written_anew_near_the_ends_shows_at_once(scene: Scene, number: int) -> None:
-    for at in range(40):
-        scene.add(at)
-    scene.listed()
+def test_listing_shows_rewritten_objects_near_the_ends_immediately(
+    scene: Scene, number: int
+) -> None:
+    for segment in range(40):
+        scene.add(segment)
+    scene.count_requests()
     scene.objects[scene.key(number, "log")] = b"longer"
-    scene.listed()
+    scene.count_requests()
 
 
-def test_a_copy_under_way_shows_when_it_is_whole(scene: Scene) -> None:
+def test_listing_shows_copy_in_progress_after_it_completes(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
     del scene.objects[scene.key(39, "rsm-manifest")]
-    scene.listed()
+    scene.count_requests()
     scene.add(39)
-    assert scene.listed() == 2
+    assert scene.count_requests() == 2
 
 
-def test_what_changes_in_the_middle_shows_after_the_interval(scene: Scene) -> None:
+def test_listing_shows_changes_in_the_middle_after_the_interval(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
-    scene.listed()
+    scene.count_requests()
     del scene.objects[scene.key(20, "log")]
     assert len(scene.memory.list_partition(scene.store, FOLDER, 0).segments) == 40
     scene.clock.seconds += INTERVAL_MS / 1000 - 1
     assert len(scene.memory.list_partition(scene.store, FOLDER, 0).segments) == 40
     scene.clock.seconds += 1
-    assert scene.listed() == 10
+    assert scene.count_requests() == 10
     assert not scene.memory.is_assumed(FOLDER, 0)
 
 
-def test_what_is_forgotten_is_listed_as_a_whole(scene: Scene) -> None:
+def test_listing_after_forget_is_a_full_listing(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
-    scene.listed()
+    scene.count_requests()
     scene.add(40)
-    assert scene.listed() == 2
+    assert scene.count_requests() == 2
     scene.memory.forget(FOLDER, 0)
-    assert scene.listed() == 11
+    assert scene.count_requests() == 11
 
 
-def test_all_is_gone(scene: Scene) -> None:
+def test_listing_of_deleted_partition_is_empty(scene: Scene) -> None:
     for number in range(40):
         scene.add(number)
-    scene.listed()
+    scene.count_requests()
     scene.objects.clear()
-    scene.listed()
+    scene.count_requests()
     scene.add(50)
-    scene.listed()
+    scene.count_requests()
 
 
-def test_many_partitions_with_few_segments_are_listed_in_a_row(scene: Scene) -> None:
+def test_many_small_partitions_are_listed_together(scene: Scene) -> None:
     for partition in range(40):
         scene.add(0, partition)
-    everything = MemoryStore(scene.objects)
+    full_store = MemoryStore(scene.objects)
 
     def look() -> int:
         before = scene.store.pages
-        found = scene.memory.partitions(scene.store, FOLDER)
-        assert found == AivenLayout().partitions(everything, FOLDER)
-        for partition in found:
-            wanted = AivenLayout().list_partition(everything, FOLDER, partition)
-            assert scene.memory.list_partition(scene.store, FOLDER, partition) == wanted
+        partitions = scene.memory.partitions(scene.store, FOLDER)
+        assert partitions == AivenLayout().partitions(full_store, FOLDER)
+        for partition in partitions:
+            expected = AivenLayout().list_partition(full_store, FOLDER, partition)
+            assert scene.memory.list_partition(scene.store, FOLDER, partition) == expected
         return scene.store.pages - before
 
     with mock.patch.object(listing_memory, "_GAIN_IN_A_ROW", 3):
@@ -207,7 +207,7 @@ def test_many_partitions_with_few_segments_are_listed_in_a_row(scene: Scene) -> 
         assert look() == 1 + 11
 
 
-def test_a_folder_that_topics_share_is_not_listed_in_a_row(scene: Scene) -> None:
+def test_partitions_in_a_shared_folder_are_listed_separately(scene: Scene) -> None:
     root = "kafka-tiered-storage/"
     folder = TopicFolder("t", TOPIC_ID, root)
     for partition in range(40):
@@ -223,14 +223,14 @@ def test_a_folder_that_topics_share_is_not_listed_in_a_row(scene: Scene) -> None
 
 
 @pytest.mark.usefixtures("scene")
-def test_a_copy_in_the_middle_of_a_long_listing_ends_a_wait_at_the_next_look() -> None:
+def test_copy_in_the_middle_of_a_long_listing_ends_a_wait() -> None:
     log = LogBuilder()
     for _ in range(40):
         log.append([SimpleRecord(b"value")] * 3)
         log.roll()
     clock, objects = Clock(), dict[str, bytes]()
     segments = list(log.build().segments)
-    slow = segments.pop(20)
+    late_segment = segments.pop(20)
     writer = AivenTierWriter(objects, topic="t", topic_id=TOPIC_ID)
     for segment in segments:
         writer.write_segment(segment, event_timestamp_ms=int(clock.seconds * 1000))
@@ -239,10 +239,10 @@ def test_a_copy_in_the_middle_of_a_long_listing_ends_a_wait_at_the_next_look() -
         stream = TierStream(options, clock)
     position = stream.next(INITIAL)
     for _ in range(2):
-        assert position.topics["t"].offsets == {0: slow.base_offset}
+        assert position.topics["t"].offsets == {0: late_segment.base_offset}
         clock.seconds += 11
         assert stream.next(position) is position
-    writer.write_segment(slow, event_timestamp_ms=int(clock.seconds * 1000))
+    writer.write_segment(late_segment, event_timestamp_ms=int(clock.seconds * 1000))
     clock.seconds += 11
     assert stream.next(position).topics["t"].offsets == {0: 120}
     stream.close()

@@ -1,4 +1,4 @@
-"""A manifest states where the newest segment ends, without a checksum: a stream reads its log."""
+"""A manifest's end offset has no checksum, so a stream reads the newest segment's log for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("end", [30, 31, 39])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_end_of_the_newest_manifest_too_high_loses_no_row_of_the_next_segment(
+def test_newest_manifest_with_too_high_end_loses_no_row(
     tmp_path: Path, end: int, isolation: str
 ) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
@@ -30,5 +30,5 @@ def test_end_of_the_newest_manifest_too_high_loses_no_row_of_the_next_segment(
     assert stream.last["topics"]["t"]["p"]["0"] == 30
     tier.grow(1)
     stream.all()
-    offsets = [at for rows in stream.batches.values() for at in rows["offset"].to_pylist()]
+    offsets = [offset for rows in stream.batches.values() for offset in rows["offset"].to_pylist()]
     assert sorted(offsets) == list(range(40))

@@ -1,4 +1,4 @@
-"""The text of a position: byte for byte the same for ever, and what is no position is refused."""
+"""The JSON text of a position never changes, and other documents are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text(position: StreamPosition) -> str:
     return json.dumps(position_to_json(position))
 
 
-def test_the_text_is_fixed() -> None:
+def test_position_to_json_writes_fixed_text() -> None:
     position = StreamPosition(
         {"payments": TopicPosition(None, {1: 2}), "orders": ORDERS},
         {"orders": TopicBegin("lZ6vvmajTWKDBUTV6SQAtQ", {10: 5, 2: 0})},
@@ -42,12 +42,12 @@ def test_the_text_is_fixed() -> None:
 
 
 @pytest.mark.parametrize("sample", sorted(SAMPLES.glob("v1-*.json")), ids=lambda path: path.stem)
-def test_committed_samples_are_read_and_written_alike(sample: Path) -> None:
+def test_position_samples_round_trip(sample: Path) -> None:
     written = sample.read_text().rstrip("\n")
     assert text(position_from_json(json.loads(written))) == written
 
 
-def test_there_are_samples() -> None:
+def test_position_samples_exist() -> None:
     assert len(list(SAMPLES.glob("v1-*.json"))) >= 4
 
 
@@ -59,27 +59,32 @@ names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 def positions(draw: st.DrawFn) -> StreamPosition:
     topics, begins = {}, {}
     for name in draw(st.sets(names, max_size=4)):
-        known = draw(offsets)
-        epochs = {number: draw(st.integers(0, 9)) for number in known if draw(st.booleans())}
+        offset_by_partition = draw(offsets)
+        epochs = {
+            number: draw(st.integers(0, 9)) for number in offset_by_partition if draw(st.booleans())
+        }
         topic_id = draw(st.none() | names)
-        topics[name] = TopicPosition(topic_id, known, epochs)
-        begun = {number: draw(st.integers(0, known[number])) for number in known}
-        if topic_id is not None and begun and draw(st.booleans()):
-            begins[name] = TopicBegin(topic_id, begun)
+        topics[name] = TopicPosition(topic_id, offset_by_partition, epochs)
+        begin_by_partition = {
+            number: draw(st.integers(0, offset_by_partition[number]))
+            for number in offset_by_partition
+        }
+        if topic_id is not None and begin_by_partition and draw(st.booleans()):
+            begins[name] = TopicBegin(topic_id, begin_by_partition)
     return StreamPosition(topics, begins)
 
 
 @given(positions(), st.randoms())
-def test_a_position_survives_and_has_one_text(position: StreamPosition, random: Any) -> None:  # noqa: ANN401
+def test_position_round_trips_with_canonical_text(position: StreamPosition, random: Any) -> None:  # noqa: ANN401
     written = text(position)
     assert position_from_json(json.loads(written)) == position
-    # However it was put together.
+    # The order of topics does not change the text.
     topics = list(position.topics.items())
     random.shuffle(topics)
     assert text(StreamPosition(dict(topics), position.begins)) == written
 
 
-def test_what_sparks_kafka_source_wrote() -> None:
+def test_position_of_sparks_kafka_source_is_read() -> None:
     written = json.loads('{"orders":{"1":5,"0":123},"v":{"0":1}}')
     assert position_from_json(written) == StreamPosition(
         {"orders": TopicPosition(None, {0: 123, 1: 5}), "v": TopicPosition(None, {0: 1})}
@@ -87,7 +92,7 @@ def test_what_sparks_kafka_source_wrote() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "says"),
+    ("document", "message"),
     [
         ({"v": 2, "topics": {}}, "version 2, and this release of tiered-kafka reads version 1"),
         ({"v": 0, "topics": {}}, "version 0"),
@@ -117,8 +122,10 @@ def test_what_sparks_kafka_source_wrote() -> None:
         (5, "it is no object"),
     ],
 )
-def test_what_is_no_position(document: object, says: str) -> None:
+def test_position_from_invalid_json_raises_stream_offset_error(
+    document: object, message: str
+) -> None:
     with pytest.raises(StreamOffsetError) as error:
         position_from_json(document)
-    assert says in str(error.value)
+    assert message in str(error.value)
     assert "new checkpoint" in str(error.value) or "new\n checkpoint" in str(error.value)

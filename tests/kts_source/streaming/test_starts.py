@@ -1,4 +1,4 @@
-"""Where a new stream begins."""
+"""Start offsets of a new stream."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def tier(tmp_path: Path) -> GrowingTier:
     return GrowingTier(tmp_path / "tier")
 
 
-def test_latest_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
+def test_latest_start_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])
     stream = Running(tier.path, "txn", startingOffsets="latest", isolationLevel="read_uncommitted")
     assert stream.choose()
     tier.add(folder, stems)
-    stream.start()  # killed before the first batch was read
+    stream.start()  # restarted before the first batch was read
     assert stream.rows().num_rows == 0
     stream.all()
     assert stream.rows()["offset"].to_numpy().min() >= int(stems[5][:20])
@@ -38,20 +38,20 @@ def test_latest_is_fixed_by_the_first_batch(tier: GrowingTier) -> None:
     ("starting", "first"),
     [('{"txn":{"0":500,"1":-2}}', 500), ('{"txn":{"0":-2,"1":-1}}', 0)],
 )
-def test_a_start_in_json(starting: str, first: int) -> None:
+def test_json_start_is_used_for_each_partition(starting: str, first: int) -> None:
     stream = Running(TIER, "txn", startingOffsets=starting, isolationLevel="read_uncommitted")
     stream.all()
     begins = stream.position(0)["from"]["txn"]["p"]
     assert begins == {"0": first, "1": 3671 if "-1" in starting else 0}
 
 
-def test_a_start_in_json_names_all_partitions() -> None:
+def test_json_start_without_a_partition_raises_invalid_option_error() -> None:
     stream = Running(TIER, "txn", startingOffsets='{"txn":{"0":5}}')
     with pytest.raises(InvalidOptionError, match="does not name txn-1"):
         stream.batch()
 
 
-def test_a_start_behind_the_end_of_the_tier_waits_for_it(tier: GrowingTier) -> None:
+def test_start_after_tier_end_waits_for_the_tier(tier: GrowingTier) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -65,7 +65,7 @@ def test_a_start_behind_the_end_of_the_tier_waits_for_it(tier: GrowingTier) -> N
     assert stream.rows().num_rows == 23962 - start
 
 
-def test_a_start_in_a_partition_of_which_nothing_is_tiered_yet(tier: GrowingTier) -> None:
+def test_start_in_partition_without_segments_waits_for_the_tier(tier: GrowingTier) -> None:
     first, second = (tier.folder("txn", number) for number in (0, 1))
     tier.add(first, tier.stems(first)[:1])
     stream = Running(
@@ -78,17 +78,17 @@ def test_a_start_in_a_partition_of_which_nothing_is_tiered_yet(tier: GrowingTier
     assert stream.all() == 1
     tier.add(first, tier.stems(first))
     tier.add(second, tier.stems(second)[:1])
-    assert stream.batch(), "one that waits for its start keeps no other back"
+    assert stream.batch(), "a partition that waits for its start must not block others"
     tier.add(second, tier.stems(second))
     stream.clock.seconds += 3600
     assert stream.all() == 1
     expected = expected_table("txn", "read_uncommitted")
-    of_second = pc.equal(expected["partition"], 1)
-    wanted = expected.filter(pc.and_(of_second, pc.greater_equal(expected["offset"], 3000)))
-    assert_same_rows(stream.batches[2], wanted)
+    is_second = pc.equal(expected["partition"], 1)
+    expected_rows = expected.filter(pc.and_(is_second, pc.greater_equal(expected["offset"], 3000)))
+    assert_same_rows(stream.batches[2], expected_rows)
 
 
-def test_a_start_at_a_time() -> None:
+def test_timestamp_start_reads_later_records() -> None:
     stream = Running(TIER, "timeline", startingTimestamp="1")
     stream.all()
     assert_same_rows(stream.rows(), expected_table("timeline", "read_committed"))

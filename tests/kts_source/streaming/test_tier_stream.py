@@ -1,6 +1,4 @@
-"""All batches of a stream together are the batch scan, however the tier grows and the stream
-crashes.
-"""
+"""The batches of a stream together return the same rows as a scan."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from tests.kts_source.streaming.running import Running
     ],
 )
 @pytest.mark.parametrize("topic", ["txn", "compacted", "encrypted", "crashed", "trimmed", "epochs"])
-def test_all_batches_are_the_batch_scan(
+def test_stream_returns_the_rows_of_a_scan(
     topic: str, limit: dict[str, str], isolation_level: IsolationLevel
 ) -> None:
     stream = Running(TIER, topic, isolationLevel=isolation_level, **limit)

@@ -1,4 +1,4 @@
-"""When there is a batch, where a run ends, and how often the tier is asked."""
+"""Triggers of batches, the end of a run, and the number of store requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tier(tmp_path: Path) -> GrowingTier:
 
 
 class Listings:
-    """Counts what all local stores are asked, and fails it while an error is set."""
+    """Counts the requests of all local stores. Requests fail while an error is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.read = 0
@@ -44,11 +44,11 @@ class Listings:
                 raise self.error
             return list_folders(store, prefix)
 
-        def counted_range(store: LocalStore, *place: object, **version: object) -> object:
+        def counted_range(store: LocalStore, *arguments: object, **version: object) -> object:
             self.read += 1
             if self.read_error is not None:
                 raise self.read_error
-            return get_range(store, *place, **version)  # type: ignore[arg-type]
+            return get_range(store, *arguments, **version)  # type: ignore[arg-type]
 
         monkeypatch.setattr(LocalStore, "list_folders", counted)
         monkeypatch.setattr(LocalStore, "get_range", counted_range)
@@ -60,58 +60,68 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> Listings:
 
 
 def offsets_of(stream: Running) -> list[int]:
-    """How many offsets each batch of one topic moved."""
+    """Returns the number of offsets by which each batch advances."""
     sums = []
-    for at in range(len(stream.offset_log)):
-        topics = stream.position(at)["topics"].values()
+    for number in range(len(stream.offset_log)):
+        topics = stream.position(number)["topics"].values()
         sums.append(sum(sum(topic["p"].values()) for topic in topics))
-    return [now - before for before, now in zip([0, *sums], sums, strict=False)]
+    return [after - before for before, after in zip([0, *sums], sums, strict=False)]
 
 
-def test_offsets_of_a_batch_are_cut_exactly() -> None:
+def test_max_offsets_per_trigger_is_exact() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000", isolationLevel="read_uncommitted")
     stream.all()
     assert offsets_of(stream) == [1000] * 7 + [(3963 + 3671) - 7000]
 
 
 def listed_segments(topic: str) -> dict[str, list[tuple[int, int, int]]]:
-    """Of each partition its segments in order: newest date, end, original bytes."""
-    found: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    """Maps each partition to its segments in order: max timestamp, end, original bytes."""
+    segments: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for path in sorted(TIER.rglob(f"{topic}-*/*/*.rsm-manifest")):
         manifest = json.loads(path.read_text())
-        told = manifest["remoteLogSegmentMetadata"]
+        metadata = manifest["remoteLogSegmentMetadata"]
         size = manifest["chunkIndex"]["originalFileSize"]
-        found[path.parent.name].append((told["maxTimestampMs"], told["endOffset"] + 1, size))
-    return found
+        segments[path.parent.name].append(
+            (metadata["maxTimestampMs"], metadata["endOffset"] + 1, size)
+        )
+    return segments
 
 
-@pytest.mark.parametrize(("segments", "more"), [(0, 1), (1, 0), (3, -1), (3, 0), (21, -1), (21, 0)])
-def test_bytes_of_a_batch_are_those_of_manifests(segments: int, more: int) -> None:
-    left = listed_segments("txn")
-    assert set(left) == {"0", "1"}
-    # Dates ascend within each, so this is the order of batches, too.
-    in_turn = sorted(one for part in left.values() for one in part)
-    most = sum(size for _, _, size in in_turn[:segments]) + more
-    at, batches = {}, []
-    while any(left.values()):
+@pytest.mark.parametrize(
+    ("segments", "extra"), [(0, 1), (1, 0), (3, -1), (3, 0), (21, -1), (21, 0)]
+)
+def test_max_bytes_per_trigger_counts_bytes_of_manifests(segments: int, extra: int) -> None:
+    remaining = listed_segments("txn")
+    assert set(remaining) == {"0", "1"}
+    # Timestamps ascend within each partition, so this is also the order of batches.
+    by_time = sorted(segment for partition in remaining.values() for segment in partition)
+    max_bytes = sum(size for _, _, size in by_time[:segments]) + extra
+    position, batches = {}, []
+    while any(remaining.values()):
         size = 0
-        while any(left.values()):
-            partition = min(left, key=lambda one: (left[one] or [(1 << 62, 0, 0)])[0][0])
-            _, stop, added = left[partition][0]
-            if size and size + added > most:
+        while any(remaining.values()):
+            partition = min(
+                remaining, key=lambda number: (remaining[number] or [(1 << 62, 0, 0)])[0][0]
+            )
+            _, stop, added = remaining[partition][0]
+            if size and size + added > max_bytes:
                 break
-            at[partition], size = stop, size + added
-            del left[partition][0]
-        batches.append(dict(at))
-    options = {"maxBytesPerTrigger": str(most), "isolationLevel": "read_uncommitted"}
+            position[partition], size = stop, size + added
+            del remaining[partition][0]
+        batches.append(dict(position))
+    options = {"maxBytesPerTrigger": str(max_bytes), "isolationLevel": "read_uncommitted"}
     stream = Running(TIER, "txn", **options)
     stream.all()
-    found = [stream.position(at)["topics"]["txn"]["p"] for at in range(len(stream.offset_log))]
-    assert [{n: at for n, at in one.items() if at} for one in found] == batches
-    assert (len(batches) == 1) == ((segments, more) == (21, 0))
+    logged = [
+        stream.position(batch)["topics"]["txn"]["p"] for batch in range(len(stream.offset_log))
+    ]
+    assert [
+        {number: offset for number, offset in offsets.items() if offset} for offsets in logged
+    ] == batches
+    assert (len(batches) == 1) == ((segments, extra) == (21, 0))
 
 
-def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
+def test_unlimited_batch_ignores_limits() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="1000")
     assert stream.batch(limited=False)
     assert not stream.batch(limited=False)
@@ -119,7 +129,7 @@ def test_without_a_limit_all_is_one_batch_and_limits_may_be_overruled() -> None:
 
 
 @pytest.mark.parametrize("by_option", [True, False])
-def test_an_end_that_is_fixed(tier: GrowingTier, by_option: bool) -> None:
+def test_fixed_end_stops_the_stream(tier: GrowingTier, by_option: bool) -> None:
     first, second = tier.folder("txn", 0), tier.folder("txn", 1)
     stems = tier.stems(first)
     tier.add(first, stems[:6])
@@ -139,7 +149,7 @@ def test_an_end_that_is_fixed(tier: GrowingTier, by_option: bool) -> None:
     assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
 
 
-def test_a_batch_waits_for_enough_offsets(tier: GrowingTier) -> None:
+def test_min_offsets_per_trigger_waits_for_offsets_or_delay(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -150,21 +160,21 @@ def test_a_batch_waits_for_enough_offsets(tier: GrowingTier) -> None:
         maxTriggerDelay="90s",
         isolationLevel="read_uncommitted",
     )
-    assert stream.batch(), "the first one of a run does not wait"
+    assert stream.batch(), "the first batch of a run does not wait"
     tier.add(folder, stems[:3])
     assert not stream.batch()
     stream.clock.seconds += 89
     assert not stream.batch()
     stream.clock.seconds += 2
-    assert stream.batch(), "it has waited long enough"
+    assert stream.batch(), "maxTriggerDelay has passed"
     tier.add(folder, stems[:4])
     assert not stream.batch()
     tier.add(folder, stems)
-    assert stream.batch(), "enough is there"
+    assert stream.batch(), "the minimum is reached"
     assert not stream.batch()
 
 
-def test_what_waits_is_read_when_all_is_wanted(tier: GrowingTier) -> None:
+def test_unlimited_batch_reads_waiting_offsets(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:1])
@@ -181,7 +191,7 @@ def test_what_waits_is_read_when_all_is_wanted(tier: GrowingTier) -> None:
     assert_same_rows(stream.rows(), expected_table("txn", "read_committed"))
 
 
-def test_a_run_with_a_fixed_end_waits_for_nothing() -> None:
+def test_fixed_end_ignores_min_offsets_per_trigger() -> None:
     stream = Running(
         TIER,
         "txn",
@@ -194,35 +204,35 @@ def test_a_run_with_a_fixed_end_waits_for_nothing() -> None:
     assert offsets_of(stream) == [1500] * 5 + [(3963 + 3671) - 7500]
 
 
-def test_the_tier_is_listed_once_in_an_interval(tier: GrowingTier, listings: Listings) -> None:
+def test_tier_is_listed_once_per_interval(tier: GrowingTier, listings: Listings) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])
     stream = Running(tier.path, "txn", minListingIntervalMs="10s")
     assert stream.batch()
-    once, read = listings.count, listings.read
+    requests_per_listing, read = listings.count, listings.read
     for _ in range(500):
         stream.clock.seconds += 0.012
         assert not stream.batch()
-    assert listings.count == once, "6 seconds of polling"
+    assert listings.count == requests_per_listing, "6 seconds of polling"
     stream.clock.seconds += 10
     assert not stream.batch()
-    assert listings.count == 2 * once
-    assert listings.read == read, "nothing new: no manifest is read again"
+    assert listings.count == 2 * requests_per_listing
+    assert listings.read == read, "without new segments, no manifest is read again"
     tier.add(folder, stems)
     assert not stream.batch()
     stream.clock.seconds += 10
     assert stream.batch()
 
 
-def test_a_second_answer_is_the_first_one() -> None:
+def test_next_with_same_position_returns_same_end() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="500", minOffsetsPerTrigger="10")
     stream.batch()
     position = position_from_json(stream.last)
     assert stream.stream.next(position) == stream.stream.next(position) != position
 
 
-def test_a_clock_that_is_set_back_keeps_nothing_back(tier: GrowingTier) -> None:
+def test_clock_set_back_does_not_delay_a_batch(tier: GrowingTier) -> None:
     folder = tier.folder("txn")
     stems = tier.stems(folder)
     tier.add(folder, stems[:5])
@@ -233,26 +243,26 @@ def test_a_clock_that_is_set_back_keeps_nothing_back(tier: GrowingTier) -> None:
     assert stream.batch()
 
 
-def test_another_batch_is_planned_than_the_one_that_was_chosen_last() -> None:
+def test_plan_of_earlier_batch_after_next_is_correct() -> None:
     stream = Running(TIER, "txn", maxOffsetsPerTrigger="500")
     assert stream.batch()
     assert stream.batch()
-    again, last = (position_from_json(stream.position(at)) for at in (0, 1))
+    first, last = (position_from_json(stream.position(number)) for number in (0, 1))
     assert stream.stream.next(last) is not last
-    plan = stream.stream.plan(again, last)
+    plan = stream.stream.plan(first, last)
     assert plan is not None
-    assert sum(part.stop - part.start for part in plan.partitions) == 500
-    assert {part.partition: part.stop for part in plan.partitions} == {
+    assert sum(bounds.stop - bounds.start for bounds in plan.partitions) == 500
+    assert {bounds.partition: bounds.stop for bounds in plan.partitions} == {
         number: last.topics["txn"].offsets[number]
         for number in last.topics["txn"].offsets
-        if last.topics["txn"].offsets[number] != again.topics["txn"].offsets.get(number)
+        if last.topics["txn"].offsets[number] != first.topics["txn"].offsets.get(number)
     }
 
 
-# -- a store that is down
+# -- an unavailable store
 
 
-def test_a_stream_waits_for_its_store(
+def test_stream_waits_while_listing_is_unavailable(
     tier: GrowingTier, listings: Listings, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tier.folder("txn")
@@ -268,7 +278,7 @@ def test_a_stream_waits_for_its_store(
     assert stream.batch()
 
 
-def test_a_stream_waits_for_manifests_that_do_not_come(
+def test_stream_waits_while_manifests_are_unavailable(
     tier: GrowingTier, listings: Listings
 ) -> None:
     folder = tier.folder("txn")
@@ -281,12 +291,14 @@ def test_a_stream_waits_for_manifests_that_do_not_come(
     listings.read_error = StoreUnavailableError("no answer")
     assert not stream.batch()
     listings.read_error = None
-    assert not stream.batch(), "not before the next listing"
+    assert not stream.batch(), "the next listing is not due"
     stream.clock.seconds += 10
     assert stream.batch()
 
 
-def test_a_run_with_a_fixed_end_does_not_end_early(tier: GrowingTier, listings: Listings) -> None:
+def test_fixed_end_is_not_reached_while_store_is_unavailable(
+    tier: GrowingTier, listings: Listings
+) -> None:
     folder = tier.folder("txn")
     tier.add(folder, tier.stems(folder))
     stream = Running(tier.path, "txn", maxSegmentsPerTrigger="1", stopAtEnd="true")
@@ -296,8 +308,10 @@ def test_a_run_with_a_fixed_end_does_not_end_early(tier: GrowingTier, listings: 
         stream.batch()
 
 
-@pytest.mark.parametrize("left", [0, 3])
-def test_a_run_with_a_fixed_end_does_not_end_before_it(tier: GrowingTier, left: int) -> None:
+@pytest.mark.parametrize("remaining", [0, 3])
+def test_fixed_end_in_deleted_segments_raises_data_loss_error(
+    tier: GrowingTier, remaining: int
+) -> None:
     folder = tier.folder("codecs")
     stems = tier.stems(folder)
     tier.add(folder, stems)
@@ -313,15 +327,15 @@ def test_a_run_with_a_fixed_end_does_not_end_before_it(tier: GrowingTier, left: 
     )
     for stream in (strict, lenient):
         assert stream.batch()
-    tier.remove(folder, stems[left:])
-    at = int(stems[max(left, 1)][:20])
-    with pytest.raises(DataLossError, match=rf"offsets \[{at}, 23962\) .* gone unread"):
+    tier.remove(folder, stems[remaining:])
+    read = int(stems[max(remaining, 1)][:20])
+    with pytest.raises(DataLossError, match=rf"offsets \[{read}, 23962\) .* gone unread"):
         strict.all()
     lenient.all()
-    assert lenient.rows().num_rows == strict.rows().num_rows == at
+    assert lenient.rows().num_rows == strict.rows().num_rows == read
 
 
-def test_a_store_that_never_answered_and_one_that_refuses(
+def test_store_error_at_start_or_access_denied_fails_the_stream(
     tier: GrowingTier, listings: Listings
 ) -> None:
     folder = tier.folder("txn")
@@ -341,7 +355,7 @@ def test_a_store_that_never_answered_and_one_that_refuses(
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"endingOffsets": "latest"}, "'endingOffsets' is not valid in a stream"),
         ({"endingTimestamp": "5"}, "'endingTimestamp' is not valid in a stream"),
@@ -349,13 +363,13 @@ def test_a_store_that_never_answered_and_one_that_refuses(
         ({"tailPath": "/disks"}, "'tailPath' is not valid in a stream"),
     ],
 )
-def test_options_that_a_stream_cannot_have(options: dict[str, str], says: str) -> None:
+def test_check_for_stream_refuses_options_of_scans(options: dict[str, str], message: str) -> None:
     parsed = parse_any_options(tier_options("txn", **options))
-    with pytest.raises(InvalidOptionError, match=says):
+    with pytest.raises(InvalidOptionError, match=message):
         check_for_stream(parsed)
 
 
-def test_options_of_streams_do_nothing_in_a_batch_and_are_checked() -> None:
+def test_stream_options_are_checked_for_scans() -> None:
     parse_options(tier_options("txn", maxOffsetsPerTrigger="5", maxTriggerDelay="15m"))
     for wrong in (
         {"maxTriggerDelay": "soon"},
@@ -378,6 +392,6 @@ def test_options_of_streams_do_nothing_in_a_batch_and_are_checked() -> None:
         ("2 h", 7_200_000),
     ],
 )
-def test_durations_as_spark_writes_them(text: str, milliseconds: int) -> None:
+def test_durations_in_spark_syntax_are_parsed(text: str, milliseconds: int) -> None:
     parsed = parse_any_options(tier_options("txn", maxTriggerDelay=text))
     assert parsed.stream.max_delay_ms == milliseconds
