@@ -1,4 +1,4 @@
-"""Spark imports `pyspark_tiered_kafka` to find the source: where it cannot, it is told why."""
+"""Tests `pyspark_tiered_kafka`, which Spark imports to register the data source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(hasattr(pyspark_tiered_kafka, "DefaultSource"))
 
 
 @pytest.mark.parametrize("warnings", ["default", "error", "ignore"])
-def test_a_failed_import_is_told_and_disturbs_nobody(warnings: str) -> None:
+def test_failed_import_warns_and_raises_nothing(warnings: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", warnings, "-c", BROKEN], capture_output=True, text=True, check=False
     )
