@@ -1,6 +1,6 @@
-"""Option combinations about what only brokers know, and what stays different when ours has them.
+"""Differential cases that need brokers, and the differences that remain with brokers.
 
-A difference is a row of the table in `docs/kafka-source.md`; `ROWS` says which cases show it.
+Each difference is a row of the table in `docs/kafka-source.md`; `ROWS` lists the cases of each row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EVERY: Final = {**TOPICS, **UNTIERED}
 NAMES: Final = ",".join(EVERY)
 COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
-IN_A_HURRY: Final = {
+SHORT_TIMEOUTS: Final = {
     "kafka.request.timeout.ms": "1500",
     "kafka.default.api.timeout.ms": "2500",
     "kafka.socket.connection.setup.timeout.ms": "1000",
@@ -36,19 +36,19 @@ IN_A_HURRY: Final = {
 
 
 def around(facts: TierFacts, topics: str, of_tier: int) -> str:
-    """JSON with an offset so far from the end of every partition's tier, within its log."""
+    """Returns JSON with offsets at a distance from each partition's tier end, within its log."""
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
         for number in range(EVERY[topic]):
-            place = topic, number
-            at = facts.tier_stable[place] + of_tier
-            inside = min(max(at, facts.starts[place]), facts.stable[place])
-            named.setdefault(topic, {})[str(number)] = inside
+            key = topic, number
+            offset = facts.tier_stable[key] + of_tier
+            clamped = min(max(offset, facts.starts[key]), facts.stable[key])
+            named.setdefault(topic, {})[str(number)] = clamped
     return json.dumps(named)
 
 
 def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
-    """JSON with the end of every partition, or so many offsets behind it."""
+    """Returns JSON with the end of every partition, plus `more` offsets."""
     return json.dumps(
         {
             topic: {str(n): facts.latest[topic, n] + more for n in range(EVERY[topic])}
@@ -58,43 +58,43 @@ def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
 
 
 def times(facts: TierFacts, topic: str, of_tier: int) -> str:
-    """JSON with the time of the record so far from the end of every partition's tier."""
-    places = [(topic, number) for number in range(EVERY[topic])]
+    """Returns JSON with the times of records at a distance from each partition's tier end."""
+    keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
-        {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in places}}
+        {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in keys}}
     )
 
 
 _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "everything there is": fixed(subscribe=NAMES),
-    "everything, the isolation level left out": fixed(subscribe=NAMES),
+    "everything": fixed(subscribe=NAMES),
+    "everything, default isolation level": fixed(subscribe=NAMES),
     "everything by pattern": fixed(subscribePattern="^(plain|txn|app|trim|empty|gone)"),
     "everything with headers": fixed(subscribe=NAMES, includeHeaders="true"),
     "everything in more partitions": fixed(subscribe=NAMES, minPartitions="29"),
     "everything, few records each": fixed(subscribe=NAMES, maxRecordsPerPartition="111"),
-    "across the border": lambda facts: {
+    "across the end of the tier": lambda facts: {
         "subscribe": "plain,append",
         "startingOffsets": around(facts, "plain,append", -40),
         "endingOffsets": around(facts, "plain,append", 25),
     },
-    "across the border, in more partitions": lambda facts: {
+    "across the end of the tier, in more partitions": lambda facts: {
         "subscribe": "plain,txn",
         "startingOffsets": around(facts, "plain,txn", -70),
         "endingOffsets": around(facts, "plain,txn", 90),
         "minPartitions": "11",
         "includeHeaders": "true",
     },
-    "behind the tier": lambda facts: {
+    "after the tier": lambda facts: {
         "subscribe": NAMES,
         "startingOffsets": around(facts, NAMES, 0),
         "endingOffsets": around(facts, NAMES, 1_000_000),
     },
-    "one record behind the tier": lambda facts: {
+    "one record after the tier": lambda facts: {
         "assign": '{"append":[0]}',
         "startingOffsets": json.dumps({"append": {"0": facts.tier_ends["append", 0]}}),
         "endingOffsets": json.dumps({"append": {"0": facts.tier_ends["append", 0] + 1}}),
     },
-    "up to the very end": lambda facts: {
+    "up to the high watermark": lambda facts: {
         "subscribe": "plain,append,trimmed,plain-sparse",
         "endingOffsets": ends(facts, "plain,append,trimmed,plain-sparse"),
     },
@@ -115,35 +115,35 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
             }
         ),
     },
-    "start times behind the tier": lambda facts: {
+    "start times after the tier": lambda facts: {
         "subscribe": "plain",
         "startingOffsetsByTimestamp": times(facts, "plain", 150),
     },
-    "end times behind the tier": lambda facts: {
+    "end times after the tier": lambda facts: {
         "subscribe": "plain",
         "endingOffsetsByTimestamp": times(facts, "plain", 150),
     },
-    "times on both sides of the border": lambda facts: {
+    "times before and after the end of the tier": lambda facts: {
         "subscribe": "plain",
         "startingOffsetsByTimestamp": times(facts, "plain", -60),
         "endingOffsetsByTimestamp": times(facts, "plain", 60),
     },
-    "end time behind the tier": timed(endingTimestamp=PLAIN_RECORDS - 130),
-    "a start time that some have, strategy latest": fixed(
+    "end time after the tier": timed(endingTimestamp=PLAIN_RECORDS - 130),
+    "a start time with records in some topics, strategy latest": fixed(
         subscribe=NAMES,
         startingTimestamp=str(time_of(PLAIN_RECORDS - 100)),
         startingOffsetsByTimestampStrategy="latest",
     ),
-    "an end time, with topics that have no record": fixed(
+    "an end time, with topics without records": fixed(
         subscribe="plain,empty,gone", endingTimestamp=str(time_of(400))
     ),
-    "a partition that was never written": fixed(assign='{"gone":[1],"plain-sparse":[0,1]}'),
-    "below what was deleted, data loss allowed": fixed(
+    "a partition without records": fixed(assign='{"gone":[1],"plain-sparse":[0,1]}'),
+    "below deleted records, data loss allowed": fixed(
         assign='{"gone":[0],"trimmed":[0]}',
         failOnDataLoss="false",
         startingOffsets='{"gone":{"0":3},"trimmed":{"0":70}}',
     ),
-    "small answers": fixed(
+    "small responses": fixed(
         subscribe="plain,txn",
         kafka_max_partition_fetch_bytes="1",
         kafka_fetch_max_bytes="5000",
@@ -190,16 +190,16 @@ _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         subscribe="empty", startingTimestamp="5", startingOffsetsByTimestampStrategy="latest"
     ),
     "an empty topic in more partitions": fixed(subscribe="empty", minPartitions="3"),
-    "a topic of which all is deleted": fixed(subscribe="gone"),
-    "its end": lambda _facts: {
+    "a topic with all records deleted": fixed(subscribe="gone"),
+    "the end of a topic with all records deleted": lambda _facts: {
         "subscribe": "gone",
         "startingOffsets": json.dumps({"gone": {"0": GONE_RECORDS, "1": 0}}),
     },
-    "from the very end": lambda facts: {
+    "from the high watermark": lambda facts: {
         "subscribe": "plain",
         "startingOffsets": ends(facts, "plain"),
     },
-    "a time that none has, strategy latest": fixed(
+    "a time after all records, strategy latest": fixed(
         subscribe=NAMES,
         startingTimestamp=str(FAR_FUTURE_MS),
         startingOffsetsByTimestampStrategy="latest",
@@ -208,11 +208,13 @@ _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
 
 _REFUSED: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
     "an empty topic from a time": fixed(subscribe="empty", startingTimestamp="5"),
-    "a time that some topics have not": fixed(subscribe="plain,gone", startingTimestamp="5"),
+    "a start time without records in some topics": fixed(
+        subscribe="plain,gone", startingTimestamp="5"
+    ),
     "above an empty topic": fixed(subscribe="empty", startingOffsets='{"empty":{"0":1}}'),
     "an end above an empty topic": fixed(subscribe="empty", endingOffsets='{"empty":{"0":1}}'),
-    "below what was deleted": fixed(assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'),
-    "an end above a transaction that is open": lambda facts: {
+    "below deleted records": fixed(assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'),
+    "an end above an open transaction": lambda facts: {
         **COMMITTED,
         "assign": '{"txn":[1]}',
         "endingOffsets": json.dumps({"txn": {"1": facts.latest["txn", 1]}}),
@@ -222,16 +224,16 @@ _REFUSED: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
     ),
     "no servers": fixed(subscribe="append", kafka_bootstrap_servers=""),
     "a server without a port": fixed(subscribe="append", kafka_bootstrap_servers="127.0.0.1"),
-    "a server that is not there": lambda _facts: {
+    "an unreachable server": lambda _facts: {
         "subscribe": "append",
         "kafka.bootstrap.servers": "127.0.0.1:1",
-        **IN_A_HURRY,
+        **SHORT_TIMEOUTS,
     },
     "an unknown protocol": fixed(subscribe="append", kafka_security_protocol="SSH"),
-    "TLS with brokers that speak none": lambda _facts: {
+    "TLS with brokers without TLS": lambda _facts: {
         "subscribe": "append",
         "kafka.security.protocol": "SSL",
-        **IN_A_HURRY,
+        **SHORT_TIMEOUTS,
     },
     "SASL without a login": fixed(
         subscribe="append", kafka_security_protocol="SASL_PLAINTEXT", kafka_sasl_mechanism="PLAIN"
@@ -242,13 +244,13 @@ _REFUSED: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         kafka_sasl_mechanism="NONE",
         kafka_sasl_jaas_config="some.Module required;",
     ),
-    "a trust store that is not there": fixed(
+    "a missing trust store": fixed(
         subscribe="append",
         kafka_security_protocol="SSL",
         kafka_ssl_truststore_location="/nowhere/trust.jks",
     ),
     "a wait in words": fixed(subscribe="append", kafka_fetch_max_wait_ms="long"),
-    "fewer bytes than none": fixed(subscribe="append", kafka_max_partition_fetch_bytes="-1"),
+    "a negative number of bytes": fixed(subscribe="append", kafka_max_partition_fetch_bytes="-1"),
 }
 
 MORE: Final[Mapping[str, Case]] = {
@@ -256,26 +258,27 @@ MORE: Final[Mapping[str, Case]] = {
     **{name: Case(options, Verdict.NO_ROWS) for name, options in _NO_ROWS.items()},
     **{name: Case(options, Verdict.BOTH_REFUSE) for name, options in _REFUSED.items()},
     "a security provider without TLS": ours(
-        fixed(subscribe="append", kafka_ssl_provider="any"), "what cannot be honoured is refused"
+        fixed(subscribe="append", kafka_ssl_provider="any"),
+        "settings that cannot be honored are rejected",
     ),
     "a trust store without TLS": ours(
         fixed(subscribe="append", kafka_ssl_truststore_location="/nowhere/trust.jks"),
-        "who gives certificates wants TLS",
+        "certificates without TLS are a mistake",
     ),
 }
-"""Cases that the tier alone cannot answer."""
+"""Cases that need brokers."""
 
 ROWS: Final[Mapping[str, tuple[str, ...]]] = {
     "an end, a start or a starting time behind the tier, without brokers": (
-        "an end that is not tiered yet",
-        "a start behind the tier",
-        "a start time behind the tier",
-        "an end above a transaction that the tier cannot decide",
+        "an untiered end",
+        "a start after the tier",
+        "a start time after the tier",
+        "an end above an undecided transaction",
     ),
     "JSON bounds, without brokers": (
         "a start of one more partition",
         "an end of one more partition",
-        "a start without a partition that is not tiered",
+        "a start without an untiered partition",
     ),
     "a start above the end or an end below the log start, with `failOnDataLoss=false`": (
         "a start above everything, data loss allowed",
@@ -289,16 +292,16 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "a partition twice",
         "a topic twice",
         "an offset with a fraction",
-        "more behind the JSON",
+        "text after the JSON",
     ),
     "`assign` of nothing, `subscribePattern` that no topic matches": (
-        "a pattern that no topic has",
+        "a pattern without a match",
         "assign nothing",
         "assign no partition",
         "assign a number below zero",
     ),
-    "`assign` of a partition that is not, with brokers": ("assign a partition that is not",),
-    "`subscribePattern`": ("a class that only Java's expressions have",),
+    "`assign` of a partition that is not, with brokers": ("assign a missing partition",),
+    "`subscribePattern`": ("a character class that only Java has",),
     "times below zero": (
         "start time below zero",
         "end time below zero",
@@ -317,7 +320,7 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "value serializer",
     ),
 }
-"""First cell of a row of the docs to the cases that show it."""
+"""Cases by first cell of the docs row that they show."""
 
 _WITHOUT_BROKERS: Final = tuple(row for row in ROWS if row.endswith("without brokers"))
 STILL_DIFFERENT: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Option combinations that Spark's Kafka source and ours refuse, or only one of them; and why."""
+"""Differential cases that Spark's Kafka source, this source, or both reject, with reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REFUSED: Final[Mapping[str, Case]] = {
         "no selection": fixed(),
         "two selections": fixed(subscribe="plain", assign='{"plain":[0]}'),
         "subscribe nothing": fixed(subscribe=" , "),
-        "a topic that is not": fixed(subscribe="plain,missing"),
+        "a missing topic": fixed(subscribe="plain,missing"),
         "a topic in backticks": fixed(subscribe="`plain`"),
         "empty pattern": fixed(subscribePattern=" "),
         "assign without JSON": fixed(assign="plain"),
@@ -73,7 +73,7 @@ REFUSED: Final[Mapping[str, Case]] = {
         ),
         "a start at −3": fixed(subscribe="append", startingOffsets='{"append":{"0":-3}}'),
         "an end at −3": fixed(subscribe="append", endingOffsets='{"append":{"0":-3}}'),
-        "a start that no offset has": fixed(
+        "a start above the largest offset": fixed(
             subscribe="append", startingOffsets='{"append":{"0":99999999999999999999}}'
         ),
         "a start above everything": lambda facts: {
@@ -137,43 +137,43 @@ REFUSED: Final[Mapping[str, Case]] = {
 
 
 def ours(options: Callable[[TierFacts], Options], reason: str) -> Case:
-    """Only ours refuses."""
+    """Returns a case that only this source rejects."""
     return Case(options, Verdict.ONLY_OURS_REFUSES, reason)
 
 
 def sparks(options: Callable[[TierFacts], Options], reason: str) -> Case:
-    """Only Spark's source refuses."""
+    """Returns a case that only Spark's source rejects."""
     return Case(options, Verdict.ONLY_SPARK_REFUSES, reason)
 
 
-NOT_TIERED: Final = "rows that were asked for must not be missing, and the tier has not got them"
-NOTHING: Final = "what names nothing is a mistake; Spark gives an empty table"
+NOT_TIERED: Final = "requested rows must not be missing, and the tier does not contain them"
+NOTHING: Final = "a selection of nothing is a mistake; Spark returns an empty table"
 NUMBERS: Final = "negative times are codes of Kafka's protocol, −5 the end of the tier"
-SLOPPY: Final = "JSON of which a part is ignored is a mistake"
-BLANKS: Final = "blanks around a word or a number do no harm"
-UNKNOWN_TO_THE_TIER: Final = "the tier cannot know which partitions a topic has beyond its own"
-CLAMPED: Final = "with data loss allowed, ranges are clamped to what there is, whatever they are"
+SLOPPY: Final = "JSON that is partly ignored is a mistake"
+BLANKS: Final = "blanks around a word or a number are harmless"
+UNKNOWN_TO_THE_TIER: Final = "the tier does not know partitions that have no segments"
+CLAMPED: Final = "with data loss allowed, all ranges are clamped to the existing offsets"
 
 # Differences from `format("kafka")`, each with its reason.
 DIFFERENT: Final[Mapping[str, Case]] = {
-    "an end that is not tiered yet": ours(
+    "an untiered end": ours(
         lambda facts: {
             "subscribe": "append",
             "endingOffsets": json.dumps({"append": {"0": facts.latest["append", 0]}}),
         },
         NOT_TIERED,
     ),
-    "a start behind the tier": ours(
+    "a start after the tier": ours(
         lambda facts: {
             "subscribe": "append",
             "startingOffsets": json.dumps({"append": {"0": facts.latest["append", 0]}}),
         },
         NOT_TIERED,
     ),
-    "a start time behind the tier": ours(
+    "a start time after the tier": ours(
         fixed(assign='{"plain":[0]}', startingTimestamp=str(time_of(1499))), NOT_TIERED
     ),
-    "an end above a transaction that the tier cannot decide": ours(
+    "an end above an undecided transaction": ours(
         lambda facts: {
             "assign": '{"txn":[0]}',
             "kafka.isolation.level": "read_committed",
@@ -183,11 +183,11 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     ),
     "an unknown option": ours(
         fixed(subscribe="plain", startingOffset="earliest"),
-        "Spark's source ignores what it does not know; a misspelt bound would read everything",
+        "Spark's source ignores unknown options; a misspelled bound would then read everything",
     ),
     "a malformed option without effect": ours(
         fixed(subscribe="plain", startingTimestamp=str(time_of(5)), startingOffsets="first"),
-        "a mistake is one even where another option takes precedence",
+        "a malformed option is a mistake even if another option takes precedence",
     ),
     "key serializer": ours(
         fixed(subscribe="append", kafka_key_serializer="x"), "this source does not write"
@@ -195,11 +195,11 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     "value serializer": ours(
         fixed(subscribe="append", kafka_value_serializer="x"), "this source does not write"
     ),
-    "a pattern that no topic has": ours(fixed(subscribePattern="zzz"), NOTHING),
+    "a pattern without a match": ours(fixed(subscribePattern="zzz"), NOTHING),
     "assign nothing": ours(fixed(assign="{}"), NOTHING),
     "assign no partition": ours(fixed(assign='{"append":[]}'), NOTHING),
     "assign a number below zero": ours(fixed(assign='{"append":[-1]}'), NOTHING),
-    "a class that only Java's expressions have": ours(
+    "a character class that only Java has": ours(
         fixed(subscribePattern=r"\p{Lower}ppend"), "patterns are Python's"
     ),
     "start time below zero": ours(fixed(subscribe="append", startingTimestamp="-5"), NUMBERS),
@@ -214,7 +214,7 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     "an offset with a fraction": ours(
         fixed(subscribe="append", startingOffsets='{"append":{"0":5.7}}'), SLOPPY
     ),
-    "more behind the JSON": ours(
+    "text after the JSON": ours(
         fixed(subscribe="append", startingOffsets='{"append":{"0":5}} x'), SLOPPY
     ),
     "a number with blanks": sparks(fixed(subscribe="append", minPartitions=" 5 "), BLANKS),
@@ -223,7 +223,7 @@ DIFFERENT: Final[Mapping[str, Case]] = {
         fixed(subscribe="append", startingOffsetsByTimestampStrategy=" latest "), BLANKS
     ),
     "isolation in capitals": sparks(
-        fixed(subscribe="txn", kafka_isolation_level="READ_COMMITTED"), "case does no harm either"
+        fixed(subscribe="txn", kafka_isolation_level="READ_COMMITTED"), "case is ignored"
     ),
     "a start of one more partition": sparks(
         fixed(subscribe="append", startingOffsets='{"append":{"0":1,"7":0}}'), UNKNOWN_TO_THE_TIER
@@ -231,7 +231,7 @@ DIFFERENT: Final[Mapping[str, Case]] = {
     "an end of one more partition": sparks(
         fixed(subscribe="append", endingOffsets='{"append":{"0":100,"7":0}}'), UNKNOWN_TO_THE_TIER
     ),
-    "a start without a partition that is not tiered": sparks(
+    "a start without an untiered partition": sparks(
         fixed(subscribe="plain-sparse", startingOffsets='{"plain-sparse":{"0":1}}'),
         UNKNOWN_TO_THE_TIER,
     ),

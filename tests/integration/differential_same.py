@@ -1,4 +1,4 @@
-"""Option combinations that give the same rows from Spark's Kafka source and from ours."""
+"""Differential cases for which Spark's Kafka source and this one return the same rows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 
 SAME: Final[Mapping[str, Case]] = {
-    # Which topics and partitions.
+    # Topics and partitions.
     "subscribe one": Case(fixed(subscribe="plain")),
     "subscribe several with blanks": Case(fixed(subscribe=" plain , txn,")),
     "subscribe all": Case(fixed(subscribe=ALL)),
     "subscribe one twice": Case(fixed(subscribe="txn,txn")),
     "pattern of a prefix": Case(fixed(subscribePattern="plain.*")),
     "pattern within names": Case(fixed(subscribePattern="l.in")),
-    "pattern of a whole name": Case(fixed(subscribePattern="^pl.in$")),
+    "pattern of a full name": Case(fixed(subscribePattern="^pl.in$")),
     "pattern with a choice": Case(fixed(subscribePattern="txn|append")),
     "assign some": Case(fixed(assign='{"plain":[0,2]}')),
     "assign several topics": Case(fixed(assign='{"txn":[1],"plain":[1]}')),
     "assign one partition twice": Case(fixed(assign='{"plain":[1,1]}')),
-    "assign a partition that is not": Case(fixed(assign='{"append":[0,9]}')),
+    "assign a missing partition": Case(fixed(assign='{"append":[0,9]}')),
     "assign a partition without a tier": Case(fixed(assign='{"plain-sparse":[1,0]}')),
     # Offsets.
     "earliest and latest by name": Case(
@@ -104,7 +104,7 @@ SAME: Final[Mapping[str, Case]] = {
     "start time between records": Case(timed(startingTimestamp=300.5)),
     "start time among late records": Case(timed(startingTimestamp=265 - 90)),
     "start time before everything": Case(fixed(subscribe=TIMED, startingTimestamp="0")),
-    "start time that only markers have": Case(
+    "start time with only markers after it": Case(
         fixed(subscribe="txn", startingTimestamp=str(time_of(10_000_000)))
     ),
     "end time": Case(timed(endingTimestamp=300)),
@@ -158,7 +158,7 @@ SAME: Final[Mapping[str, Case]] = {
         ),
         Verdict.NO_ROWS,
     ),
-    "a match behind the tier, strategy latest": Case(
+    "a match after the tier, strategy latest": Case(
         fixed(
             subscribe="plain",
             startingTimestamp=str(time_of(1499)),
@@ -173,7 +173,7 @@ SAME: Final[Mapping[str, Case]] = {
             startingOffsetsByTimestampStrategy="LATEST",
         )
     ),
-    # Precedence: the one timestamp, then timestamps by partition, then offsets.
+    # Precedence: the single timestamp, then timestamps by partition, then offsets.
     "start time over times and offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
@@ -210,7 +210,7 @@ SAME: Final[Mapping[str, Case]] = {
     "end time over earliest": Case(
         fixed(subscribe=TIMED, endingTimestamp=str(time_of(222)), endingOffsets="earliest")
     ),
-    # The rest.
+    # Other options.
     "headers": Case(fixed(subscribe=ALL, includeHeaders="true")),
     "headers in capitals": Case(fixed(subscribe="plain", includeHeaders="TRUE")),
     "no headers": Case(fixed(subscribe="plain", includeHeaders="false")),
