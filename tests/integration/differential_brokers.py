@@ -269,7 +269,7 @@ MORE: Final[Mapping[str, Case]] = {
 """Cases that need brokers."""
 
 ROWS: Final[Mapping[str, tuple[str, ...]]] = {
-    "an end, a start or a starting time behind the tier, without brokers": (
+    "an end, a start or a starting time after the tier, without brokers": (
         "an untiered end",
         "a start after the tier",
         "a start time after the tier",
@@ -284,25 +284,25 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "a start above everything, data loss allowed",
         "an end below the log start, data loss allowed",
     ),
-    "a mistake without effect: an unknown option, a malformed one that another overrides": (
+    "an unknown option, or a malformed option that another overrides": (
         "an unknown option",
         "a malformed option without effect",
     ),
-    "JSON with a key twice, a fraction or text behind its end": (
+    "JSON with a duplicate key, a fraction or text after its end": (
         "a partition twice",
         "a topic twice",
         "an offset with a fraction",
         "text after the JSON",
     ),
-    "`assign` of nothing, `subscribePattern` that no topic matches": (
+    "empty `assign`, `subscribePattern` without a matching topic": (
         "a pattern without a match",
         "assign nothing",
         "assign no partition",
         "assign a number below zero",
     ),
-    "`assign` of a partition that is not, with brokers": ("assign a missing partition",),
+    "`assign` of a partition that does not exist, with brokers": ("assign a missing partition",),
     "`subscribePattern`": ("a character class that only Java has",),
-    "times below zero": (
+    "negative times": (
         "start time below zero",
         "end time below zero",
         "start times below zero",

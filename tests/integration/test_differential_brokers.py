@@ -126,7 +126,7 @@ def test_scan_in_spark_matches_spark_source(differential: World, name: str, sour
 HERE = "integration/test_differential_brokers.py"
 ELSEWHERE = {
     "default isolation level": (HERE, "test_scan_with_brokers_reads_committed_by_default"),
-    "what is read, and `latest`, without brokers": (
+    "rows, and `latest`, without brokers": (
         "integration/test_differential_options.py",
         "test_scan_of_tier_matches_spark",
     ),

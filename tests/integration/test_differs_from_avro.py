@@ -1,4 +1,4 @@
-"""Tests the table in `docs/typed.md` of differences from Spark's `from_avro`, row by row.
+"""Tests the table in `docs/typed-reference.md` of differences from Spark's `from_avro`, row by row.
 
 Also tests that Avro types map to the same Spark types.
 """
@@ -58,7 +58,7 @@ class Case:
 
 DATE_OR_LONG = [{"type": "int", "logicalType": "date"}, "long"]
 CASES = {
-    "bytes behind the value": Case(record("int"), b"\2\0", MALFORMED, [1]),
+    "bytes after the value": Case(record("int"), b"\2\0", MALFORMED, [1]),
     "text that is not UTF-8": Case(record("string"), b"\2\xff", MALFORMED, ["\ufffd"]),
     "a boolean of 2": Case(record("boolean"), b"\2", MALFORMED, [False]),
     # Other tests cover what these modes do in this decoder.
@@ -68,7 +68,7 @@ CASES = {
     ),
     # Spark decodes with its single schema, so the values of another writer decode to something
     # else.
-    "many writers' schemas": Case(record("int"), b"\2x\4", [2], [1]),
+    "schemas of many writers": Case(record("int"), b"\2x\4", [2], [1]),
     "a union of int and long with logical types": Case(
         record(DATE_OR_LONG), b"\0\2", [[datetime.date(1970, 1, 2), None]], [1]
     ),
@@ -119,14 +119,14 @@ TYPES: dict[str, object] = {
 
 
 def test_cases_match_rows_of_docs_table() -> None:
-    assert list(rows_under("typed.md", "Where it differs from `from_avro`")) == list(CASES)
+    assert list(rows_under("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
 
 
 @pytest.mark.parametrize("name", [*CASES, *SAME])
 def test_decoder_returns_result_of_case(name: str) -> None:
     case = (CASES | SAME)[name]
     reader = parse_avro(case.schema)
-    if name == "many writers' schemas":
+    if name == "schemas of many writers":
         decoder: Any = FramedAvroDecoder(reader, lambda _: parse_avro(OTHER_WRITER), CONFLUENT)
         value = b"\0\0\0\0\7" + case.value
     else:
