@@ -83,7 +83,7 @@ class Life:
                 break
             if turn == len(self._queries):
                 self._cluster.admin.alter_topic(SHORT, retention_ms=str(RETENTION_MS))
-            driver = query.begin(goes_on=True)
+            driver = query.start(is_endless=True)
             before, end = query.batches, None
             while end is None or time.monotonic() < end:
                 self._step(started)
@@ -153,7 +153,7 @@ def test_killed_queries_write_each_row_once(tmp_path: Path) -> None:
         for level, consumer in consumers.items():
             consumer.wait_for(life.ends(level))
         for _, query in queries:
-            query.end()
+            query.run_to_end()
         start = cluster.admin.offsets(SHORT).earliest
         tiered = {key: len(tiered_segments(cluster.tier, *key)) for key in PARTITIONS}
     rows = 0
