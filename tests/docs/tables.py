@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.docs.fences import ROOT
 
 
-def rows_under(page: str, heading: str) -> dict[str, tuple[str, ...]]:
+def read_table(page: str, heading: str) -> dict[str, tuple[str, ...]]:
     """Returns the first table after a heading: the first cell of each row to its other cells.
 
     Args:

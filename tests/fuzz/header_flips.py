@@ -95,7 +95,7 @@ class FlippedTier:
             "targetPartitionBytes": source.choice(["1m", "200"]),
             "layout": LAYOUT_NAMES[self.layout],
         }
-        assert _scanned(self._options) == self._rows, "wrong rows before the first flip"
+        assert _scan(self._options) == self._rows, "wrong rows before the first flip"
 
     def try_flip(self, number: int) -> tuple[str, str, bool]:
         """Flips a bit, reads, and restores the bit.
@@ -138,20 +138,20 @@ class FlippedTier:
         }
         bounded = {**self._options, **bounds}
         where = {**self._options, "where": f"offset >= {start} and offset < {stop}"}
-        yield "scan", lambda: _scanned(bounded)
-        yield "where", lambda: _scanned(where)
-        yield "find", lambda: self._searched(bounded, start, stop)
+        yield "scan", lambda: _scan(bounded)
+        yield "where", lambda: _scan(where)
+        yield "find", lambda: self._search(bounded, start, stop)
         yield "count", lambda: kts_source.scan(bounded).count(threads=1)
-        yield "export", lambda: self._exported(bounded, number)
+        yield "export", lambda: self._export(bounded, number)
 
-    def _searched(self, options: dict[str, str], start: int, stop: int) -> list[Row] | int:
+    def _search(self, options: dict[str, str], start: int, stop: int) -> list[Row] | int:
         search = kts_source.find(options, keys=[b"k"])
         table = search.to_table(threads=1)
         if not search.certificate.complete:  # an incomplete certificate counts as an error
             return stop - start
         return _rows_of(table.to_pydict())
 
-    def _exported(self, options: dict[str, str], number: int) -> list[Row]:
+    def _export(self, options: dict[str, str], number: int) -> list[Row]:
         target = self._folder / f"table-{number}"
         try:
             export(options, export_settings(str(target), table_format="parquet"), LocalExecutor(1))
@@ -209,7 +209,7 @@ def _boundary_entries(data: bytes, start: int, stop: int) -> list[Entry]:
     return [entries[number] for number in sorted(chosen) if 0 <= number < len(entries)]
 
 
-def _scanned(options: dict[str, str]) -> list[Row]:
+def _scan(options: dict[str, str]) -> list[Row]:
     return _rows_of(kts_source.scan(options).to_table(threads=1).to_pydict())
 
 

@@ -142,8 +142,7 @@ class Broker:
             timeout=120,
             check=False,
         )
-        # The consumer's exit code is 1 after the timeout, too. It prints this line only at a normal
-        # end.
+        # After the timeout, the consumer may end with an error; it always prints this line last.
         if "Processed a total of" not in run.stderr:
             raise RuntimeError(f"ConsoleConsumer failed:\n{run.stderr[-2000:]}")
         return [int(number) for number in re.findall(r"^Offset:(\d+)", run.stdout, re.MULTILINE)]

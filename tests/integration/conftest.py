@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
-from tests.integration.differential_world import World, compared
+from tests.integration.differential_world import World, run_comparison
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Reads the same broker with Spark's Kafka source and with this one."""
-    return compared(tmp_path_factory.mktemp("differential"))
+    return run_comparison(tmp_path_factory.mktemp("differential"))
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ from tests.integration.differential_case import (
     Case,
     Options,
     Verdict,
-    fixed,
+    fixed_options,
     time_of,
-    timed,
+    timed_options,
 )
-from tests.integration.differential_refusals import ours
+from tests.integration.differential_refusals import only_ours_rejects
 from tests.integration.workload import GONE_RECORDS, PLAIN_RECORDS, TOPICS, UNTIERED
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ SHORT_TIMEOUTS: Final = {
 }
 
 
-def around(facts: TierFacts, topics: str, of_tier: int) -> str:
+def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
     """Returns JSON with offsets at a distance from each partition's tier end, within its log."""
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
@@ -47,7 +47,7 @@ def around(facts: TierFacts, topics: str, of_tier: int) -> str:
     return json.dumps(named)
 
 
-def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
+def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
     """Returns JSON with the end of every partition, plus `more` offsets."""
     return json.dumps(
         {
@@ -57,7 +57,7 @@ def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
     )
 
 
-def times(facts: TierFacts, topic: str, of_tier: int) -> str:
+def times_near_tier_end(facts: TierFacts, topic: str, of_tier: int) -> str:
     """Returns JSON with the times of records at a distance from each partition's tier end."""
     keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
@@ -66,28 +66,28 @@ def times(facts: TierFacts, topic: str, of_tier: int) -> str:
 
 
 _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "everything": fixed(subscribe=NAMES),
-    "everything, default isolation level": fixed(subscribe=NAMES),
-    "everything by pattern": fixed(subscribePattern="^(plain|txn|app|trim|empty|gone)"),
-    "everything with headers": fixed(subscribe=NAMES, includeHeaders="true"),
-    "everything in more partitions": fixed(subscribe=NAMES, minPartitions="29"),
-    "everything, few records each": fixed(subscribe=NAMES, maxRecordsPerPartition="111"),
+    "everything": fixed_options(subscribe=NAMES),
+    "everything, default isolation level": fixed_options(subscribe=NAMES),
+    "everything by pattern": fixed_options(subscribePattern="^(plain|txn|app|trim|empty|gone)"),
+    "everything with headers": fixed_options(subscribe=NAMES, includeHeaders="true"),
+    "everything in more partitions": fixed_options(subscribe=NAMES, minPartitions="29"),
+    "everything, few records each": fixed_options(subscribe=NAMES, maxRecordsPerPartition="111"),
     "across the end of the tier": lambda facts: {
         "subscribe": "plain,append",
-        "startingOffsets": around(facts, "plain,append", -40),
-        "endingOffsets": around(facts, "plain,append", 25),
+        "startingOffsets": offsets_near_tier_end(facts, "plain,append", -40),
+        "endingOffsets": offsets_near_tier_end(facts, "plain,append", 25),
     },
     "across the end of the tier, in more partitions": lambda facts: {
         "subscribe": "plain,txn",
-        "startingOffsets": around(facts, "plain,txn", -70),
-        "endingOffsets": around(facts, "plain,txn", 90),
+        "startingOffsets": offsets_near_tier_end(facts, "plain,txn", -70),
+        "endingOffsets": offsets_near_tier_end(facts, "plain,txn", 90),
         "minPartitions": "11",
         "includeHeaders": "true",
     },
     "after the tier": lambda facts: {
         "subscribe": NAMES,
-        "startingOffsets": around(facts, NAMES, 0),
-        "endingOffsets": around(facts, NAMES, 1_000_000),
+        "startingOffsets": offsets_near_tier_end(facts, NAMES, 0),
+        "endingOffsets": offsets_near_tier_end(facts, NAMES, 1_000_000),
     },
     "one record after the tier": lambda facts: {
         "assign": '{"append":[0]}',
@@ -96,7 +96,7 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
     },
     "up to the high watermark": lambda facts: {
         "subscribe": "plain,append,trimmed,plain-sparse",
-        "endingOffsets": ends(facts, "plain,append,trimmed,plain-sparse"),
+        "endingOffsets": end_offsets_json(facts, "plain,append,trimmed,plain-sparse"),
     },
     "some from earliest, some to latest": lambda facts: {
         "assign": '{"plain":[0,1],"gone":[0,1],"empty":[0]}',
@@ -117,33 +117,33 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
     },
     "start times after the tier": lambda facts: {
         "subscribe": "plain",
-        "startingOffsetsByTimestamp": times(facts, "plain", 150),
+        "startingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 150),
     },
     "end times after the tier": lambda facts: {
         "subscribe": "plain",
-        "endingOffsetsByTimestamp": times(facts, "plain", 150),
+        "endingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 150),
     },
     "times before and after the end of the tier": lambda facts: {
         "subscribe": "plain",
-        "startingOffsetsByTimestamp": times(facts, "plain", -60),
-        "endingOffsetsByTimestamp": times(facts, "plain", 60),
+        "startingOffsetsByTimestamp": times_near_tier_end(facts, "plain", -60),
+        "endingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 60),
     },
-    "end time after the tier": timed(endingTimestamp=PLAIN_RECORDS - 130),
-    "a start time with records in some topics, strategy latest": fixed(
+    "end time after the tier": timed_options(endingTimestamp=PLAIN_RECORDS - 130),
+    "a start time with records in some topics, strategy latest": fixed_options(
         subscribe=NAMES,
         startingTimestamp=str(time_of(PLAIN_RECORDS - 100)),
         startingOffsetsByTimestampStrategy="latest",
     ),
-    "an end time, with topics without records": fixed(
+    "an end time, with topics without records": fixed_options(
         subscribe="plain,empty,gone", endingTimestamp=str(time_of(400))
     ),
-    "a partition without records": fixed(assign='{"gone":[1],"plain-sparse":[0,1]}'),
-    "below deleted records, data loss allowed": fixed(
+    "a partition without records": fixed_options(assign='{"gone":[1],"plain-sparse":[0,1]}'),
+    "below deleted records, data loss allowed": fixed_options(
         assign='{"gone":[0],"trimmed":[0]}',
         failOnDataLoss="false",
         startingOffsets='{"gone":{"0":3},"trimmed":{"0":70}}',
     ),
-    "small responses": fixed(
+    "small responses": fixed_options(
         subscribe="plain,txn",
         kafka_max_partition_fetch_bytes="1",
         kafka_fetch_max_bytes="5000",
@@ -153,7 +153,7 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         kafka_client_rack="far",
         kafka_request_timeout_ms="20000",
     ),
-    "groups and polls": fixed(
+    "groups and polls": fixed_options(
         subscribe="append",
         kafka_group_id="some",
         kafka_max_poll_records="7",
@@ -161,8 +161,10 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         kafka_metadata_max_age_ms="20000",
         kafka_receive_buffer_bytes="70000",
     ),
-    "the protocol by name": fixed(subscribe="append", kafka_security_protocol="PLAINTEXT"),
-    "the protocol in small letters": fixed(subscribe="append", kafka_security_protocol="plaintext"),
+    "the protocol by name": fixed_options(subscribe="append", kafka_security_protocol="PLAINTEXT"),
+    "the protocol in small letters": fixed_options(
+        subscribe="append", kafka_security_protocol="plaintext"
+    ),
     "servers with blanks and twice": lambda facts: {
         "subscribe": "append",
         "kafka.bootstrap.servers": f" {facts.bootstrap} , {facts.bootstrap},",
@@ -174,32 +176,32 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
 }
 
 _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "an empty topic": fixed(subscribe="empty"),
-    "an empty topic by its offsets": fixed(
+    "an empty topic": fixed_options(subscribe="empty"),
+    "an empty topic by its offsets": fixed_options(
         subscribe="empty",
         startingOffsets='{"empty":{"0":0}}',
         endingOffsets='{"empty":{"0":0}}',
     ),
-    "an empty topic by names of offsets": fixed(
+    "an empty topic by names of offsets": fixed_options(
         subscribe="empty",
         startingOffsets='{"empty":{"0":-2}}',
         endingOffsets='{"empty":{"0":-1}}',
     ),
-    "an empty topic up to a time": fixed(subscribe="empty", endingTimestamp="5"),
-    "an empty topic from a time, strategy latest": fixed(
+    "an empty topic up to a time": fixed_options(subscribe="empty", endingTimestamp="5"),
+    "an empty topic from a time, strategy latest": fixed_options(
         subscribe="empty", startingTimestamp="5", startingOffsetsByTimestampStrategy="latest"
     ),
-    "an empty topic in more partitions": fixed(subscribe="empty", minPartitions="3"),
-    "a topic with all records deleted": fixed(subscribe="gone"),
+    "an empty topic in more partitions": fixed_options(subscribe="empty", minPartitions="3"),
+    "a topic with all records deleted": fixed_options(subscribe="gone"),
     "the end of a topic with all records deleted": lambda _facts: {
         "subscribe": "gone",
         "startingOffsets": json.dumps({"gone": {"0": GONE_RECORDS, "1": 0}}),
     },
     "from the high watermark": lambda facts: {
         "subscribe": "plain",
-        "startingOffsets": ends(facts, "plain"),
+        "startingOffsets": end_offsets_json(facts, "plain"),
     },
-    "a time after all records, strategy latest": fixed(
+    "a time after all records, strategy latest": fixed_options(
         subscribe=NAMES,
         startingTimestamp=str(FAR_FUTURE_MS),
         startingOffsetsByTimestampStrategy="latest",
@@ -207,62 +209,70 @@ _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
 }
 
 _REFUSED: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "an empty topic from a time": fixed(subscribe="empty", startingTimestamp="5"),
-    "a start time without records in some topics": fixed(
+    "an empty topic from a time": fixed_options(subscribe="empty", startingTimestamp="5"),
+    "a start time without records in some topics": fixed_options(
         subscribe="plain,gone", startingTimestamp="5"
     ),
-    "above an empty topic": fixed(subscribe="empty", startingOffsets='{"empty":{"0":1}}'),
-    "an end above an empty topic": fixed(subscribe="empty", endingOffsets='{"empty":{"0":1}}'),
-    "below deleted records": fixed(assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'),
+    "above an empty topic": fixed_options(subscribe="empty", startingOffsets='{"empty":{"0":1}}'),
+    "an end above an empty topic": fixed_options(
+        subscribe="empty", endingOffsets='{"empty":{"0":1}}'
+    ),
+    "below deleted records": fixed_options(
+        assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'
+    ),
     "an end above an open transaction": lambda facts: {
         **COMMITTED,
         "assign": '{"txn":[1]}',
         "endingOffsets": json.dumps({"txn": {"1": facts.latest["txn", 1]}}),
     },
-    "end offsets of one more partition": fixed(
+    "end offsets of one more partition": fixed_options(
         subscribe="append", endingOffsets='{"append":{"0":100,"1":0}}'
     ),
-    "no servers": fixed(subscribe="append", kafka_bootstrap_servers=""),
-    "a server without a port": fixed(subscribe="append", kafka_bootstrap_servers="127.0.0.1"),
+    "no servers": fixed_options(subscribe="append", kafka_bootstrap_servers=""),
+    "a server without a port": fixed_options(
+        subscribe="append", kafka_bootstrap_servers="127.0.0.1"
+    ),
     "an unreachable server": lambda _facts: {
         "subscribe": "append",
         "kafka.bootstrap.servers": "127.0.0.1:1",
         **SHORT_TIMEOUTS,
     },
-    "an unknown protocol": fixed(subscribe="append", kafka_security_protocol="SSH"),
+    "an unknown protocol": fixed_options(subscribe="append", kafka_security_protocol="SSH"),
     "TLS with brokers without TLS": lambda _facts: {
         "subscribe": "append",
         "kafka.security.protocol": "SSL",
         **SHORT_TIMEOUTS,
     },
-    "SASL without a login": fixed(
+    "SASL without a login": fixed_options(
         subscribe="append", kafka_security_protocol="SASL_PLAINTEXT", kafka_sasl_mechanism="PLAIN"
     ),
-    "an unknown mechanism": fixed(
+    "an unknown mechanism": fixed_options(
         subscribe="append",
         kafka_security_protocol="SASL_PLAINTEXT",
         kafka_sasl_mechanism="NONE",
         kafka_sasl_jaas_config="some.Module required;",
     ),
-    "a missing trust store": fixed(
+    "a missing trust store": fixed_options(
         subscribe="append",
         kafka_security_protocol="SSL",
         kafka_ssl_truststore_location="/nowhere/trust.jks",
     ),
-    "a wait in words": fixed(subscribe="append", kafka_fetch_max_wait_ms="long"),
-    "a negative number of bytes": fixed(subscribe="append", kafka_max_partition_fetch_bytes="-1"),
+    "a wait in words": fixed_options(subscribe="append", kafka_fetch_max_wait_ms="long"),
+    "a negative number of bytes": fixed_options(
+        subscribe="append", kafka_max_partition_fetch_bytes="-1"
+    ),
 }
 
 MORE: Final[Mapping[str, Case]] = {
     **{name: Case(options) for name, options in _ROWS.items()},
     **{name: Case(options, Verdict.NO_ROWS) for name, options in _NO_ROWS.items()},
     **{name: Case(options, Verdict.BOTH_REFUSE) for name, options in _REFUSED.items()},
-    "a security provider without TLS": ours(
-        fixed(subscribe="append", kafka_ssl_provider="any"),
+    "a security provider without TLS": only_ours_rejects(
+        fixed_options(subscribe="append", kafka_ssl_provider="any"),
         "settings that cannot be honored are rejected",
     ),
-    "a trust store without TLS": ours(
-        fixed(subscribe="append", kafka_ssl_truststore_location="/nowhere/trust.jks"),
+    "a trust store without TLS": only_ours_rejects(
+        fixed_options(subscribe="append", kafka_ssl_truststore_location="/nowhere/trust.jks"),
         "certificates without TLS are a mistake",
     ),
 }

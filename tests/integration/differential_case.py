@@ -45,7 +45,7 @@ class Case:
     reason: str = ""
 
 
-def offsets(facts: TierFacts, topics: str, share: float, **special: int) -> str:
+def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) -> str:
     """Returns JSON with an offset of each partition, at a fraction of its tier.
 
     Args:
@@ -64,7 +64,7 @@ def offsets(facts: TierFacts, topics: str, share: float, **special: int) -> str:
     return json.dumps(named)
 
 
-def stamps(topics: str, *seconds: int) -> str:
+def timestamps_json(topics: str, *seconds: int) -> str:
     """Returns JSON with a create time for each partition; times are used in order and repeat."""
     every = itertools.cycle(seconds)
     return json.dumps(
@@ -80,11 +80,13 @@ def time_of(second: float) -> int:
     return BASE_MS + round(second * STEP_MS)
 
 
-def fixed(**options: str) -> Callable[[TierFacts], Options]:
+def fixed_options(**options: str) -> Callable[[TierFacts], Options]:
     """Returns options that do not depend on the tier; `_` in a name means `.`."""
     return lambda _facts: {name.replace("_", "."): value for name, value in options.items()}
 
 
-def timed(**seconds: float) -> Callable[[TierFacts], Options]:
+def timed_options(**seconds: float) -> Callable[[TierFacts], Options]:
     """Returns time options, such as `startingTimestamp`, given as record numbers."""
-    return fixed(subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()})
+    return fixed_options(
+        subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()}
+    )

@@ -18,7 +18,7 @@ from tests.integration.differential_case import Verdict
 from tests.integration.differential_refusals import DIFFERENT, REFUSED
 from tests.integration.differential_same import SAME
 from tests.integration.kafka_jars import spark_kafka_jars
-from tests.integration.spark_kafka import Counts, Outcome, counts_of, run_reads
+from tests.integration.spark_kafka import Counts, Outcome, read_counts, run_reads
 from tests.integration.workload import TierFacts, fill
 from tests.kts_source.planning.scanning import scan
 
@@ -131,7 +131,7 @@ def read_name(name: str, level: str) -> str:
     return f"{list(CASES).index(name):03d}-{level}"
 
 
-def levels(name: str) -> tuple[IsolationLevel, ...]:
+def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
     """Returns the isolation levels of a case; only one for most, because Spark's reads are slow."""
     if name in SAME or name == BOTH_LEVELS:
         return ISOLATION_LEVELS
@@ -140,7 +140,7 @@ def levels(name: str) -> tuple[IsolationLevel, ...]:
     return (random.Random(f"{SEED} {name}").choice(ISOLATION_LEVELS),)
 
 
-def compared(folder: Path) -> World:
+def run_comparison(folder: Path) -> World:
     """Fills a broker, reads it with both sources, and stops it."""
     spark_kafka_jars()  # skips before anything has started
     with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
@@ -151,7 +151,7 @@ def compared(folder: Path) -> World:
         reads = {
             read_name(name, level): case_options(facts, name, level)
             for name in CASES
-            for level in levels(name)
+            for level in isolation_levels_of(name)
         }
         # A short timeout for reads that fail because they receive nothing; the default is two
         # minutes.
@@ -167,15 +167,15 @@ def compared(folder: Path) -> World:
             spark,
             ours,
             through_spark,
-            counts_of(folder / "spark"),
-            counts_of(folder / "ours"),
+            read_counts(folder / "spark"),
+            read_counts(folder / "ours"),
         )
 
 
 def _ours(facts: TierFacts, tier: Mapping[str, str]) -> Iterable[tuple[tuple[str, str], Ours]]:
     for source, storage in ((UNION, tier), (BROKERS, {})):
         for name in CASES:
-            for level in levels(name):
+            for level in isolation_levels_of(name):
                 options = {SERVERS_OPTION: facts.bootstrap, **case_options(facts, name, level)}
                 try:
                     outcome = Ours(scan({**options, **storage}), None)
@@ -189,9 +189,9 @@ def _through_spark(
 ) -> dict[tuple[str, str], Outcome]:
     servers = {SERVERS_OPTION: facts.bootstrap}
     reads = {
-        f"{source}-{read_name(name, levels(name)[0])}".replace(" ", "-"): (
+        f"{source}-{read_name(name, isolation_levels_of(name)[0])}".replace(" ", "-"): (
             (source, name),
-            {**storage, **case_options(facts, name, levels(name)[0])},
+            {**storage, **case_options(facts, name, isolation_levels_of(name)[0])},
         )
         for source, names, storage in (
             (TIER, THROUGH_SPARK, tier),

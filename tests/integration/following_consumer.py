@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tests.integration.admin import wait_until
-from tests.integration.oracle import row_of
+from tests.integration.oracle import to_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,16 +25,18 @@ class FollowingConsumer:
 
     Args:
         bootstrap: Address of the cluster.
-        places: Topics and partitions, still empty.
+        partition_keys: Topics and partitions, still empty.
         isolation: `read_committed` or `read_uncommitted`.
 
     Attributes:
         rows: All rows that it received, in order.
     """
 
-    def __init__(self, bootstrap: str, places: Sequence[PartitionKey], isolation: str) -> None:
-        self.rows: Rows = {key: [] for key in places}
-        self._reached = dict.fromkeys(places, 0)
+    def __init__(
+        self, bootstrap: str, partition_keys: Sequence[PartitionKey], isolation: str
+    ) -> None:
+        self.rows: Rows = {key: [] for key in partition_keys}
+        self._reached = dict.fromkeys(partition_keys, 0)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=isolation, daemon=True)
         self._refused: list[str] = []
@@ -85,7 +87,7 @@ class FollowingConsumer:
                 elif error is None:
                     assert topic is not None
                     assert partition is not None
-                    row = row_of(message)
+                    row = to_row(message)
                     self.rows[topic, partition].append(row)
                     self._reached[topic, partition] = row.offset + 1
                 elif error.code() in (

@@ -13,7 +13,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
 from tests.integration.admin import wait_until
-from tests.integration.oracle import Row, consumed
+from tests.integration.oracle import Row, consume_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,25 +35,25 @@ def hybrid_options(bootstrap: str, tier: object = None, **more: str) -> dict[str
     return {name.replace("__", "."): text for name, text in options.items()}
 
 
-def planned(options: Mapping[str, str]) -> ScanPlan:
+def make_plan(options: Mapping[str, str]) -> ScanPlan:
     """Plans a scan with these options."""
     return plan_scan(parse_options(options))
 
 
-def rows_of(
+def read_rows(
     plan: ScanPlan, options: Mapping[str, str], ended: list[TaskMetrics] | None = None
 ) -> Rows:
     """Runs all tasks of a plan and returns their rows by partition, in the order of the tasks."""
     parsed = parse_options(options)
     take = (ended if ended is not None else []).append
     batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
-    return by_partition(batches)
+    return group_by_partition(batches)
 
 
-def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+def consume_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
     """Consumes the offsets that a plan covers and returns the rows by partition."""
     return {
-        (planned_partition.topic, planned_partition.partition): consumed(
+        (planned_partition.topic, planned_partition.partition): consume_range(
             bootstrap,
             planned_partition.topic,
             planned_partition.partition,
@@ -65,12 +65,12 @@ def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
     }
 
 
-def consumed_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """Retries `consumed_rows` until brokers that have just started know their tier."""
+def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+    """Retries `consume_rows` until brokers that have just started know their tier."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return consumed_rows(bootstrap, plan, isolation)
+            return consume_rows(bootstrap, plan, isolation)
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
@@ -104,7 +104,7 @@ def assert_as_consumed(actual: Rows, expected: Rows) -> None:
             )
 
 
-def by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
+def group_by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
     """Returns the rows of batches by partition, in order."""
     rows: Rows = defaultdict(list)
     for batch in batches:

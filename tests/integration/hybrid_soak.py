@@ -30,8 +30,8 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
 from tests.integration.filler import BASE_MS, STEP_MS
 from tests.integration.hybrid import hybrid_options
-from tests.integration.oracle import Row, consumed
-from tests.integration.tier_mischief import remove_random, tiered_segments
+from tests.integration.oracle import Row, consume_range
+from tests.integration.tier_mischief import list_tiered_segments, remove_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ def _like(key: bytes | None, value: bytes | None) -> bool:
 
 
 @dataclass(slots=True)
-class Soaked:
+class SoakResult:
     """Results of the scans.
 
     Attributes:
@@ -127,7 +127,7 @@ def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> Rand
         tier: Folder of the tier for the reader.
         choice: Source of all random choices.
     """
-    names = sorted({topic for topic, _ in topics.places})
+    names = sorted({topic for topic, _ in topics.partition_keys})
     names = choice.sample(names, choice.randint(1, len(names)))
     columns, level = choice.choice(_COLUMNS), choice.choice(LEVELS)
     more = {
@@ -194,7 +194,7 @@ class Soak:
         self._folder = folder
         self._seed = seed
         self._gone: list[str] = []
-        self.result = Soaked()
+        self.result = SoakResult()
 
     def scan(self, number: int) -> None:
         """Runs a scan; failures are stored in the result."""
@@ -283,7 +283,7 @@ class Soak:
         start = planned.start
         for attempt in range(_ATTEMPTS):
             try:
-                rows = consumed(
+                rows = consume_range(
                     self._topics.cluster.bootstrap, *key, start, planned.stop, isolation=scan.level
                 )
                 break
@@ -317,8 +317,8 @@ class Soak:
         # Keep transaction indexes: this layout does not record whether a segment has one.
         segments = [
             replace(segment, objects=tuple(p for p in segment.objects if p.suffix != ".txnindex"))
-            for key in self._topics.places
-            for segment in tiered_segments(tier_copy, *key)
+            for key in self._topics.partition_keys
+            for segment in list_tiered_segments(tier_copy, *key)
         ]
         objects = sum(len(segment.objects) for segment in segments)
         gone = remove_random(segments, min(count, objects), choice)

@@ -11,7 +11,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from tests.integration.admin import WAIT_SECONDS
 from tests.integration.background import Background, RandomWork
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 
 if TYPE_CHECKING:
     from tests.integration.cluster import Cluster
@@ -31,14 +31,19 @@ class MovingTopics:
         seed: Seed of all random choices.
     """
 
-    places: tuple[PartitionKey, ...] = (("keep", 0), ("keep", 1), ("short", 0), ("local", 0))
+    partition_keys: tuple[PartitionKey, ...] = (
+        ("keep", 0),
+        ("keep", 1),
+        ("short", 0),
+        ("local", 0),
+    )
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self._random = random.Random(f"{seed} trims")
         self._stopped = threading.Event()
         self._trims = threading.Thread(target=self._trim, name="trims", daemon=True)
-        work = RandomWork(cluster.bootstrap, self.places, seed)
+        work = RandomWork(cluster.bootstrap, self.partition_keys, seed)
         self._work = Background(work, RECORDS_PER_SECOND)
         self._error: Exception | None = None
         self.trimmed = 0
@@ -53,7 +58,9 @@ class MovingTopics:
         admin.create_topic(
             "local", 1, local_retention_bytes="100000", message_timestamp_type="LogAppendTime"
         )
-        work = RandomWork(self.cluster.bootstrap, self.places, self._random.randrange(1 << 30))
+        work = RandomWork(
+            self.cluster.bootstrap, self.partition_keys, self._random.randrange(1 << 30)
+        )
         while sum(work.step() for _ in range(20)) and not self._all_tiered():
             pass
         work.finish()
@@ -80,7 +87,7 @@ class MovingTopics:
     def _offsets(
         self, spec: OffsetSpec, level: str = "read_uncommitted"
     ) -> dict[PartitionKey, int]:
-        specs = {TopicPartition(*key): spec for key in self.places}
+        specs = {TopicPartition(*key): spec for key in self.partition_keys}
         futures = self.cluster.admin.client().list_offsets(
             specs, isolation_level=IsolationLevel[level.upper()]
         )
@@ -90,12 +97,14 @@ class MovingTopics:
         }
 
     def _all_tiered(self) -> bool:
-        return all(len(tiered_segments(self.cluster.tier, *key)) > 3 for key in self.places)
+        return all(
+            len(list_tiered_segments(self.cluster.tier, *key)) > 3 for key in self.partition_keys
+        )
 
     def _trim(self) -> None:
         try:
             while not self._stopped.wait(self._random.uniform(0.5, 4)):
-                key = self._random.choice([key for key in self.places if key[0] != "short"])
+                key = self._random.choice([key for key in self.partition_keys if key[0] != "short"])
                 start = self.log_starts()[key]
                 end = self.ends()[key]
                 max_deleted = max(end - start - _KEPT_ROWS, self._random.choice((0, 1, 40, 300)))

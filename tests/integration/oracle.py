@@ -33,7 +33,7 @@ class Row(NamedTuple):
     headers: tuple[tuple[str | bytes | None, ...], ...]
 
 
-def row_of(message: Message) -> Row:
+def to_row(message: Message) -> Row:
     """Converts a message without error to a row."""
     offset = message.offset()
     assert offset is not None
@@ -42,7 +42,7 @@ def row_of(message: Message) -> Row:
     return Row(offset, timestamp, kind - 1, message.key(), message.value(), headers)
 
 
-def consumed(
+def consume_range(
     bootstrap: str,
     topic: str,
     partition: int,
@@ -111,7 +111,7 @@ def consumed(
                 assert offset is not None
                 reached = max(reached, offset if error else offset + 1)
                 if error is None and offset < stop:
-                    rows.append(row_of(message))
+                    rows.append(to_row(message))
     finally:
         consumer.close()
     return rows

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
-def served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
+def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
     """Consumes all partitions up to the given offsets."""
     consumer = Consumer(
         {

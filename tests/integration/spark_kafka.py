@@ -105,7 +105,7 @@ def run_reads(
     growing: Mapping[str, str] = MappingProxyType({}),
     streams: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
-    """Runs all reads in one Spark session; `counts_of` returns the counts of `growing`.
+    """Runs all reads in one Spark session; `read_counts` returns the counts of `growing`.
 
     Args:
         source: `kafka` for Spark's own source, `tiered-kafka` for this one.
@@ -134,7 +134,7 @@ def run_reads(
     }
 
 
-def counts_of(folder: Path) -> Counts:
+def read_counts(folder: Path) -> Counts:
     """Returns the counts of the DataFrame whose topic grew."""
     return Counts(*json.loads((folder / "counts.json").read_text()))
 

@@ -17,11 +17,11 @@ from tests.integration.admin import wait_until
 from tests.integration.background import Background, RandomWork
 from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.filler import Filler
-from tests.integration.hybrid import hybrid_options, planned
+from tests.integration.hybrid import hybrid_options, make_plan
 from tests.integration.kafka_jars import kafka_class_path
 from tests.integration.lost_branches import elect_unclean
-from tests.integration.oracle import consumed
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.oracle import consume_range
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -94,18 +94,18 @@ def test_audit_of_changing_or_idle_topics_raises_no_alarm(cluster: Cluster) -> N
                 and admin.offsets("short").earliest > log_start
             )
         ):
-            reports += [audited(cluster, "copied", "short", level=level) for level in LEVELS]
+            reports += [run_audit(cluster, "copied", "short", level=level) for level in LEVELS]
     for report in reports:
         # The log start moves before a delete begins, so expired segments may still exist.
-        named = {(name, partition) for name, partition, *_ in alarms(report)}
+        named = {(name, partition) for name, partition, *_ in list_alarms(report)}
         assert named <= {("below-log-start", "short-0")}
         assert all(partition.is_whole for partition in report.partitions)
 
     for key in keys[:2]:
         _wait_tiered(cluster, *key)
     for level in LEVELS:
-        report = audited(cluster, "copied", level=level, grace_ms=0)
-        assert alarms(report) == set()
+        report = run_audit(cluster, "copied", level=level, grace_ms=0)
+        assert list_alarms(report) == set()
         assert [audited_partition.is_whole for audited_partition in report.partitions] == [
             True,
             True,
@@ -114,16 +114,16 @@ def test_audit_of_changing_or_idle_topics_raises_no_alarm(cluster: Cluster) -> N
             offsets = admin.offsets(audited_partition.topic, audited_partition.partition)
             start, stop = offsets.earliest, offsets.tiered
             assert (audited_partition.start, audited_partition.stop) == (start, stop)
-            rows = consumed(
+            rows = consume_range(
                 cluster.bootstrap, audited_partition.topic, audited_partition.partition, start, stop
             )
             assert audited_partition.records == (len(rows) if level == "bytes" else None)
 
 
 def test_audit_reports_segments_known_to_one_side_only(cluster: Cluster, tmp_path: Path) -> None:
-    _filled(cluster, "sides", 3)
+    _fill_topic(cluster, "sides", 3)
     tier = Path(shutil.copytree(cluster.tier, tmp_path / "tier"))
-    segments_by_partition = [tiered_segments(tier, "sides", number) for number in range(3)]
+    segments_by_partition = [list_tiered_segments(tier, "sides", number) for number in range(3)]
     spans = [
         _spans(stored, cluster.admin.offsets("sides", number).tiered)
         for number, stored in enumerate(segments_by_partition)
@@ -141,14 +141,16 @@ def test_audit_reports_segments_known_to_one_side_only(cluster: Cluster, tmp_pat
         for path in segment.objects:
             path.unlink()
     base, stop = spans[0][1]
-    own, copied = _keys(tier, second.objects), _keys(tier, copies)
+    own, copied = _relative_keys(tier, second.objects), _relative_keys(tier, copies)
     expected = {
         ("unknown-to-brokers", "sides-0", base, None, copied),
         ("named-not-there", "sides-0", *spans[0][-1], NOTHING),
         ("named-not-there", "sides-1", *spans[1][2], NOTHING),
         *(("named-not-there", "sides-2", *span, NOTHING) for span in spans[2]),
     }
-    around = _keys(tier, [segments_by_partition[1][1].log, segments_by_partition[1][3].log])
+    around = _relative_keys(
+        tier, [segments_by_partition[1][1].log, segments_by_partition[1][3].log]
+    )
     is_smallest = (
         second.log.name < copies[0].name
     )  # of duplicates, the one with the smallest id is read
@@ -158,8 +160,10 @@ def test_audit_reports_segments_known_to_one_side_only(cluster: Cluster, tmp_pat
     }
     by_listing = {("duplicate-upload", "sides-0", base, None, own | copied)}
     for level in LEVELS:
-        report = audited(cluster, "sides", level=level, tier=tier)
-        assert alarms(report) == expected | (by_listing if level == "listing" else by_manifests)
+        report = run_audit(cluster, "sides", level=level, tier=tier)
+        assert list_alarms(report) == expected | (
+            by_listing if level == "listing" else by_manifests
+        )
         assert report.exit_code == 3
         assert [partition.is_whole for partition in report.partitions] == [False, False]
 
@@ -170,17 +174,20 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
     admin, tier = cluster.admin, cluster.tier
     topics = ("trimmed", "aged", "sized", "fine")
     for topic in topics:
-        _filled(cluster, topic)
-    stored = {topic: tiered_segments(tier, topic) for topic in topics}
+        _fill_topic(cluster, topic)
+    stored = {topic: list_tiered_segments(tier, topic) for topic in topics}
     spans = {topic: _spans(stored[topic], admin.offsets(topic).tiered) for topic in topics}
-    keys = {topic: [_keys(tier, segment.objects) for segment in stored[topic]] for topic in topics}
+    keys = {
+        topic: [_relative_keys(tier, segment.objects) for segment in stored[topic]]
+        for topic in topics
+    }
     sizes = [segment.log.stat().st_size for segment in stored["sized"]]
     log_start = spans["trimmed"][2][0] + 7
     wait_file.touch()
     try:
         admin.delete_records("trimmed", 0, log_start)
         # The thread waits in the delete of the first segment.
-        wait_until(lambda: _deleting(cluster, "trimmed") == 1)
+        wait_until(lambda: _count_deleting_segments(cluster, "trimmed") == 1)
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_ms(cluster, "aged", spans["aged"])
         kept_ms = now_ms - (newest[2] + newest[3]) // 2
@@ -196,16 +203,16 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
         }
         begun = ("delete-not-finished", "trimmed-0", *spans["trimmed"][0], keys["trimmed"][0])
         for level in LEVELS:
-            report = audited(cluster, *topics, level=level, grace_ms=0)
-            assert alarms(report) == {*below, *overdue, begun}
+            report = run_audit(cluster, *topics, level=level, grace_ms=0)
+            assert list_alarms(report) == {*below, *overdue, begun}
             assert report.exit_code == 0
         # These segments are younger than the default grace period.
-        assert alarms(audited(cluster, *topics, level="listing")) == below
+        assert list_alarms(run_audit(cluster, *topics, level="listing")) == below
     finally:
         wait_file.unlink()
     starts = {"trimmed": log_start, "aged": spans["aged"][3][0], "sized": spans["sized"][2][0]}
     for topic, start in starts.items():
-        wait_until(lambda: tiered_segments(tier, topic)[0].base_offset > start - 100)  # noqa: B023
+        wait_until(lambda: list_tiered_segments(tier, topic)[0].base_offset > start - 100)  # noqa: B023
         # Retention counts local segments, too.
         earliest = admin.offsets(topic).earliest
         assert earliest >= start if topic == "sized" else earliest == start
@@ -214,9 +221,9 @@ def test_audit_reports_expired_segments_that_brokers_did_not_delete(
     _write(cluster, filler, "trimmed", 1)
     _wait_tiered(cluster, "trimmed")
     for level in LEVELS:
-        report = audited(cluster, *topics, level=level, grace_ms=0)
+        report = run_audit(cluster, *topics, level=level, grace_ms=0)
         # A single copy contains the new log start, and the leader confirms it.
-        assert alarms(report) == set()
+        assert list_alarms(report) == set()
         if level != "listing":
             (partition,) = (
                 partition for partition in report.partitions if partition.topic == "trimmed"
@@ -236,33 +243,33 @@ def test_audit_reports_branch_lost_by_unclean_election(cluster: Cluster) -> None
     def write_lost_branch() -> None:
         _write(cluster, filler, topic, 2)
         _wait_tiered(cluster, topic)
-        segments = tiered_segments(tier, topic)
+        segments = list_tiered_segments(tier, topic)
         spans = _spans(segments, admin.offsets(topic).tiered)
         stored.extend(zip(segments, spans, strict=True))
 
     elect_unclean(cluster, topic, write_lost_branch)
     assert admin.offsets(topic).latest == cut
     dead = {
-        ("dead-branch", "unclean-0", max(low, cut), high, _keys(tier, segment.objects))
+        ("dead-branch", "unclean-0", max(low, cut), high, _relative_keys(tier, segment.objects))
         for segment, (low, high) in stored
         if high > cut
     }
     assert len(dead) > 1
     for level in LEVELS:
-        report = audited(cluster, topic, level=level)
-        assert alarms(report) == dead
+        report = run_audit(cluster, topic, level=level)
+        assert list_alarms(report) == dead
         assert report.exit_code == 0
     # The tier alone shows the dead branch only after the new branch is copied.
-    assert alarms(audited(cluster, topic, level="metadata", brokers=False)) == set()
+    assert list_alarms(run_audit(cluster, topic, level="metadata", brokers=False)) == set()
     _write(cluster, filler, topic, 2)
     _wait_tiered(cluster, topic)
     for level in LEVELS[1:]:
-        report = audited(cluster, topic, level=level)
-        assert {alarm for alarm in alarms(report) if alarm[0] != "duplicate-upload"} == dead
+        report = run_audit(cluster, topic, level=level)
+        assert {alarm for alarm in list_alarms(report) if alarm[0] != "duplicate-upload"} == dead
         assert report.exit_code == 0
 
 
-def audited(
+def run_audit(
     cluster: Cluster,
     *topics: str,
     level: str,
@@ -281,7 +288,7 @@ def audited(
     return kts_source.audit(options, level=level, grace_ms=grace_ms)
 
 
-def alarms(report: AuditReport) -> set[Alarm]:
+def list_alarms(report: AuditReport) -> set[Alarm]:
     """Returns the findings with severity warning or error; asserts that there are no duplicates."""
     alarm_list = [
         (
@@ -302,7 +309,7 @@ def _segments(report: AuditReport) -> int:
     return sum(partition.segments for partition in report.partitions if partition.topic == "copied")
 
 
-def _filled(cluster: Cluster, topic: str, partitions: int = 1) -> None:
+def _fill_topic(cluster: Cluster, topic: str, partitions: int = 1) -> None:
     """Creates a topic with at least five tiered segments and waits until no copy is pending."""
     cluster.admin.create_topic(topic, partitions)
     filler = Filler(cluster.bootstrap, _seed())
@@ -332,14 +339,14 @@ def _wait_tiered(cluster: Cluster, topic: str, partition: int = 0) -> None:
 
 def _newest_ms(cluster: Cluster, topic: str, spans: list[Span]) -> list[int]:
     """Returns the newest timestamp in each offset range, as a consumer reads it."""
-    rows = consumed(cluster.bootstrap, topic, 0, spans[0][0], spans[-1][1])
+    rows = consume_range(cluster.bootstrap, topic, 0, spans[0][0], spans[-1][1])
     return [max(row.timestamp for row in rows if low <= row.offset < high) for low, high in spans]
 
 
-def _deleting(cluster: Cluster, topic: str) -> int:
+def _count_deleting_segments(cluster: Cluster, topic: str) -> int:
     """Returns the number of segments that brokers have begun to delete."""
     catalog = {"catalog": "metadata-topic", "subscribe": topic}
-    plan = planned(hybrid_options(cluster.bootstrap, cluster.tier, **catalog))
+    plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, **catalog))
     return sum(
         partition.catalog.deleting for partition in plan.partitions if partition.catalog is not None
     )
@@ -351,7 +358,7 @@ def _spans(segments: list[TieredSegment], end: int) -> list[Span]:
     return list(zip(bases, [*bases[1:], end], strict=True))
 
 
-def _keys(tier: Path, paths: Collection[Path]) -> frozenset[str]:
+def _relative_keys(tier: Path, paths: Collection[Path]) -> frozenset[str]:
     return frozenset(str(path.relative_to(tier)) for path in paths)
 
 

@@ -25,7 +25,7 @@ from tests.integration.differential_world import (
     THROUGH_SPARK_WITH_BROKERS,
     UNION,
     World,
-    levels,
+    isolation_levels_of,
     read_name,
 )
 
@@ -42,7 +42,7 @@ ALIKE = [name for name in CASES if name not in STILL_DIFFERENT | {DEFAULT_LEVEL}
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_scan_with_brokers_matches_spark(differential: World, name: str) -> None:
-    for level in levels(name):
+    for level in isolation_levels_of(name):
         _check_same(differential, name, level)
 
 
@@ -64,7 +64,7 @@ def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
 
 @pytest.mark.parametrize("name", MORE)
 def test_broker_case_matches_its_verdict(differential: World, name: str) -> None:
-    for level in levels(name):
+    for level in isolation_levels_of(name):
         spark = differential.spark[read_name(name, level)]
         verdict = MORE[name].verdict
         assert (spark.error is not None) == (verdict is Verdict.BOTH_REFUSE), spark.error
@@ -85,7 +85,7 @@ def test_scan_with_brokers_reads_committed_by_default(differential: World) -> No
     committed = differential.spark_rows(BOTH_LEVELS, "read_committed")
     uncommitted = differential.spark_rows(BOTH_LEVELS, "read_uncommitted")
     assert committed.num_rows < uncommitted.num_rows
-    (level,) = levels(DEFAULT_LEVEL)
+    (level,) = isolation_levels_of(DEFAULT_LEVEL)
     assert_same_rows(differential.spark_rows(DEFAULT_LEVEL, level), uncommitted)
     for source in SOURCES:
         ours = differential.ours[source, read_name(DEFAULT_LEVEL, level)].table
@@ -94,7 +94,7 @@ def test_scan_with_brokers_reads_committed_by_default(differential: World) -> No
 
 
 def test_missing_headers_are_empty_list_not_null(differential: World) -> None:
-    name = read_name("everything with headers", levels("everything with headers")[0])
+    name = read_name("everything with headers", isolation_levels_of("everything with headers")[0])
     spark = differential.spark[name].table
     assert spark is not None
     is_null = [headers is None for headers in spark["headers"].to_pylist()]
@@ -120,7 +120,7 @@ def test_scan_in_spark_matches_spark_source(differential: World, name: str, sour
         assert outcome.table is None
     else:
         assert outcome.table is not None, outcome.error
-        assert_same_rows(outcome.table, differential.spark_rows(name, levels(name)[0]))
+        assert_same_rows(outcome.table, differential.spark_rows(name, isolation_levels_of(name)[0]))
 
 
 HERE = "integration/test_differential_brokers.py"

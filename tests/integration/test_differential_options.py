@@ -16,7 +16,13 @@ from tests.golden_data import ISOLATION_LEVELS, assert_same_rows
 from tests.integration.differential_case import Verdict
 from tests.integration.differential_refusals import DIFFERENT, REFUSED
 from tests.integration.differential_same import SAME
-from tests.integration.differential_world import THROUGH_SPARK, TIER, World, levels, read_name
+from tests.integration.differential_world import (
+    THROUGH_SPARK,
+    TIER,
+    World,
+    isolation_levels_of,
+    read_name,
+)
 from tests.integration.workload import TOPICS
 from tests.kts_source.planning.scanning import scan
 
@@ -86,4 +92,4 @@ def test_scan_of_tier_in_spark_matches_spark_source(differential: World, name: s
         assert outcome.table is None
     else:
         assert outcome.table is not None, outcome.error
-        assert_same_rows(outcome.table, differential.expected(name, levels(name)[0]))
+        assert_same_rows(outcome.table, differential.expected(name, isolation_levels_of(name)[0]))

@@ -19,7 +19,7 @@ from kts_source.spark.datasource import spark_schema
 from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from segment_format.values.registry_framing import CONFLUENT
-from tests.docs.tables import rows_under
+from tests.docs.tables import read_table
 from tests.integration.kafka_jars import spark_avro_jars
 from tests.integration.spark_kafka import run_script
 
@@ -119,7 +119,7 @@ TYPES: dict[str, object] = {
 
 
 def test_cases_match_rows_of_docs_table() -> None:
-    assert list(rows_under("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
+    assert list(read_table("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
 
 
 @pytest.mark.parametrize("name", [*CASES, *SAME])

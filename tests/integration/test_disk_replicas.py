@@ -18,11 +18,11 @@ from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     Rows,
     assert_as_consumed,
-    consumed_after_start,
-    consumed_rows,
+    consume_rows,
+    consume_rows_after_start,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
     wait_checkpointed,
 )
 from tests.integration.lost_branches import elect_unclean
@@ -88,10 +88,10 @@ def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             options = hybrid_options(
                 cluster.bootstrap, subscribe=",".join(TOPICS), isolationLevel=level
             )
-            rows[level] = consumed_rows(cluster.bootstrap, planned(options), level)
+            rows[level] = consume_rows(cluster.bootstrap, make_plan(options), level)
         ends = {
             (partition.topic, partition.partition): partition.stop
-            for partition in planned(options).partitions
+            for partition in make_plan(options).partitions
         }
         for number in (1, 3):
             offsets = {key: end for key, end in ends.items() if (number, key[0]) != (1, "two")}
@@ -134,11 +134,11 @@ def test_scan_of_disks_returns_rows_of_consumer(disks: Disks, level: str) -> Non
         options = _options(disks, level, is_alone=is_alone)
         topics = options["subscribe"].split(",")
         expected = {key: rows for key, rows in disks.rows[level].items() if key[0] in topics}
-        assert_as_consumed(rows_of(planned(options), options), expected)
+        assert_as_consumed(read_rows(make_plan(options), options), expected)
 
 
 def test_plan_reports_dead_branch_as_orphan(disks: Disks) -> None:
-    plan = planned(_options(disks, "read_uncommitted", is_alone=False))
+    plan = make_plan(_options(disks, "read_uncommitted", is_alone=False))
     orphans = {p.topic: [str(orphan) for orphan in p.orphans] for p in plan.partitions}
     assert any("broker-2/two-0" in text and "died" in text for text in orphans["two"])
     read = {p.topic: p.disks.folder for p in plan.partitions if p.disks is not None}
@@ -147,9 +147,9 @@ def test_plan_reports_dead_branch_as_orphan(disks: Disks) -> None:
 
 
 def test_scan_of_disks_returns_rows_of_restarted_leaders(disks: Disks) -> None:
-    plans = {level: planned(_options(disks, level, is_alone=False)) for level in LEVELS}
+    plans = {level: make_plan(_options(disks, level, is_alone=False)) for level in LEVELS}
     rows = {
-        level: rows_of(plan, _options(disks, level, is_alone=False))
+        level: read_rows(plan, _options(disks, level, is_alone=False))
         for level, plan in plans.items()
     }
     cluster = disks.cluster
@@ -159,7 +159,9 @@ def test_scan_of_disks_returns_rows_of_restarted_leaders(disks: Disks) -> None:
         cluster.wait_ready()
         wait_until(lambda: all(cluster.admin.leader(topic) > 0 for topic in TOPICS))
         for level, plan in plans.items():
-            assert_as_consumed(rows[level], consumed_after_start(cluster.bootstrap, plan, level))
+            assert_as_consumed(
+                rows[level], consume_rows_after_start(cluster.bootstrap, plan, level)
+            )
     finally:
         for number in (3, 1):
             cluster.nodes[number].stop()

@@ -24,7 +24,7 @@ from confluent_kafka.admin import NewTopic
 from kts_source import describe
 from segment_format.index.checkpoints import parse_offset_checkpoint
 from tests.integration.broker import retry_until_leader, running_broker
-from tests.integration.served_rows import Row, served
+from tests.integration.served_rows import Row, consume_until
 from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
             # DeleteRecords may move the log start past the last stable offset. A consumer then
             # receives nothing, not even an EOF.
             limits = {pair: end for pair, end in ends_of.items() if end > starts[pair]}
-            assert rows == served(broker, level, limits)
+            assert rows == consume_until(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
             # Only markers of the restart may increase them.
             assert ends[pair] >= end and stable[pair] >= last_stable, pair  # noqa: PT018

@@ -21,7 +21,7 @@ from kts_source.export.task_writer import LocalExecutor
 from kts_source.streaming import end_offsets as stream_end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration import named_sources_side
-from tests.integration.hybrid import consumed_rows, hybrid_options, planned, rows_of
+from tests.integration.hybrid import consume_rows, hybrid_options, make_plan, read_rows
 from tests.integration.kafka_jars import spark_kafka_jars
 from tests.integration.spark_kafka import run_reads, run_script
 from tests.integration.worked_topic import Topic
@@ -38,8 +38,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420
 
 def expected_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
     """Returns the offsets that a consumer receives from the topic's only partition."""
-    plan = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic))
-    ((_, rows),) = consumed_rows(cluster.bootstrap, plan, level).items()
+    plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic))
+    ((_, rows),) = consume_rows(cluster.bootstrap, plan, level).items()
     return [row.offset for row in rows]
 
 
@@ -49,7 +49,7 @@ def tier_only_options(cluster: Cluster, topic: Topic, level: str) -> dict[str, s
     del options["kafka.bootstrap.servers"]
     topic.write(3)
     topic.settle()
-    while not rows_of(planned(options), options):  # a transaction may be open from offset 0 on
+    while not read_rows(make_plan(options), options):  # a transaction may be open from offset 0 on
         topic.write(1)
         topic.settle()
     return options
@@ -126,7 +126,7 @@ def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_p
     }
     queries = {source: tmp_path / source for source in live}
     run_named(tmp_path, {folder: {"tier": ("tiered-kafka", tier)} for folder in queries.values()})
-    assert all(written(folder) for folder in queries.values())
+    assert all(count_written_offsets(folder) for folder in queries.values())
     # The second source reads the segments that are tiered from now on.
     topic.write(2)
     topic.settle()
@@ -141,7 +141,7 @@ def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_p
         )
         expected = Counter(expected_offsets(cluster, topic.name, level))
         for source, folder in queries.items():
-            assert written(folder) == expected, source
+            assert count_written_offsets(folder) == expected, source
 
 
 def run_named(
@@ -156,6 +156,6 @@ def run_named(
     run_script(Path(named_sources_side.__file__), spec, folder, spark="4.2")
 
 
-def written(query: Path) -> Counter[int]:
+def count_written_offsets(query: Path) -> Counter[int]:
     """Counts how often a query wrote each offset of the topic's only partition."""
     return Counter(pq.read_table(query / "table")["offset"].to_pylist())

@@ -24,10 +24,10 @@ from kts_source.read.read_task import run_task
 from tests.integration.broker import running_broker
 from tests.integration.hybrid import (
     assert_as_consumed,
-    consumed_rows,
+    consume_rows,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.workload import TOPICS, TierFacts, fill
 from tests.needs import needs
@@ -61,8 +61,8 @@ def test_scan_returns_rows_of_consumer(world: tuple[Broker, TierFacts], level: s
         options = hybrid_options(
             broker.bootstrap, broker.tier, subscribe=EVERY, isolationLevel=level, **more
         )
-        plan = planned(options)
-        assert_as_consumed(rows_of(plan, options), consumed_rows(broker.bootstrap, plan, level))
+        plan = make_plan(options)
+        assert_as_consumed(read_rows(plan, options), consume_rows(broker.bootstrap, plan, level))
         plans.append(plan)
     # Each plan reads from both tier and brokers.
     assert all(any(task.slices for task in plan.tasks) for plan in plans)
@@ -76,8 +76,8 @@ def test_scan_of_brokers_alone_returns_rows_of_consumer(
 ) -> None:
     broker, facts = world
     options = hybrid_options(broker.bootstrap, subscribe=EVERY, isolationLevel=level)
-    plan = planned(options)
-    assert_as_consumed(rows_of(plan, options), consumed_rows(broker.bootstrap, plan, level))
+    plan = make_plan(options)
+    assert_as_consumed(read_rows(plan, options), consume_rows(broker.bootstrap, plan, level))
     starts = {(p.topic, p.partition): p.start for p in plan.partitions}
     assert starts == {key: facts.starts[key] for key in starts}
 
@@ -97,8 +97,8 @@ def test_scan_with_objects_missing_before_listing_returns_all_rows(
     for path in choose.sample(removable, 12):
         path.unlink()
     options = hybrid_options(broker.bootstrap, tier, subscribe=EVERY, isolationLevel=level)
-    plan = planned(options)
-    assert_as_consumed(rows_of(plan, options), consumed_rows(broker.bootstrap, plan, level))
+    plan = make_plan(options)
+    assert_as_consumed(read_rows(plan, options), consume_rows(broker.bootstrap, plan, level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -121,15 +121,15 @@ def test_scan_with_objects_missing_after_planning_reads_from_brokers(
         isolationLevel=level,
         targetPartitionBytes=choose.choice(("3000", "7000", "1000000")),
     )
-    plan = planned(options)
+    plan = make_plan(options)
     logs = sorted(tier.rglob("*.log"))
     for path in choose.sample(logs, len(logs) // 2):
         path.unlink()
     ended: list[TaskMetrics] = []
-    assert_as_consumed(rows_of(plan, options, ended), consumed_rows(broker.bootstrap, plan, level))
+    assert_as_consumed(read_rows(plan, options, ended), consume_rows(broker.bootstrap, plan, level))
     assert sum(metrics.broker_fallbacks for metrics in ended) >= len(logs) // 2
     with pytest.raises(DataLossError, match="no object"):
-        rows_of(plan, {**options, "brokerFallback": "false"})
+        read_rows(plan, {**options, "brokerFallback": "false"})
 
 
 def test_scan_with_many_equal_failures_raises_store_error(
@@ -138,11 +138,11 @@ def test_scan_with_many_equal_failures_raises_store_error(
     broker, _ = world
     tier = _copy(broker.tier, tmp_path)
     options = hybrid_options(broker.bootstrap, tier, subscribe=EVERY)
-    plan = planned(options)
+    plan = make_plan(options)
     for path in tier.rglob("*.log"):
         path.unlink()
     with pytest.raises(StoreError, match="failed alike"):
-        rows_of(plan, options)
+        read_rows(plan, options)
 
 
 def test_scan_with_tail_false_ends_with_the_tier(world: tuple[Broker, TierFacts]) -> None:
@@ -154,11 +154,11 @@ def test_scan_with_tail_false_ends_with_the_tier(world: tuple[Broker, TierFacts]
         tail="false",
         isolationLevel="read_uncommitted",
     )
-    plan = planned(options)
+    plan = make_plan(options)
     ends = {(p.topic, p.partition): p.stop for p in plan.partitions}
     assert ends == {key: facts.tier_ends[key] for key in ends}
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(broker.bootstrap, plan, "read_uncommitted")
+        read_rows(plan, options), consume_rows(broker.bootstrap, plan, "read_uncommitted")
     )
 
 
@@ -172,9 +172,9 @@ def test_scan_with_starting_timestamp_starts_at_its_record(world: tuple[Broker, 
             assign='{"plain":[0]}',
             startingTimestamp=str(1_700_000_000_000 + 1000 * number),
         )
-        plan = planned(options)
+        plan = make_plan(options)
         assert_as_consumed(
-            rows_of(plan, options), consumed_rows(broker.bootstrap, plan, "read_committed")
+            read_rows(plan, options), consume_rows(broker.bootstrap, plan, "read_committed")
         )
         # Timestamps of records are one second apart, except for a few late ones.
         assert abs(plan.partitions[0].start - number) <= 1
@@ -185,13 +185,13 @@ def test_scan_after_delete_records_starts_at_log_start(world: tuple[Broker, Tier
     middle = facts.starts["plain", 2] + 123
     broker.delete_records({("plain", 2): middle})
     options = hybrid_options(broker.bootstrap, broker.tier, assign='{"plain":[2]}')
-    plan = planned(options)
+    plan = make_plan(options)
     assert plan.partitions[0].start == middle
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(broker.bootstrap, plan, "read_committed")
+        read_rows(plan, options), consume_rows(broker.bootstrap, plan, "read_committed")
     )
     with pytest.raises(OffsetOutOfRangeError, match="below the log start"):
-        planned({**options, "startingOffsets": '{"plain":{"2":5}}'})
+        make_plan({**options, "startingOffsets": '{"plain":{"2":5}}'})
 
 
 def test_stored_plan_returns_same_rows_or_raises(
@@ -199,24 +199,24 @@ def test_stored_plan_returns_same_rows_or_raises(
 ) -> None:
     broker, facts = world
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="append")
-    plan = planned(options)
+    plan = make_plan(options)
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
-    again = planned({**options, "planFile": str(file)})
+    again = make_plan({**options, "planFile": str(file)})
     assert again.tasks == plan.tasks
-    assert rows_of(again, options) == rows_of(plan, options)
+    assert read_rows(again, options) == read_rows(plan, options)
     tier_only = {
         name: text
         for name, text in {**options, "planFile": str(file)}.items()
         if not name.startswith("kafka.")
     }
     with pytest.raises(InvalidOptionError, match=r"kafka\.bootstrap\.servers"):
-        planned(tier_only)
+        make_plan(tier_only)
     broker.delete_records({("append", 0): facts.latest["append", 0] - 10})
     with pytest.raises(DataLossError, match="starts at"):
-        planned({**options, "planFile": str(file)})
+        make_plan({**options, "planFile": str(file)})
     with pytest.raises(DataLossError, match="append"):
-        rows_of(plan, options)
+        read_rows(plan, options)
 
 
 def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, TierFacts]) -> None:
@@ -227,12 +227,12 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
         producer.produce("again", b"old %d" % number, partition=0)
     producer.flush(30)
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="again")
-    plan = planned(options)
+    plan = make_plan(options)
     admin = broker.new_admin()
     for future in admin.delete_topics(["again"]).values():
         future.result()
     with pytest.raises((DataLossError, TopicNotFoundError)):
-        rows_of(plan, options)
+        read_rows(plan, options)
     for attempt in range(50):
         try:
             broker.create_topics({"again": 1})
@@ -244,9 +244,9 @@ def test_scan_of_recreated_topic_raises_data_loss_error(world: tuple[Broker, Tie
         producer.produce("again", b"new %d" % number, partition=0)
     producer.flush(30)
     with pytest.raises(DataLossError, match="created again"):
-        rows_of(plan, options)
-    fresh = planned(options)
-    assert [row.value for row in rows_of(fresh, options)["again", 0]] == [
+        read_rows(plan, options)
+    fresh = make_plan(options)
+    assert [row.value for row in read_rows(fresh, options)["again", 0]] == [
         b"new %d" % number for number in range(60)
     ]
 
@@ -261,14 +261,14 @@ def test_task_closed_early_does_not_affect_next_read(
         kafka__max__partition__fetch__bytes="2000",
         isolationLevel="read_uncommitted",
     )
-    plan = planned(options)
+    plan = make_plan(options)
     (task,) = plan.tasks
     parsed = parse_options(options)
     for _ in range(3):
         with closing(run_task(task, parsed)) as rows:
             next(rows)
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(broker.bootstrap, plan, "read_uncommitted")
+        read_rows(plan, options), consume_rows(broker.bootstrap, plan, "read_uncommitted")
     )
 
 
@@ -280,14 +280,14 @@ def test_description_reports_lag_of_the_tier(world: tuple[Broker, TierFacts]) ->
         assert partition.high_watermark == facts.latest[key]
         assert partition.tier_end == facts.tier_ends[key]
         assert partition.broker_offsets == facts.latest[key] - facts.tier_ends[key]
-    text = planned(options).explain()
+    text = make_plan(options).explain()
     assert f"the tier ends at {facts.tier_ends['plain-sparse', 0]}" in text
 
 
 def test_plan_without_reachable_broker_raises_error_with_advice() -> None:
     options = hybrid_options("127.0.0.1:1", subscribe="plain", kafka__request__timeout__ms="1000")
     with pytest.raises(BrokerUnavailableError, match="leave that option out"):
-        planned(options)
+        make_plan(options)
 
 
 def _copy(tier: Path, folder: Path) -> Path:

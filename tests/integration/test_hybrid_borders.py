@@ -17,13 +17,13 @@ from tests.integration.admin import wait_until
 from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -116,17 +116,17 @@ def test_scan_after_delete_records_starts_inside_batch_or_is_empty(
         for level in LEVELS:
             for tier in (cluster.tier, None):
                 options = _options(cluster, "deleted", level, tier)
-                plan = planned(options)
+                plan = make_plan(options)
                 assert plan.partitions[0].start == before
-                expected = consumed_rows(cluster.bootstrap, plan, level)
-                assert_as_consumed(rows_of(plan, options), expected)
+                expected = consume_rows(cluster.bootstrap, plan, level)
+                assert_as_consumed(read_rows(plan, options), expected)
                 assert expected["deleted", 0][0].offset == before
     cluster.admin.delete_records("deleted", 0, -1)
     for level in LEVELS:
         options = _options(cluster, "deleted", level, cluster.tier)
-        plan = planned(options)
+        plan = make_plan(options)
         assert (plan.partitions[0].start, plan.partitions[0].stop) == (900, 900)
-        assert rows_of(plan, options) == {}
+        assert read_rows(plan, options) == {}
     # The log start is above the last stable offset of an open transaction.
     producer = filler.transactional("first")
     producer.begin_transaction()
@@ -134,12 +134,12 @@ def test_scan_after_delete_records_starts_inside_batch_or_is_empty(
     cluster.admin.delete_records("deleted", 0, 910)
     for level, rows in (("read_committed", 0), ("read_uncommitted", 10)):
         options = _options(cluster, "deleted", level, cluster.tier)
-        assert sum(map(len, rows_of(planned(options), options).values())) == rows
+        assert sum(map(len, read_rows(make_plan(options), options).values())) == rows
     producer.commit_transaction(30)
     options = _options(cluster, "deleted", "read_committed", cluster.tier)
-    plan = planned(options)
+    plan = make_plan(options)
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(cluster.bootstrap, plan, "read_committed")
+        read_rows(plan, options), consume_rows(cluster.bootstrap, plan, "read_committed")
     )
 
 
@@ -153,8 +153,8 @@ def test_delete_records_during_scan_raises_or_skips_deleted_rows(
     cluster.admin.wait_tiered(topic, 0, 4000)
     options = _options(cluster, topic, "read_committed", cluster.tier if has_tier else None)
     options["kafka.max.partition.fetch.bytes"] = "3000"
-    plan = planned(options)
-    expected = consumed_rows(cluster.bootstrap, plan, "read_committed")[topic, 0]
+    plan = make_plan(options)
+    expected = consume_rows(cluster.bootstrap, plan, "read_committed")[topic, 0]
     scans = {}
     for fail_on_loss in ("true", "false"):
         options_of_scan = {**options, "failOnDataLoss": fail_on_loss}
@@ -169,7 +169,7 @@ def test_delete_records_during_scan_raises_or_skips_deleted_rows(
                 assert caught.value.topic == topic
             else:
                 batches += rows
-        read = by_partition(batches)[topic, 0]
+        read = group_by_partition(batches)[topic, 0]
         # The rows are a subset of the consumer's, in the same order.
         missing = set(expected) - set(read)
         assert read == [row for row in expected if row not in missing]
@@ -188,15 +188,15 @@ def test_retention_during_scan_raises_or_skips_deleted_rows(
     options = _options(cluster, "short", "read_uncommitted", cluster.tier)
     # Each object is read in several requests, without prefetching.
     options |= {"maxConcurrentRequests": "1", "prefetchBytes": "1"}
-    plan = planned(options)
-    expected = consumed_rows(cluster.bootstrap, plan, "read_uncommitted")["short", 0]
+    plan = make_plan(options)
+    expected = consume_rows(cluster.bootstrap, plan, "read_uncommitted")["short", 0]
     scans = {}
     for fail_on_loss in ("true", "false"):
         options_of_scan = {**options, "failOnDataLoss": fail_on_loss}
         rows = _rows(plan, options_of_scan)
         scans[fail_on_loss] = rows, [next(rows)]
     cluster.admin.alter_topic("short", retention_ms="1000")
-    wait_until(lambda: not tiered_segments(cluster.tier, "short"))
+    wait_until(lambda: not list_tiered_segments(cluster.tier, "short"))
     start = cluster.admin.offsets("short").earliest
     assert start > 0
     for fail_on_loss, (rows, batches) in scans.items():
@@ -206,7 +206,7 @@ def test_retention_during_scan_raises_or_skips_deleted_rows(
                     batches += rows
             else:
                 batches += rows
-        read = by_partition(batches)["short", 0]
+        read = group_by_partition(batches)["short", 0]
         missing = set(expected) - set(read)
         assert read == [row for row in expected if row not in missing]
         assert all(row.offset < start for row in missing) or fail_on_loss == "true"
@@ -229,10 +229,10 @@ def _check(cluster: Cluster, partition: int, folder: Path) -> None:
                 options = _options(cluster, "", level, tier_copy)
                 del options["subscribe"]
                 options["assign"] = f'{{"{TOPIC}":[{partition}]}}'
-                plan = planned(options)
-                expected = consumed_rows(cluster.bootstrap, plan, level)
-                assert_as_consumed(rows_of(plan, options), expected)
-            segments = tiered_segments(tier_copy, TOPIC, partition)
+                plan = make_plan(options)
+                expected = consume_rows(cluster.bootstrap, plan, level)
+                assert_as_consumed(read_rows(plan, options), expected)
+            segments = list_tiered_segments(tier_copy, TOPIC, partition)
             if segments:
                 random.choice(segments).log.unlink()
     finally:

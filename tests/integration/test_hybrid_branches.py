@@ -20,11 +20,11 @@ from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.lost_branches import elect_unclean, lose_branch
 from tests.needs import needs
@@ -71,14 +71,14 @@ def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> N
     filler.send(filler.plain("lz4"), "lost", 0, 400)
     _write(one_node, "lost", segments=3)
     _wait_tiered(one_node.admin, "lost")
-    before = {level: planned(_options(one_node, "lost", level)) for level in LEVELS}
+    before = {level: make_plan(_options(one_node, "lost", level)) for level in LEVELS}
     old_end = before["read_uncommitted"].partitions[0].stop
 
     new_end = lose_branch(one_node, "lost")
     assert new_end < old_end
     for level, plan in before.items():
         with pytest.raises(DataLossError, match=r"unclean election|is gone"):
-            rows_of(plan, _options(one_node, "lost", level))
+            read_rows(plan, _options(one_node, "lost", level))
     # The tier contains only the lost branch.
     _write(one_node, "lost", records=200)
     _assert_equal(one_node, "lost")
@@ -101,19 +101,21 @@ def test_scan_after_unclean_election_returns_rows_of_consumer(
     def write_lost_branch() -> None:
         _write(two_brokers, "unclean", segments=2)
         _wait_tiered(two_brokers.admin, "unclean")
-        plans.update({level: planned(_options(two_brokers, "unclean", level)) for level in LEVELS})
+        plans.update(
+            {level: make_plan(_options(two_brokers, "unclean", level)) for level in LEVELS}
+        )
 
     old, _ = elect_unclean(two_brokers, "unclean", write_lost_branch)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
-            rows_of(plan, _options(two_brokers, "unclean", level))
+            read_rows(plan, _options(two_brokers, "unclean", level))
         _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
     _assert_equal(two_brokers, "unclean")
     # Enough segments to make the new branch longer than the lost one.
     _write(two_brokers, "unclean", segments=4)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
-            rows_of(plan, _options(two_brokers, "unclean", level))
+            read_rows(plan, _options(two_brokers, "unclean", level))
         _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
     _assert_equal(two_brokers, "unclean")
     _wait_tiered(two_brokers.admin, "unclean")
@@ -136,7 +138,7 @@ def test_scan_continues_after_leader_stops(
         # The leader of the plan's epoch has written nothing, so the next leader does not know that
         # epoch.
         two_brokers.start_node(_end_leader(two_brokers, topic, is_clean=True))
-    plans = {level: planned(_options(two_brokers, topic, level, slow=True)) for level in LEVELS}
+    plans = {level: make_plan(_options(two_brokers, topic, level, slow=True)) for level in LEVELS}
     scans = {}
     for level, plan in plans.items():
         (task,) = plan.tasks
@@ -144,21 +146,21 @@ def test_scan_continues_after_leader_stops(
         rows = run_task(task, options, batches=BatchLimits(100, 1 << 12))
         scans[level] = rows, [next(rows)]
     expected = {
-        level: consumed_rows(two_brokers.bootstrap, plan, level) for level, plan in plans.items()
+        level: consume_rows(two_brokers.bootstrap, plan, level) for level, plan in plans.items()
     }
     leader = _end_leader(two_brokers, topic, is_clean=is_clean)
     for level, (rows, batches) in scans.items():
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected[level])
+        assert_as_consumed(group_by_partition(batches), expected[level])
     two_brokers.start_node(leader)
     # Old plans can still be read after another leader was elected.
     for level, plan in plans.items():
-        assert_as_consumed(rows_of(plan, _options(two_brokers, topic, level)), expected[level])
+        assert_as_consumed(read_rows(plan, _options(two_brokers, topic, level)), expected[level])
         stored = _stored(plan, _options(two_brokers, topic, level, slow=True), tmp_path)
-        again = planned(stored)
+        again = make_plan(stored)
         assert again.tasks == plan.tasks
-        assert_as_consumed(rows_of(again, stored), expected[level])
+        assert_as_consumed(read_rows(again, stored), expected[level])
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -183,8 +185,8 @@ def test_scan_fetches_from_follower_in_its_rack(
     for level in LEVELS[:1] if dies else LEVELS:
         options = _options(two_brokers, topic, level, slow=True)
         options["kafka.client.rack"] = f"rack-{follower}"
-        plan = planned(options)
-        expected = consumed_rows(two_brokers.bootstrap, plan, level)
+        plan = make_plan(options)
+        expected = consume_rows(two_brokers.bootstrap, plan, level)
         brokers.clear()
         (task,) = plan.tasks
         rows = run_task(task, parse_options(options), batches=BatchLimits(100, 1 << 12))
@@ -200,7 +202,7 @@ def test_scan_fetches_from_follower_in_its_rack(
             two_brokers.nodes[follower].kill()
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected)
+        assert_as_consumed(group_by_partition(batches), expected)
         assert (brokers[-1] == two_brokers.nodes[leader].bootstrap) is dies
         if dies:
             two_brokers.start_node(follower)
@@ -216,7 +218,7 @@ def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, 
 
 def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None:
     with pytest.raises(DataLossError, match="unclean election"):
-        planned(_stored(plan, options, folder))
+        make_plan(_stored(plan, options, folder))
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
@@ -240,9 +242,9 @@ def _assert_equal(cluster: Cluster, topic: str) -> list[ScanPlan]:
     plans = []
     for level in LEVELS:
         options = _options(cluster, topic, level)
-        plans.append(planned(options))
-        expected = consumed_rows(cluster.bootstrap, plans[-1], level)
-        assert_as_consumed(rows_of(plans[-1], options), expected)
+        plans.append(make_plan(options))
+        expected = consume_rows(cluster.bootstrap, plans[-1], level)
+        assert_as_consumed(read_rows(plans[-1], options), expected)
     return plans
 
 

@@ -12,7 +12,7 @@ from kts_source import backfill, register
 from kts_source.cli.app import main
 from tests.integration.broker import running_broker
 from tests.integration.filler import Filler
-from tests.integration.hybrid import consumed_rows, hybrid_options, planned
+from tests.integration.hybrid import consume_rows, hybrid_options, make_plan
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _produce(broker: Broker, seed: int) -> None:
 
 
 def _offsets(broker: Broker, options: dict[str, str]) -> set[tuple[int, int]]:
-    consumed = consumed_rows(broker.bootstrap, planned(options), "read_committed")
+    consumed = consume_rows(broker.bootstrap, make_plan(options), "read_committed")
     return {(number, row.offset) for (_, number), rows in consumed.items() for row in rows}
 
 
@@ -54,7 +54,7 @@ def _broker_offsets(options: dict[str, str]) -> set[tuple[int, int]]:
     """Returns the offsets that a plan reads from brokers."""
     return {
         (partition.partition, offset)
-        for partition in planned(options).partitions
+        for partition in make_plan(options).partitions
         if partition.brokers is not None
         for start, stop in partition.brokers.ranges
         for offset in range(start, stop)
@@ -64,11 +64,11 @@ def _broker_offsets(options: dict[str, str]) -> set[tuple[int, int]]:
 def test_load_in_spark_returns_rows_of_consumer(broker: Broker, spark: SparkSession) -> None:
     register(spark)
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
-    plan = planned(options)
+    plan = make_plan(options)
     assert any(task.slices for task in plan.tasks)
     assert any(task.ranges for task in plan.tasks)
     frame = spark.read.format("tiered-kafka").options(**options).load()
-    expected = consumed_rows(broker.bootstrap, plan, "read_committed")
+    expected = consume_rows(broker.bootstrap, plan, "read_committed")
     rows_by_offset = {
         (row.topic, row.partition, row.offset): (row.key, row.value) for row in frame.collect()
     }

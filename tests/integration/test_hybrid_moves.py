@@ -19,13 +19,13 @@ from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.admin import wait_until
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.integration.worked_topic import Topic
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def test_plan_ignores_segments_uploaded_before_listing(
     monkeypatch.setattr(BrokerSource, "list_tier", list_late)
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
-        plan = planned(options)
+        plan = make_plan(options)
         (partition,) = plan.partitions
         assert partition.stop < grown[-1]  # the tier already contains more than the plan
         assert all(not task.ranges for task in plan.tasks)
-        assert_as_consumed(rows_of(plan, options), consumed_rows(cluster.bootstrap, plan, level))
+        assert_as_consumed(read_rows(plan, options), consume_rows(cluster.bootstrap, plan, level))
 
 
 def test_scan_continues_when_segments_move_to_the_tier(cluster: Cluster) -> None:
@@ -73,7 +73,7 @@ def test_scan_continues_when_segments_move_to_the_tier(cluster: Cluster) -> None
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
         options["kafka.max.partition.fetch.bytes"] = "1"
-        plan = planned(options)
+        plan = make_plan(options)
         assert plan.tasks[-1].ranges
         parsed = parse_options(options)
         rows = (row for task in plan.tasks for row in run_task(task, parsed, batches=_SMALL))
@@ -84,8 +84,8 @@ def test_scan_continues_when_segments_move_to_the_tier(cluster: Cluster) -> None
         assert plan.partitions[0].stop <= end  # no planned offset is on the broker's disk
         with closing(rows):
             batches += rows
-        expected = consumed_rows(cluster.bootstrap, plan, level)
-        assert_as_consumed(by_partition(batches), expected)
+        expected = consume_rows(cluster.bootstrap, plan, level)
+        assert_as_consumed(group_by_partition(batches), expected)
 
 
 def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
@@ -97,15 +97,15 @@ def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
     tier_copy = tmp_path / "tier"
     shutil.copytree(cluster.tier, tier_copy)
     plans = {
-        level: planned(_options(cluster, "twice", level, tier_copy)) for level in ISOLATION_LEVELS
+        level: make_plan(_options(cluster, "twice", level, tier_copy)) for level in ISOLATION_LEVELS
     }
-    old_rows = rows_of(
+    old_rows = read_rows(
         plans["read_committed"], _options(cluster, "twice", "read_committed", tier_copy)
     )
     cluster.admin.delete_topic("twice")
     for level, plan in plans.items():
         with pytest.raises((DataLossError, TopicNotFoundError)):
-            rows_of(
+            read_rows(
                 plan, _options(cluster, "twice", level, tier_copy) | {"brokerFallback": "false"}
             )
     created: list[Topic] = []
@@ -122,17 +122,17 @@ def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
     new.write(2)
     new.settle()
     # The broker deletes the old topic's segments in the background, so the copy keeps them.
-    (former,) = {segment.log.parent.name for segment in tiered_segments(tier_copy, "twice")}
+    (former,) = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     ignored = shutil.ignore_patterns(former)
     shutil.copytree(cluster.tier, tier_copy, dirs_exist_ok=True, ignore=ignored)
-    ids = {segment.log.parent.name for segment in tiered_segments(tier_copy, "twice")}
+    ids = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     assert len(ids) == 2
     for level in ISOLATION_LEVELS:
         options = _options(cluster, "twice", level, tier_copy)
-        fresh = planned(options)
-        rows = rows_of(fresh, options)
+        fresh = make_plan(options)
+        rows = read_rows(fresh, options)
         assert any(task.slices for task in fresh.tasks)
-        assert_as_consumed(rows, consumed_rows(cluster.bootstrap, fresh, level))
+        assert_as_consumed(rows, consume_rows(cluster.bootstrap, fresh, level))
         assert rows != old_rows
 
 
@@ -151,15 +151,15 @@ def test_scan_with_access_denied_to_logs_reads_from_brokers(
 
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
-        plan = planned(options)
+        plan = make_plan(options)
         slices = sum(len(task.slices) for task in plan.tasks)
         assert slices > 1
         ended: list[TaskMetrics] = []
         with monkeypatch.context() as patched:
             patched.setattr(LocalStore, "get_range", refuse)
             patched.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
-            rows = rows_of(plan, options, ended)
-        assert_as_consumed(rows, consumed_rows(cluster.bootstrap, plan, level))
+            rows = read_rows(plan, options, ended)
+        assert_as_consumed(rows, consume_rows(cluster.bootstrap, plan, level))
         assert sum(metrics.broker_fallbacks for metrics in ended) == slices
 
 

@@ -20,11 +20,11 @@ from tests.integration.certificates import make_certificates
 from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.needs import needs
 
@@ -94,8 +94,8 @@ def test_scan_with_login_over_tls_returns_rows_of_consumer(
     for tier in (secured.tier, None):
         options = _login(secured, certificates.authority, mechanism, "reader", tier=tier)
         options["isolationLevel"] = level
-        plan = planned(options)
-        assert_as_consumed(rows_of(plan, options), consumed_rows(secured.bootstrap, plan, level))
+        plan = make_plan(options)
+        assert_as_consumed(read_rows(plan, options), consume_rows(secured.bootstrap, plan, level))
 
 
 def test_wrong_password_raises_broker_error(secured: Cluster, certificates: Certificates) -> None:
@@ -138,12 +138,12 @@ def test_scan_with_short_remote_fetch_wait_returns_rows_of_consumer(
     secured.admin.alter_brokers(remote_fetch_max_wait_ms="1")
     try:
         options = hybrid_options(secured.bootstrap, subscribe="orders", isolationLevel=level)
-        plan = planned(options)
+        plan = make_plan(options)
         assert plan.partitions[0].start < secured.admin.offsets("orders").earliest_local
-        rows = rows_of(plan, options)
+        rows = read_rows(plan, options)
     finally:
         secured.admin.alter_brokers(remote_fetch_max_wait_ms="500")
-    assert_as_consumed(rows, consumed_rows(secured.bootstrap, plan, level))
+    assert_as_consumed(rows, consume_rows(secured.bootstrap, plan, level))
 
 
 def test_scan_with_exhausted_quota_waits_and_returns_all_rows(
@@ -165,7 +165,7 @@ def test_scan_with_exhausted_quota_waits_and_returns_all_rows(
         kafka__client__id="slow",
         kafka__max__partition__fetch__bytes="4000000",
     )
-    plan = planned(options)
+    plan = make_plan(options)
     receive = Connection.receive
     waits: list[int] = []
 
@@ -175,9 +175,9 @@ def test_scan_with_exhausted_quota_waits_and_returns_all_rows(
         return response
 
     monkeypatch.setattr(Connection, "receive", record_wait)
-    rows = rows_of(plan, options)
+    rows = read_rows(plan, options)
     assert sum(waits) > 0
-    assert_as_consumed(rows, consumed_rows(secured.bootstrap, plan, "read_committed"))
+    assert_as_consumed(rows, consume_rows(secured.bootstrap, plan, "read_committed"))
     assert len(rows["large", 0]) == 6_000
 
 
@@ -186,8 +186,8 @@ def test_scan_continues_after_broker_restart(secured: Cluster) -> None:
     for level in ISOLATION_LEVELS:
         options = hybrid_options(secured.bootstrap, subscribe="orders", isolationLevel=level)
         options["kafka.max.partition.fetch.bytes"] = "3000"
-        plan = planned(options)
-        expected = consumed_rows(secured.bootstrap, plan, level)
+        plan = make_plan(options)
+        expected = consume_rows(secured.bootstrap, plan, level)
         parsed = parse_options(options)
         small = BatchLimits(50, 1 << 11)
         rows = (row for task in plan.tasks for row in run_task(task, parsed, batches=small))
@@ -196,7 +196,7 @@ def test_scan_continues_after_broker_restart(secured: Cluster) -> None:
     for expected, rows, batches in scans.values():
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected)
+        assert_as_consumed(group_by_partition(batches), expected)
 
 
 def _login(
@@ -221,6 +221,6 @@ def _login(
 def _assert_rejected(options: dict[str, str], words: str, *, secret: str) -> None:
     started = time.monotonic()
     with pytest.raises(BrokerError, match=words) as caught:
-        rows_of(planned(options), options)
+        read_rows(make_plan(options), options)
     assert time.monotonic() - started < ERROR_SECONDS
     assert secret not in str(caught.value)

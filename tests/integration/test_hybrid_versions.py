@@ -15,13 +15,13 @@ from tests.integration.background import RandomWork
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    consumed_rows,
+    consume_rows,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.kafka_jars import NEWEST_KAFKA, OLDEST_KAFKA
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.quick import examples_source
 
@@ -59,11 +59,11 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
         for level in ISOLATION_LEVELS:
             for tier in (None, cluster.tier):
                 options = _options(cluster, level, tier)
-                plan = planned(options)
-                expected[level] = consumed_rows(cluster.bootstrap, plan, level)
-                assert_as_consumed(rows_of(plan, options), expected[level])
+                plan = make_plan(options)
+                expected[level] = consume_rows(cluster.bootstrap, plan, level)
+                assert_as_consumed(read_rows(plan, options), expected[level])
         assert expected["read_committed"] != expected["read_uncommitted"]
-        early = planned(_options(cluster, "read_committed", None))
+        early = make_plan(_options(cluster, "read_committed", None))
 
         cluster.admin.alter_topic("orders", local_retention_bytes="1")
         cluster.admin.wait_local_deleted("orders", 0, active)
@@ -71,37 +71,37 @@ def test_scan_with_other_kafka_version_returns_rows_of_consumer(
         options = _options(cluster, "read_committed", None)
         if is_old:
             with pytest.raises(BrokerError, match=r"since the plan was made.*KAFKA-17801"):
-                rows_of(early, options)
+                read_rows(early, options)
         else:
-            assert_as_consumed(rows_of(early, options), expected["read_committed"])
+            assert_as_consumed(read_rows(early, options), expected["read_committed"])
         for level in ISOLATION_LEVELS:
             # Tier and brokers, also with objects that are missing after planning.
             tier_copy = shutil.copytree(cluster.tier, tmp_path / level)
             options = _options(cluster, level, tier_copy)
-            plan = planned(options)
+            plan = make_plan(options)
             assert any(task.slices for task in plan.tasks)
             assert any(task.ranges for task in plan.tasks)
-            assert_as_consumed(rows_of(plan, options), expected[level])
+            assert_as_consumed(read_rows(plan, options), expected[level])
             # Also a range that ends inside transactions.
             bounded = options | {"endingOffsets": f'{{"orders":{{"0":{active // 2}}}}}'}
             expected_half = {
                 key: [row for row in rows if row.offset < active // 2]
                 for key, rows in expected[level].items()
             }
-            assert_as_consumed(rows_of(planned(bounded), bounded), expected_half)
-            for segment in tiered_segments(tier_copy, "orders")[::2]:
+            assert_as_consumed(read_rows(make_plan(bounded), bounded), expected_half)
+            for segment in list_tiered_segments(tier_copy, "orders")[::2]:
                 segment.log.unlink()
             ended: list[TaskMetrics] = []
-            assert_as_consumed(rows_of(plan, options, ended), expected[level])
+            assert_as_consumed(read_rows(plan, options, ended), expected[level])
             assert any(metrics.broker_fallbacks for metrics in ended)
             # Brokers before 4.0 may return aborted records that they read from their tier.
             for tier in (None, tier_copy):
                 options = _options(cluster, level, tier)
                 if is_old and level == "read_committed":
                     with pytest.raises(BrokerError, match="KAFKA-17801"):
-                        planned(options)
+                        make_plan(options)
                 else:
-                    assert_as_consumed(rows_of(planned(options), options), expected[level])
+                    assert_as_consumed(read_rows(make_plan(options), options), expected[level])
 
 
 def _write(cluster: Cluster) -> None:

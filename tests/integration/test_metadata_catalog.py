@@ -21,13 +21,13 @@ from tests.integration.certificates import make_certificates
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    consumed_rows,
+    consume_rows,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.moving_topics import MovingTopics
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.segment_format.metadata.readable_segments import known_segments
 
@@ -91,9 +91,9 @@ def test_catalog_of_changing_topics_matches_metadata_records(
     with MovingTopics(cluster, seed):  # the soak compares rows during changes
         ended = time.monotonic() + MOVING_SECONDS
         while time.monotonic() < ended:
-            plans.append(planned(options))
+            plans.append(make_plan(options))
     # Each catalog must match the events up to some offset of the metadata topic.
-    records = _all_records(cluster)
+    records = _read_all_records(cluster)
     for plan in plans:
         assert all(partition.catalog is not None for partition in plan.partitions)
         assert not any("lacks entries" in note for note in plan.notes)
@@ -128,9 +128,9 @@ def test_catalog_of_changing_topics_matches_metadata_records(
 
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
 def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level: str) -> None:
-    by_listing = planned(_options(cluster, catalog="listing", isolationLevel=level))
+    by_listing = make_plan(_options(cluster, catalog="listing", isolationLevel=level))
     options = _options(cluster, isolationLevel=level)
-    by_topic = planned(options)
+    by_topic = make_plan(options)
 
     def segments_of(plan: ScanPlan) -> dict[tuple[str, int], list[tuple[str, int]]]:
         return {
@@ -147,7 +147,7 @@ def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level
         > 1
     )
     assert_as_consumed(
-        rows_of(by_topic, options), consumed_rows(cluster.bootstrap, by_topic, level)
+        read_rows(by_topic, options), consume_rows(cluster.bootstrap, by_topic, level)
     )
 
 
@@ -158,13 +158,13 @@ def test_plan_with_named_but_missing_objects_reads_from_brokers(
     copy = Path(shutil.copytree(cluster.tier, tmp_path / "tier"))
     options = {**_options(cluster), "path": str(copy)}
     choose = random.Random(5)
-    for topic, partition in MovingTopics.places:
-        newest = tiered_segments(copy, topic, partition)[-1]
+    for topic, partition in MovingTopics.partition_keys:
+        newest = list_tiered_segments(copy, topic, partition)[-1]
         choose.choice([path for path in newest.objects if path.suffix != ".txnindex"]).unlink()
-    plan = planned(options)
+    plan = make_plan(options)
     assert [len(partition.orphans) for partition in plan.partitions] == [1, 1, 1, 1]
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(cluster.bootstrap, plan, "read_committed")
+        read_rows(plan, options), consume_rows(cluster.bootstrap, plan, "read_committed")
     )
 
 
@@ -173,7 +173,7 @@ def test_catalog_of_recreated_topic_is_empty(cluster: Cluster) -> None:
     admin.delete_topic("local")
     admin.create_topic("local")
     options = _options(cluster, subscribe="local")
-    (partition,) = planned(options).partitions
+    (partition,) = make_plan(options).partitions
     assert partition.catalog is not None
     assert (partition.catalog.live, partition.start, partition.stop) == (0, 0, 0)
 
@@ -204,9 +204,9 @@ def test_metadata_topic_without_acls_raises_broker_access_error(
         if more:
             cluster.admin.allow("alice", METADATA, *more)
         with pytest.raises(BrokerAccessError, match=f"Describe and Read on the topic {METADATA}"):
-            planned(options)
+            make_plan(options)
     cluster.admin.allow("alice", METADATA, "READ")
-    plan = planned(options)
+    plan = make_plan(options)
     assert all(partition.surviving.ranges for partition in plan.partitions)
 
 
@@ -215,7 +215,7 @@ def _options(cluster: Cluster, **more: str) -> dict[str, str]:
     return hybrid_options(cluster.bootstrap, cluster.tier, **options)
 
 
-def _all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
+def _read_all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
     """Returns the offsets and values of each partition of the metadata topic."""
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "none", "enable.auto.commit": "false"}
@@ -239,7 +239,7 @@ def _all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
 
 def _wait_until_quiet(cluster: Cluster) -> None:
     """Waits until all possible copies are done and nothing changes in the tier for two seconds."""
-    for topic, partition in MovingTopics.places:
+    for topic, partition in MovingTopics.partition_keys:
         cluster.admin.wait_stable(topic, partition)
         active = cluster.admin.local_bases(1, topic, partition)[-1]
         cluster.admin.wait_tiered(topic, partition, active)

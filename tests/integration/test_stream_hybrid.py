@@ -12,10 +12,10 @@ from kts_source.streaming import end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
+    make_plan,
 )
 from tests.integration.spark_kafka import run_reads
 from tests.integration.worked_topic import Topic
@@ -54,8 +54,8 @@ class Follower(Checkpointed):
         self.all()
         batches = [batch for table in self.batches.values() for batch in table.to_batches()]
         scan = {name: text for name, text in self.options.items() if "Trigger" not in name}
-        expected = consumed_rows(cluster.bootstrap, planned(scan), self.level)
-        assert_as_consumed(by_partition(batches), expected)
+        expected = consume_rows(cluster.bootstrap, make_plan(scan), self.level)
+        assert_as_consumed(group_by_partition(batches), expected)
         return sum(len(rows) for rows in expected.values())
 
 
@@ -149,7 +149,7 @@ def test_stream_of_recreated_topic_raises_or_continues(cluster: Cluster, opened:
         strict.all()
     lenient.all()
     now = hybrid_options(cluster.bootstrap, cluster.tier, subscribe="again")
-    expected = consumed_rows(cluster.bootstrap, planned(now), "read_committed")
+    expected = consume_rows(cluster.bootstrap, make_plan(now), "read_committed")
     count = sum(table.num_rows for table in lenient.batches.values()) - before
     assert count == sum(len(rows) for rows in expected.values()) > 0
 
@@ -176,8 +176,8 @@ def test_spark_kafka_source_continues_at_end_offsets_of_stream(
     }
     runs = run_reads("kafka", {"batch": read}, tmp_path / "spark", {}, streams={"stream": read})
     before = [offset for table in stream.batches.values() for offset in table["offset"].to_pylist()]
-    plan = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
-    ((_, rows),) = consumed_rows(cluster.bootstrap, plan, level).items()
+    plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
+    ((_, rows),) = consume_rows(cluster.bootstrap, plan, level).items()
     for name, run in runs.items():
         assert run.table is not None, f"{name}: {run.error}"
         offsets = sorted([*before, *run.table["offset"].to_pylist()])

@@ -22,8 +22,8 @@ from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.background import RandomWork
 from tests.integration.cluster import Cluster
 from tests.integration.following_consumer import FollowingConsumer
-from tests.integration.hybrid import assert_as_consumed, by_partition, hybrid_options
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.hybrid import assert_as_consumed, group_by_partition, hybrid_options
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.spark.stream_killing import HAS_PROC, SINKS, Case, Query, interpreters
 
@@ -47,7 +47,7 @@ after the first batch of each query, because a query must see the first rows."""
 RECORDS_PER_SECOND = 150.0
 
 
-class Life:
+class LiveRun:
     """Runs queries on a cluster that changes.
 
     Args:
@@ -57,7 +57,7 @@ class Life:
         seed: Seed of the written records.
 
     Attributes:
-        happened: Counts of events.
+        events: Counts of events.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Life:
         source: random.Random,
         seed: int,
     ) -> None:
-        self.happened: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self._cluster = cluster
         self._queries = queries
         self._random = source
@@ -94,7 +94,7 @@ class Life:
                     end = time.monotonic() + self._random.uniform(1, 15)
                 if driver.poll() is not None:
                     break
-            self.happened[f"{case}: {query.kill(driver, self._random)}"] += 1
+            self.events[f"{case}: {query.kill(driver, self._random)}"] += 1
         self._work.finish()
         for partition in PARTITIONS:
             self._cluster.admin.wait_stable(*partition)
@@ -114,7 +114,7 @@ class Life:
     def _restart(self) -> None:
         is_clean = self._random.random() < 0.5
         self._cluster.restart_node(1, is_clean=is_clean)
-        self.happened[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
+        self.events[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
 
 
 def chosen_cases(source: random.Random) -> list[Case]:
@@ -148,27 +148,27 @@ def test_killed_queries_write_each_row_once(tmp_path: Path) -> None:
             level: stack.enter_context(FollowingConsumer(cluster.bootstrap, PARTITIONS, level))
             for level in ISOLATION_LEVELS
         }
-        life = Life(cluster, queries, source, seed)
-        life.run(SECONDS)
+        live_run = LiveRun(cluster, queries, source, seed)
+        live_run.run(SECONDS)
         for level, consumer in consumers.items():
-            consumer.wait_for(life.ends(level))
+            consumer.wait_for(live_run.ends(level))
         for _, query in queries:
             query.run_to_end()
         start = cluster.admin.offsets(SHORT).earliest
-        tiered = {key: len(tiered_segments(cluster.tier, *key)) for key in PARTITIONS}
+        tiered = {key: len(list_tiered_segments(cluster.tier, *key)) for key in PARTITIONS}
     rows = 0
     for case, query in queries:
-        rows_by_partition = by_partition(query.written().to_batches())
+        rows_by_partition = group_by_partition(query.written().to_batches())
         for partition_rows in rows_by_partition.values():
             partition_rows.sort(key=lambda row: row.offset)
         assert_as_consumed(rows_by_partition, consumers[case.isolation_level].rows)
         rows += sum(len(partition_rows) for partition_rows in rows_by_partition.values())
         log = query.log.read_text(errors="replace")
         assert not re.search(r"DataLoss|OffsetOutOfRange", log), log[-4000:]
-    life.happened["segments in the tier at the end"] = sum(tiered.values())
-    life.happened["first offset that retention left"] = start
+    live_run.events["segments in the tier at the end"] = sum(tiered.values())
+    live_run.events["first offset that retention left"] = start
     print(f"{SECONDS} seconds, {rows} rows")  # noqa: T201
-    for event, count in life.happened.most_common():
+    for event, count in live_run.events.most_common():
         print(f"{count:9,} {event}")  # noqa: T201
     assert rows > 0
     assert all(tiered.values())

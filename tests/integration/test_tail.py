@@ -23,11 +23,11 @@ from tests.integration.filler import CODECS, Filler
 from tests.integration.hybrid import (
     Rows,
     assert_as_consumed,
-    consumed_after_start,
-    consumed_rows,
+    consume_rows,
+    consume_rows_after_start,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
     wait_checkpointed,
 )
 from tests.integration.workload import TOPICS, fill
@@ -50,7 +50,7 @@ SETTINGS = {
 }
 
 
-class Gone(NamedTuple):
+class StoppedCluster(NamedTuple):
     """Remains of a stopped cluster, and its last rows.
 
     Attributes:
@@ -67,7 +67,9 @@ class Gone(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
-def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Gone:
+def stopped_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> StoppedCluster:
     """Stops a cluster that has tiered most of its records, but not all."""
     needs("java", "mvn")
     seed = secrets.randbits(32)
@@ -101,22 +103,24 @@ def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         rows = {}
         for level in LEVELS:
             options = hybrid_options(broker.bootstrap, subscribe=EVERY, isolationLevel=level)
-            rows[level] = consumed_rows(broker.bootstrap, planned(options), level)
-        ends = {(p.topic, p.partition): p.stop for p in planned(options).partitions}
+            rows[level] = consume_rows(broker.bootstrap, make_plan(options), level)
+        ends = {(p.topic, p.partition): p.stop for p in make_plan(options).partitions}
         wait_checkpointed(node, ends)
         starts = "log-start-offset-checkpoint"
         wait_until(lambda: node.checkpoint(starts).get(("plain", 1)) == start)
         node.stop() if request.param == "stopped" else node.kill()
         shutil.copytree(cluster.tier, folder / "tier")
         shutil.copytree(node.logs, folder / "logs")
-    return Gone(cluster, folder / "tier", folder / "logs", rows)
+    return StoppedCluster(cluster, folder / "tier", folder / "logs", rows)
 
 
-def tail_options(gone: Gone, level: str, **more: str) -> dict[str, str]:
+def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> dict[str, str]:
     """Returns options that read tier and disks."""
-    options = hybrid_options("", gone.tier, subscribe=EVERY, isolationLevel=level, **more)
+    options = hybrid_options(
+        "", stopped_cluster.tier, subscribe=EVERY, isolationLevel=level, **more
+    )
     del options["kafka.bootstrap.servers"]
-    return {"tailPath": str(gone.logs), **options}
+    return {"tailPath": str(stopped_cluster.logs), **options}
 
 
 def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
@@ -127,19 +131,23 @@ def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_of_tier_and_disks_returns_rows_of_consumer(gone: Gone, level: str) -> None:
+def test_scan_of_tier_and_disks_returns_rows_of_consumer(
+    stopped_cluster: StoppedCluster, level: str
+) -> None:
     for more in ({}, {"targetPartitionBytes": "9000"}):
-        options = tail_options(gone, level, **more)
-        plan = planned(options)
-        actual = rows_of(plan, options)
-        assert_as_consumed(actual, {key: rows for key, rows in gone.rows[level].items() if rows})
+        options = tail_options(stopped_cluster, level, **more)
+        plan = make_plan(options)
+        actual = read_rows(plan, options)
+        assert_as_consumed(
+            actual, {key: rows for key, rows in stopped_cluster.rows[level].items() if rows}
+        )
         count = count_disk_slices(plan)
         assert count[False] > 10, count
         assert count[True] > 5, count
 
 
-def test_tier_without_disks_ends_earlier(gone: Gone) -> None:
-    options = tail_options(gone, "read_uncommitted")
+def test_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> None:
+    options = tail_options(stopped_cluster, "read_uncommitted")
     with_disks = {p.partition: p for p in describe({**options}).partitions if p.topic == "plain"}
     del options["tailPath"]
     tier_only = {p.partition: p for p in describe(options).partitions if p.topic == "plain"}
@@ -148,13 +156,18 @@ def test_tier_without_disks_ends_earlier(gone: Gone) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_scan_with_end_of_log_returns_rows_of_restarted_cluster(gone: Gone, level: str) -> None:
-    options = tail_options(gone, level, endOfLog="true")
-    plan = planned(options)
-    actual = rows_of(plan, options)
-    with gone.cluster:
+def test_scan_with_end_of_log_returns_rows_of_restarted_cluster(
+    stopped_cluster: StoppedCluster, level: str
+) -> None:
+    options = tail_options(stopped_cluster, level, endOfLog="true")
+    plan = make_plan(options)
+    actual = read_rows(plan, options)
+    with stopped_cluster.cluster:
         assert_as_consumed(
-            actual, _without_empty(consumed_after_start(gone.cluster.bootstrap, plan, level))
+            actual,
+            _without_empty(
+                consume_rows_after_start(stopped_cluster.cluster.bootstrap, plan, level)
+            ),
         )
 
 
@@ -162,34 +175,46 @@ def _without_empty(rows_by_partition: Rows) -> Rows:
     return {key: rows for key, rows in rows_by_partition.items() if rows}
 
 
-def test_plan_file_returns_same_rows_and_requires_tail_path(gone: Gone, tmp_path: Path) -> None:
-    options = tail_options(gone, "read_committed")
-    plan = planned(options)
+def test_plan_file_returns_same_rows_and_requires_tail_path(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    options = tail_options(stopped_cluster, "read_committed")
+    plan = make_plan(options)
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
     replay = {**options, "planFile": str(file)}
-    assert rows_of(planned(replay), replay) == rows_of(plan, options)
+    assert read_rows(make_plan(replay), replay) == read_rows(plan, options)
     del replay["tailPath"]
     with pytest.raises(InvalidOptionError, match="tailPath"):
-        planned(replay)
+        make_plan(replay)
 
 
-def test_partition_without_disk_raises_data_loss_error(gone: Gone, tmp_path: Path) -> None:
-    shutil.copytree(gone.logs, tmp_path / "logs")
+def test_partition_without_disk_raises_data_loss_error(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_cluster.logs, tmp_path / "logs")
     shutil.rmtree(tmp_path / "logs" / "plain-0")
-    options = {**tail_options(gone, "read_committed"), "tailPath": str(tmp_path / "logs")}
+    options = {
+        **tail_options(stopped_cluster, "read_committed"),
+        "tailPath": str(tmp_path / "logs"),
+    }
     with pytest.raises(DataLossError, match=r"plain-0.*tailPath"):
-        planned(options)
+        make_plan(options)
     allowed = {**options, "failOnDataLoss": "false"}
-    rows = rows_of(planned(allowed), allowed)["plain", 0]
-    assert rows == gone.rows["read_committed"]["plain", 0][: len(rows)]
+    rows = read_rows(make_plan(allowed), allowed)["plain", 0]
+    assert rows == stopped_cluster.rows["read_committed"]["plain", 0][: len(rows)]
     assert rows
 
 
-def test_disks_of_other_incarnation_raise_invalid_option_error(gone: Gone, tmp_path: Path) -> None:
-    shutil.copytree(gone.logs, tmp_path / "logs")
+def test_disks_of_other_incarnation_raise_invalid_option_error(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_cluster.logs, tmp_path / "logs")
     for path in (tmp_path / "logs").glob("plain-?/partition.metadata"):
         path.write_text("version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
-    options = {**tail_options(gone, "read_committed"), "tailPath": str(tmp_path / "logs")}
+    options = {
+        **tail_options(stopped_cluster, "read_committed"),
+        "tailPath": str(tmp_path / "logs"),
+    }
     with pytest.raises(InvalidOptionError, match=r"LWgrMmVrT0a__7a4SasuPA.*topicId"):
-        planned(options)
+        make_plan(options)

@@ -30,7 +30,7 @@ class TieredSegment:
         return next(path for path in self.objects if path.suffix == ".log")
 
 
-def tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[TieredSegment]:
+def list_tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[TieredSegment]:
     """Returns the segments that have a log, of all topics with this name, by base offset."""
     paths_by_segment: dict[tuple[Path, str], list[Path]] = {}
     for path in tier.glob(f"*/{topic}-{partition}-*/*"):

@@ -175,7 +175,7 @@ class Query:
                 victim, chosen = "driver", [driver.pid]
             _kill(source.choice(chosen))
             deadline = time.monotonic() + 5
-            while time.monotonic() < deadline and any(map(_lives, pids)):
+            while time.monotonic() < deadline and any(map(_is_query_process, pids)):
                 driver.poll()
                 time.sleep(0.05)
         kill(driver, pids)
@@ -222,7 +222,7 @@ def kill(driver: subprocess.Popen[str], others: Iterable[int] = ()) -> None:
         driver: The process.
         others: Ids of earlier descendants.
     """
-    for process in {*processes(driver.pid), *filter(_lives, others)}:
+    for process in {*processes(driver.pid), *filter(_is_query_process, others)}:
         _kill(process)
     driver.communicate(timeout=30)
 
@@ -232,7 +232,7 @@ def _kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _lives(process: int) -> bool:
+def _is_query_process(process: int) -> bool:
     """Returns whether a process belongs to a query; ids of ended processes may be reused."""
     text = _read(process, "cmdline")
     return "python" in text or "java" in text

@@ -12,7 +12,7 @@ import pytest
 
 from segment_format.values.json.ddl import parse_ddl
 from segment_format.values.json.decoder import JsonDecoder
-from tests.docs.tables import rows_under
+from tests.docs.tables import read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ ROWS = {
 
 
 def test_cases_match_rows_of_docs_table() -> None:
-    rows = rows_under("typed-reference.md", "Differences from `from_json`")
+    rows = read_table("typed-reference.md", "Differences from `from_json`")
     assert list(rows) == list(ROWS)
     assert [name for names in ROWS.values() for name in names] == list(CASES)
 

@@ -33,13 +33,13 @@ def tier(tmp_path: Path) -> dict[str, str]:
     return write(tmp_path / "tier", [values, [avro(100)]])
 
 
-def loaded(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     register(spark)
     return spark.read.format("tiered-kafka").options(**options).load()
 
 
 def test_batch_decodes_avro(spark: SparkSession, tier: dict[str, str]) -> None:
-    frame = loaded(spark, tier | as_avro(**{"value.mode": "PERMISSIVE"}))
+    frame = load(spark, tier | as_avro(**{"value.mode": "PERMISSIVE"}))
     types = dict(frame.dtypes)
     assert types["value"] == FIELDS
     assert types["valueError"] == "string"
@@ -65,7 +65,7 @@ def test_batch_decodes_avro(spark: SparkSession, tier: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_aggregation_of_fields_returns_sums(spark: SparkSession, tier: dict[str, str]) -> None:
     options = as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country,amount"})
-    frame = loaded(spark, tier | options)
+    frame = load(spark, tier | options)
     assert frame.count() == 30
     frame.createOrReplaceTempView("orders")
     query = "SELECT value.country, sum(value.amount) FROM orders WHERE value.amount > 5 GROUP BY 1"
@@ -78,11 +78,11 @@ def test_aggregation_of_fields_returns_sums(spark: SparkSession, tier: dict[str,
 
 
 def test_failfast_raises_error_with_offset(spark: SparkSession, tier: dict[str, str]) -> None:
-    frame = loaded(spark, tier | as_avro())
+    frame = load(spark, tier | as_avro())
     with pytest.raises(Exception, match="topic orders, partition 0, offset 17"):
         frame.select("value").collect()
     # Without the value column, nothing is decoded.
-    assert loaded(spark, tier | as_avro(columns="key")).count() == 31
+    assert load(spark, tier | as_avro(columns="key")).count() == 31
 
 
 @pytest.mark.slow
