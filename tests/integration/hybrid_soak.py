@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
-    from tests.integration.moving_topics import MovingTopics, Place
+    from tests.integration.moving_topics import MovingTopics, PartitionKey
 
 RowValues = tuple[object, ...]
 
@@ -221,7 +221,11 @@ class Soak:
             _remove(tier_copy)
 
     def _outcome(
-        self, scan: RandomScan, tier_copy: Path, choice: random.Random, starts: dict[Place, int]
+        self,
+        scan: RandomScan,
+        tier_copy: Path,
+        choice: random.Random,
+        starts: dict[PartitionKey, int],
     ) -> str:
         _link(self._topics.cluster.tier, tier_copy)
         self._remove_objects(tier_copy, scan.gone_before, choice)
@@ -254,10 +258,10 @@ class Soak:
 
     def _read(
         self, plan: ScanPlan, scan: RandomScan, choice: random.Random
-    ) -> dict[Place, list[RowValues]]:
+    ) -> dict[PartitionKey, list[RowValues]]:
         parsed = parse_options(scan.options)
         ended: list[TaskMetrics] = []
-        rows: dict[Place, list[RowValues]] = {}
+        rows: dict[PartitionKey, list[RowValues]] = {}
         results: dict[int, list[pa.RecordBatch]] = {}
         for index in choice.sample(range(len(plan.tasks)), len(plan.tasks)):
             results[index] = list(run_task(plan.tasks[index], parsed, on_end=ended.append))
