@@ -55,7 +55,7 @@ def bare_environment(path: Path, home: Path) -> dict[str, str]:
     return {**kept, "PATH": str(path), "HOME": str(home), "LANG": "C.UTF-8"}
 
 
-def fresh_clone(folder: Path) -> Path:
+def clone_repository(folder: Path) -> Path:
     """Clones the committed state, without changes of this work tree."""
     clone = folder / "tiered-kafka"
     subprocess.run(
@@ -67,7 +67,7 @@ def fresh_clone(folder: Path) -> Path:
 
 
 def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
+    run = subprocess.run(
         ["make", target, *arguments],
         cwd=cwd,
         env=env,
@@ -77,7 +77,7 @@ def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[
         check=False,
         timeout=450,
     )
-    return done.returncode, done.stdout, done.stderr
+    return run.returncode, run.stdout, run.stderr
 
 
 def write_python(folder: Path, version: tuple[int, int, int]) -> None:
@@ -130,7 +130,7 @@ def test_make_with_python_variable_tries_no_other_interpreter(
 @pytest.mark.timeout(600)
 def test_demo_in_fresh_clone_prints_row_counts(bare_path: Path, tmp_path: Path) -> None:
     (bare_path / "python3").symlink_to(base_python())
-    clone = fresh_clone(tmp_path)
+    clone = clone_repository(tmp_path)
     env = bare_environment(bare_path, tmp_path / "home")
     assert shutil.which("java", path=str(bare_path)) is None
     code, out, err = make("demo", cwd=clone, env=env)

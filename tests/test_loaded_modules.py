@@ -14,7 +14,7 @@ from tests.test_rings import MODULES, ROOT, SPARK_RING, is_module, module_name, 
 def loaded_after(statements: str) -> set[str]:
     """Runs statements in a fresh interpreter and returns the names of all loaded modules."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-W", "error::ImportWarning", "-c", program],
         cwd=ROOT,
         capture_output=True,
@@ -22,8 +22,8 @@ def loaded_after(statements: str) -> set[str]:
         check=False,
         timeout=240,  # the first process compiles all kernels
     )
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout.splitlines()[-1]))
 
 
 def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
@@ -51,12 +51,12 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
         pytest.param(
             import_all("segment_format"),
             NETWORK | {"kts_source"},
-            id="all of ring 0",
+            id="ring-0",
         ),
         pytest.param(
             import_all("kts_source", but=(SPARK_RING, *ADAPTERS)),
             {"pyspark", "py4j", "s3fs", "obstore", "pandas", "kafka"},
-            id="all of ring 1 and the command line",
+            id="ring-1-and-command-line",
         ),
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
         pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),

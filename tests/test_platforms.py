@@ -83,7 +83,7 @@ def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def resolved(
+def resolve_wheel(
     wheel: Path,
     extras: tuple[str, ...],
     python: str,
@@ -97,23 +97,23 @@ def resolved(
     The versions are empty if there is no solution. Packages in `wheels` must have a wheel, except
     PySpark, which has none.
     """
-    wanted, constraints = folder / "wanted.in", folder / "constraints.txt"
-    wanted.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")
+    requirements, constraints = folder / "wanted.in", folder / "constraints.txt"
+    requirements.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")
     constraints.write_text("\n".join(pins))
-    done = subprocess.run(
+    run = subprocess.run(
         [
             str(UV), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
             "--python-version", python, "--python-platform", machine,
             *(argument for name in wheels for argument in ("--only-binary", name)),
             "--no-binary", "pyspark",
-            "--constraint", str(constraints), str(wanted),
+            "--constraint", str(constraints), str(requirements),
         ],
         capture_output=True,
         text=True,
         check=False,
     )  # fmt: skip
-    pinned = re.findall(r"^([a-z0-9-]+)(?:\[\S*\])?==(\S+)", done.stdout, re.MULTILINE)
-    return dict(pinned) if done.returncode == 0 else {}, done.stderr
+    pinned = re.findall(r"^([a-z0-9-]+)(?:\[\S*\])?==(\S+)", run.stdout, re.MULTILINE)
+    return dict(pinned) if run.returncode == 0 else {}, run.stderr
 
 
 @pytest.mark.parametrize("machine", [X86, ARM])
@@ -126,7 +126,7 @@ def test_wheel_resolves_with_pins_of_platform(
     brings_spark = any(pin.startswith("pyspark==") for pin in kept)
     extras = (*EXTRAS, "spark") if brings_spark else EXTRAS
     for python in platform.pythons:
-        versions, errors = resolved(wheel, extras, python, machine, tmp_path, kept, COMPILED)
+        versions, errors = resolve_wheel(wheel, extras, python, machine, tmp_path, kept, COMPILED)
         assert versions, errors
         # Databricks requires that no other PySpark replaces its own.
         assert ("pyspark" in versions) == brings_spark
@@ -138,7 +138,9 @@ def test_replaced_pins_all_conflict(wheel: Path, file: Path, tmp_path: Path) -> 
     for name in platform.replaced:
         rest = platform.replaced - {name}
         kept = tuple(pin for pin in platform.pins if pin.partition("==")[0] not in rest)
-        versions, _ = resolved(wheel, EXTRAS, platform.pythons[0], X86, tmp_path, kept, COMPILED)
+        versions, _ = resolve_wheel(
+            wheel, EXTRAS, platform.pythons[0], X86, tmp_path, kept, COMPILED
+        )
         assert not versions, f"{name} fits without replacement: remove it from {file.name}"
 
 
@@ -147,7 +149,7 @@ def test_replaced_pins_all_conflict(wheel: Path, file: Path, tmp_path: Path) -> 
 def test_dependencies_have_wheels_for_machine_and_python(
     wheel: Path, machine: str, python: str, tmp_path: Path
 ) -> None:
-    versions, errors = resolved(wheel, (*EXTRAS, "jdk", "spark"), python, machine, tmp_path)
+    versions, errors = resolve_wheel(wheel, (*EXTRAS, "jdk", "spark"), python, machine, tmp_path)
     if (machine, python) == (INTEL_MAC, "3.14"):
         assert "numba" in errors  # numba supports Intel Macs up to Python 3.13
         return
@@ -158,6 +160,6 @@ def test_dependencies_have_wheels_for_machine_and_python(
 
 
 def test_core_dependencies_are_few(wheel: Path, tmp_path: Path) -> None:
-    versions, errors = resolved(wheel, (), "3.12", X86, tmp_path)
+    versions, errors = resolve_wheel(wheel, (), "3.12", X86, tmp_path)
     assert versions, errors
     assert not {"pyspark", "pandas", "tenacity", "pydantic", "click", "protobuf"} & versions.keys()

@@ -21,10 +21,10 @@ print(hasattr(pyspark_tiered_kafka, "DefaultSource"))
 
 @pytest.mark.parametrize("warnings", ["default", "error", "ignore"])
 def test_failed_import_warns_and_raises_nothing(warnings: str) -> None:
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-W", warnings, "-c", BROKEN], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+    assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
     if warnings == "default":
-        assert "ImportError: numpy of another version" in done.stderr
-        assert sys.executable in done.stderr
+        assert "ImportError: numpy of another version" in run.stderr
+        assert sys.executable in run.stderr

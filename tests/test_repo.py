@@ -31,10 +31,10 @@ MAY_NAME_PATHS = {"requirements.lock"}
 
 def tracked_files() -> list[str]:
     """Returns the paths of all tracked files, relative to the root."""
-    done = subprocess.run(
+    run = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+    return [name for name in run.stdout.split("\0") if name and (ROOT / name).exists()]
 
 
 TRACKED = tracked_files()
@@ -94,10 +94,10 @@ def direct_requirements() -> list[str]:
 
 def direct_dependencies() -> dict[str, str]:
     """Returns the requirement of each direct dependency, by normalised name."""
-    return {normalised(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
+    return {normalize(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
 
 
-def normalised(name: str) -> str:
+def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -112,13 +112,13 @@ LARGE = {"ray"}
 ENGINES = ROOT / ".ci" / "engines.txt"
 
 
-def locked() -> dict[str, dict[str, int]]:
+def read_lock() -> dict[str, dict[str, int]]:
     """Returns the number of hashes (one per platform) for each locked name and version."""
     hashes: dict[str, dict[str, int]] = {}
     name = version = ""
     for line in LOCK.read_text().splitlines():
         if match := re.match(r"([A-Za-z0-9._-]+)(\[[^]]+\])?==(\S+)", line):
-            name, version = normalised(match[1]), match[3]
+            name, version = normalize(match[1]), match[3]
             hashes.setdefault(name, {})[version] = 0
         elif "--hash=sha256:" in line:
             hashes[name][version] += 1
@@ -128,7 +128,7 @@ def locked() -> dict[str, dict[str, int]]:
 def test_lock_pins_every_direct_dependency_with_hashes() -> None:
     from packaging.requirements import Requirement  # comes with pytest
 
-    pinned = locked()
+    pinned = read_lock()
     for name, text in direct_dependencies().items():
         if name in LARGE:
             assert re.search(rf"^{name}(\[.*\])?==", ENGINES.read_text(), re.MULTILINE), name

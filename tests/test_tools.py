@@ -28,7 +28,7 @@ def fake_java(folder: Path, version: str) -> Path:
 
 def java_home_of(env: dict[str, str]) -> str:
     """Returns JAVA_HOME in a command that `tools/with_java.sh` runs."""
-    done = subprocess.run(
+    run = subprocess.run(
         [ROOT / "tools" / "with_java.sh", "sh", "-c", 'echo "${JAVA_HOME:-unset}"'],
         env={"VENV": sys.prefix, **env},
         capture_output=True,
@@ -36,7 +36,7 @@ def java_home_of(env: dict[str, str]) -> str:
         check=True,
         timeout=60,
     )
-    return done.stdout.strip()
+    return run.stdout.strip()
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21.0.8", "24"])
@@ -57,7 +57,7 @@ def test_with_java_ignores_unsupported_java(tmp_path: Path, version: str) -> Non
 def test_with_java_runs_pip_java_with_missing_module(tmp_path: Path) -> None:
     fake_java(tmp_path / "bin", "11.0.21")
     home = java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"})
-    done = subprocess.run(
+    run = subprocess.run(
         [
             ROOT / "tools" / "with_java.sh",
             f"{home}/bin/java",
@@ -70,7 +70,7 @@ def test_with_java_runs_pip_java_with_missing_module(tmp_path: Path) -> None:
         check=True,
         timeout=60,
     )
-    assert 'version "21.' in done.stderr
+    assert 'version "21.' in run.stderr
 
 
 @pytest.fixture(scope="module")
