@@ -1,15 +1,15 @@
-"""Fixtures and settings that tests of several folders share."""
+"""Fixtures and settings for the tests of several folders."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-from tests import quick  # sets the seed before workers start
+from tests import quick  # importing it sets the seed before xdist workers start
 from tests.s3 import s3_server
 from tests.spark_session import spark
 
 __all__ = ["quick", "s3_server", "spark"]
 
-# How long an example takes says more about the machine than about the code.
+# No deadline: the run time of an example depends on the machine, not on the code.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

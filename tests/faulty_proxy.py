@@ -1,4 +1,4 @@
-"""An HTTP proxy that spoils answers of a server on demand, one fault per request."""
+"""An HTTP proxy that injects faults into a server's responses, one per request."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """An HTTP answer on its way back."""
+    """A response that the proxy is about to send."""
 
     status: int
     headers: dict[str, str]
     body: bytes
-    # Bytes of the body after which the connection is reset; None sends all.
+    # Number of body bytes after which the connection is reset; None sends all of them.
     cut_at: int | None = None
-    # True makes the connection fall silent there instead.
+    # True: after `cut_at` bytes, send nothing more instead of resetting.
     silent: bool = False
-    # True resets the connection without an answer.
+    # True: reset the connection without a response.
     dropped: bool = False
 
     def error(self, status: int, code: str) -> Self:
-        """Makes this an S3 error document."""
+        """Turns this response into an S3 error document."""
         self.status = status
         self.body = f"<Error><Code>{code}</Code><Message>by the proxy</Message></Error>".encode()
         self.headers = {"Content-Type": "application/xml"}
@@ -42,17 +42,17 @@ class Answer:
 
 
 def status(number: int, code: str) -> Callable[[Answer], object]:
-    """An S3 error instead of the answer."""
+    """Replaces the response by an S3 error."""
     return lambda answer: answer.error(number, code)
 
 
 def drop(answer: Answer) -> None:
-    """A reset instead of the answer."""
+    """Resets the connection instead of responding."""
     answer.dropped = True
 
 
 def cut(at: int) -> Callable[[Answer], None]:
-    """Resets the connection after a number of bytes of the body."""
+    """Resets the connection after `at` bytes of the body."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at = at
@@ -61,7 +61,7 @@ def cut(at: int) -> Callable[[Answer], None]:
 
 
 def hang(at: int) -> Callable[[Answer], None]:
-    """Falls silent after a number of bytes of the body."""
+    """Sends `at` bytes of the body, then nothing more."""
 
     def fault(answer: Answer) -> None:
         answer.cut_at, answer.silent = at, True
@@ -70,13 +70,14 @@ def hang(at: int) -> Callable[[Answer], None]:
 
 
 def change(**headers: str | None) -> Callable[[Answer], None]:
-    """Other headers (underscores become dashes; None takes one away)."""
+    """Sets headers (underscores become dashes); None removes a header."""
 
     def fault(answer: Answer) -> None:
-        for name, value in headers.items():
-            wire_name = name.replace("_", "-")
-            for there in [one for one in answer.headers if one.lower() == wire_name.lower()]:
-                del answer.headers[there]
+        for argument, value in headers.items():
+            wire_name = argument.replace("_", "-")
+            same_names = [name for name in answer.headers if name.lower() == wire_name.lower()]
+            for same_name in same_names:
+                del answer.headers[same_name]
             if value is not None:
                 answer.headers[wire_name] = value
 
@@ -84,11 +85,11 @@ def change(**headers: str | None) -> Callable[[Answer], None]:
 
 
 class IgnoreRange:
-    """The whole object with status 200, as servers do that know no ranges."""
+    """Returns the entire object with status 200, like servers without support for ranges."""
 
 
 class Stall:
-    """No answer until the proxy ends or the client goes."""
+    """Sends no response until the proxy ends or the client disconnects."""
 
 
 Fault = Callable[[Answer], object] | IgnoreRange | Stall
@@ -96,12 +97,14 @@ Fault = Callable[[Answer], object] | IgnoreRange | Stall
 
 @dataclass
 class FaultyProxy:
-    """A running proxy. Append to `faults`; None lets a request pass; later requests pass, too.
+    """A running proxy. Each request takes one entry of `faults`; None forwards it unchanged.
+
+    Requests after the last entry are forwarded unchanged, too.
 
     Attributes:
-        choose: Decides instead of `faults`, by method and path.
+        choose: Chooses the fault by method and path, instead of `faults`.
         silence_seconds: Duration of a stall, unless the client disconnects.
-        remembered: Cached answers by request, for servers with constant objects; None disables
+        remembered: Cached responses by request, for servers with constant objects; None disables
             the cache.
     """
 
@@ -110,16 +113,16 @@ class FaultyProxy:
     silence_seconds: float = 30.0
     remembered: dict[tuple[str, ...], Answer] | None = None
     faults: deque[Fault | None] = field(default_factory=deque)
-    # Method and path of every request that came.
+    # Method and path of every request.
     seen: list[tuple[str, str]] = field(default_factory=list)
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """A proxy's server.
+    """The HTTP server of a proxy.
 
     Attributes:
         target: Host and port of the upstream server.
-        proxy: What it does, and what came.
+        proxy: Settings of the proxy and the requests that it received.
         ended: Set when the proxy closes, to end stalls.
     """
 
@@ -139,16 +142,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def forwarded(self, headers: dict[str, str], body: bytes) -> Answer:
         proxy = self.server.proxy
-        given = {name.lower(): value for name, value in headers.items()}  # obstore's are lower
-        asked = (self.command, self.path, *map(str, map(given.get, ("range", "if-match"))))
+        lower = {name.lower(): value for name, value in headers.items()}  # obstore's are lower case
+        request = (self.command, self.path, *map(str, map(lower.get, ("range", "if-match"))))
         if proxy.remembered is None:
-            return self.asked_of_server(headers, body)
-        if asked not in proxy.remembered:
-            proxy.remembered[asked] = self.asked_of_server(headers, body)
-        known = proxy.remembered[asked]
-        return dataclasses.replace(known, headers=dict(known.headers))
+            return self.request_upstream(headers, body)
+        if request not in proxy.remembered:
+            proxy.remembered[request] = self.request_upstream(headers, body)
+        cached = proxy.remembered[request]
+        return dataclasses.replace(cached, headers=dict(cached.headers))
 
-    def asked_of_server(self, headers: dict[str, str], body: bytes) -> Answer:
+    def request_upstream(self, headers: dict[str, str], body: bytes) -> Answer:
         with contextlib.closing(
             http.client.HTTPConnection(self.server.target, timeout=30)
         ) as connection:
@@ -187,7 +190,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.send_response(answer.status)
         answer.headers.setdefault("Content-Length", str(len(answer.body)))
-        # HTTP clients repeat requests by themselves when a connection they kept breaks.
+        # HTTP clients retry automatically if a pooled connection breaks; the tests count requests.
         answer.headers["Connection"] = "close"
         for name, value in answer.headers.items():
             self.send_header(name, value)
@@ -201,7 +204,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.reset()
 
     def reset(self) -> None:
-        # Lingering zero seconds makes the close a reset.
+        # SO_LINGER with zero seconds makes close() send a reset.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def foreign_compressors(codec: str) -> Mapping[str, Compressor]:
-    """Name -> function that compresses a batch's payload in a legal way of its own.
+    """Returns functions by name that compress a payload as other Kafka clients do.
 
     Args:
-        codec: gzip, snappy, lz4 or zstd; any other name has none.
+        codec: gzip, snappy, lz4 or zstd; empty for any other name.
     """
     return _COMPRESSORS.get(codec, {})
 
@@ -37,7 +37,7 @@ def _halves(compressor: Compressor, payload: bytes) -> bytes:
 def _gzip_named(payload: bytes) -> bytes:
     deflate = zlib.compressobj(9, wbits=-15)
     body = deflate.compress(payload) + deflate.flush()
-    # Flags 08: a file name follows the header, ended by a zero byte.
+    # Flag 08: a zero-terminated file name follows the header.
     header = bytes.fromhex("1f8b0808" + "78563412" + "0203") + b"records\x00"
     return header + body + struct.pack("<II", zlib.crc32(payload), len(payload))
 

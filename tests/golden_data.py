@@ -1,6 +1,6 @@
-"""The golden tier and the rows it must give, in the shape and types of Spark's Kafka source.
+"""Reads the golden tier's expected rows, with the columns and types of Spark's Kafka source.
 
-A real broker wrote it and a real consumer was compared with it: see `tests/golden/README.md`.
+A real broker wrote the tier and a real consumer read the rows: see `tests/golden/README.md`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOPICS = (
 )
 ISOLATION_LEVELS: tuple[IsolationLevel, ...] = ("read_committed", "read_uncommitted")
 
-# Spark's Arrow types, spelled out here on purpose: the product's own schema must not judge itself.
+# Spark's Arrow types. Repeated here so that the product's schema is not compared with itself.
 SPARK_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -69,7 +69,7 @@ Row = tuple[Any, ...]
 
 
 def encryption_options(keys: Path = KEYS) -> dict[str, str]:
-    """Options that name every private key of the golden tier; the file name is the key id."""
+    """Returns options for every private key of the golden tier; the file name is the key id."""
     return {
         f"encryption.key.pairs.{path.name.removesuffix('.private.pem')}.private.key.file": str(path)
         for path in sorted(keys.glob("*.private.pem"))
@@ -77,7 +77,7 @@ def encryption_options(keys: Path = KEYS) -> dict[str, str]:
 
 
 def tier_options(topics: str | Iterable[str], **options: str) -> dict[str, str]:
-    """Data source options that read golden topics, keys included."""
+    """Returns data source options, including keys, to read topics of the golden tier."""
     names = topics if isinstance(topics, str) else ",".join(topics)
     return {
         "path": TIER.as_uri(),
@@ -90,18 +90,18 @@ def tier_options(topics: str | Iterable[str], **options: str) -> dict[str, str]:
 
 @functools.cache
 def summary() -> dict[str, Any]:
-    """The whole `summary.json`."""
+    """Returns the content of `summary.json`."""
     document: dict[str, Any] = json.loads((EXPECTED / "summary.json").read_text())
     return document
 
 
 @functools.cache
 def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
-    """One topic's part of `summary.json`: `topicId` and `partitions`.
+    """Returns the entry of a topic in `summary.json`: `topicId` and `partitions`.
 
     Args:
         topic: Its name.
-        incarnation: 0 for the live one; `recreated` also has an older one, 1.
+        incarnation: 0 for the current topic; 1 for the deleted one, which only `recreated` has.
     """
     entries = [entry for entry in summary()["topics"] if entry["topic"] == topic]
     if not entries:
@@ -111,25 +111,25 @@ def topic_summary(topic: str, incarnation: int = 0) -> dict[str, Any]:
 
 
 def partition_summaries(topic: str) -> Mapping[int, dict[str, Any]]:
-    """Partition number to its part of `summary.json`."""
+    """Returns the entries of a topic's partitions in `summary.json`, by number."""
     return {entry["partition"]: entry for entry in topic_summary(topic)["partitions"]}
 
 
 @functools.cache
 def expected_records(name: str, folder: Path = EXPECTED) -> pa.Table:
-    """The file `expected/<name>.parquet` as it is: all records, with their epochs and fates."""
+    """Reads `expected/<name>.parquet`: all records, with leader epochs and visibility columns."""
     return pq.read_table(folder / f"{name}.parquet")
 
 
 def expected_table(
     name: str, isolation_level: IsolationLevel, *, folder: Path = EXPECTED
 ) -> pa.Table:
-    """The rows a reader of the tier must return, in `SPARK_SCHEMA`, in partition and offset order.
+    """Returns the expected rows in `SPARK_SCHEMA`, ordered by partition and offset.
 
     Args:
         name: A topic, or `recreated-previous` for the older incarnation.
-        isolation_level: Which rows are visible.
-        folder: Where the Parquet files are.
+        isolation_level: Selects the visible rows.
+        folder: Folder of the Parquet files.
     """
     records = expected_records(name, folder)
     visible = {
@@ -149,7 +149,7 @@ def expected_table(
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """The rows by topic, partition and offset, as far as the table has these columns."""
+    """Sorts rows by topic, partition and offset, using the columns that exist."""
     keys = [
         (name, "ascending")
         for name in ("topic", "partition", "offset")
@@ -159,25 +159,25 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def rows(table: pa.Table) -> list[Row]:
-    """Rows as tuples of plain values that compare by value; headers as a list of (key, value)."""
+    """Returns rows as tuples of Python values; headers as a list of (key, value)."""
     columns = [table[name].to_pylist() for name in table.column_names]
     if "headers" in table.column_names:
-        where = table.column_names.index("headers")
-        columns[where] = [
+        position = table.column_names.index("headers")
+        columns[position] = [
             None if headers is None else [(header["key"], header["value"]) for header in headers]
-            for headers in columns[where]
+            for headers in columns[position]
         ]
     return list(zip(*columns, strict=True))
 
 
 def assert_same_rows(actual: pa.Table, expected: pa.Table) -> None:
-    """Fails with the first difference unless both hold the same rows, each once, in any order.
+    """Asserts that both tables contain the same rows, each exactly once, in any order.
 
-    The columns of `actual` decide which of `expected` are compared; both must carry `offset`.
+    Compares the columns of `actual`, which must include `offset`.
     """
-    unknown = set(actual.column_names) - set(expected.column_names)
-    assert not unknown, f"columns nobody asked for: {sorted(unknown)}"
-    assert "offset" in actual.column_names, "rows cannot be matched without their offset"
+    unexpected = set(actual.column_names) - set(expected.column_names)
+    assert not unexpected, f"unexpected columns: {sorted(unexpected)}"
+    assert "offset" in actual.column_names, "rows cannot be compared without the offset column"
     expected = expected.select(actual.column_names)
     actual, expected = in_order(actual), in_order(expected)
     if actual.num_rows == expected.num_rows and all(
@@ -185,17 +185,18 @@ def assert_same_rows(actual: pa.Table, expected: pa.Table) -> None:
         for name in actual.column_names
     ):
         return
-    place = [name for name in ("topic", "partition", "offset") if name in actual.column_names]
-    found, wanted = (rows(table.select(place)) for table in (actual, expected))
-    missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-    twice = len(found) - len(set(found))
-    assert (missing, extra, twice) == ([], [], 0), (
+    key = [name for name in ("topic", "partition", "offset") if name in actual.column_names]
+    actual_keys, expected_keys = (rows(table.select(key)) for table in (actual, expected))
+    missing = sorted(set(expected_keys) - set(actual_keys))
+    extra = sorted(set(actual_keys) - set(expected_keys))
+    repeated = len(actual_keys) - len(set(actual_keys))
+    assert (missing, extra, repeated) == ([], [], 0), (
         f"{len(missing)} rows missing, first {missing[:3]}; "
-        f"{len(extra)} too many, first {extra[:3]}; {twice} repeated"
+        f"{len(extra)} unexpected, first {extra[:3]}; {repeated} repeated"
     )
-    for found_row, wanted_row in zip(rows(actual), rows(expected), strict=True):
-        for name, value, wanted_value in zip(
-            actual.column_names, found_row, wanted_row, strict=True
+    for actual_row, expected_row in zip(rows(actual), rows(expected), strict=True):
+        for name, value, expected_value in zip(
+            actual.column_names, actual_row, expected_row, strict=True
         ):
-            assert value == wanted_value, f"{name} of {wanted_row}: {value!r}"
-    raise AssertionError("the tables differ in a way their rows do not show")
+            assert value == expected_value, f"{name} of {expected_row}: {value!r}"
+    raise AssertionError("the tables differ, but their rows compare equal")

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for Kafka's bytes, each with the truth a reader has to find in them.
+"""Hypothesis strategies that build Kafka logs together with the rows that a reader must return.
 
 @given(logs())
 def test_reader(log):
@@ -33,11 +33,11 @@ _PRODUCER_IDS = (0, 7, 4242)
 
 @dataclass(frozen=True, slots=True)
 class BatchCase:
-    """One entry of a log and what is in it.
+    """One entry of a log and its expected rows.
 
     Attributes:
         data: The bytes.
-        rows: Every data record; none for control and empty batches.
+        rows: Every data record; empty for control and empty batches.
         base_offset: First offset.
         next_offset: The offset after the last one.
     """
@@ -54,7 +54,7 @@ def codecs() -> st.SearchStrategy[str]:
 
 
 def timestamps() -> st.SearchStrategy[int]:
-    """Milliseconds from 1970 to 2112 in no order, and "no timestamp"."""
+    """Milliseconds from 1970 to 2112, unordered, and `NO_TIMESTAMP`."""
     return st.one_of(
         st.integers(1_700_000_000_000, 1_700_000_100_000),
         st.integers(0, (1 << 42) - 1),
@@ -63,7 +63,7 @@ def timestamps() -> st.SearchStrategy[int]:
 
 
 def payloads() -> st.SearchStrategy[bytes]:
-    """Keys and values: mostly short, sometimes longer than a one-byte length says."""
+    """Keys and values: mostly short, sometimes too long for a one-byte varint length."""
     return st.one_of(
         st.binary(max_size=12),
         st.builds(lambda unit, count: unit * count, st.binary(min_size=1, max_size=8), _LENGTHS),
@@ -76,7 +76,7 @@ _LENGTHS = st.sampled_from([9, 64, 130, 2000])
 def headers(
     names: st.SearchStrategy[str] | None = None,
 ) -> st.SearchStrategy[tuple[tuple[str, bytes | None], ...]]:
-    """Record headers: often none, keys that repeat or are empty, null values."""
+    """Record headers: often none; keys may repeat or be empty; values may be null."""
     keys = st.text(max_size=4) if names is None else names
     pair = st.tuples(keys, st.none() | st.binary(max_size=6))
     return st.just(()) | st.lists(pair, max_size=3).map(tuple)
@@ -94,11 +94,11 @@ def records(
     """Records without offsets.
 
     Args:
-        draw: Given by hypothesis.
-        min_size: Fewest records.
-        max_size: Most records.
-        contents: Keys and values that are not null; None takes `payloads()`.
-        header_names: None takes any short text.
+        draw: Passed by hypothesis.
+        min_size: Minimum number of records.
+        max_size: Maximum number of records.
+        contents: Keys and values other than null; None uses `payloads()`.
+        header_names: None uses any short text.
     """
     content = st.none() | (payloads() if contents is None else contents)
     record = st.builds(
@@ -118,12 +118,12 @@ def batches(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BatchCase:
-    """One batch of magic 2: data of any codec, compacted, empty, or a control batch.
+    """A batch of magic 2: data with any codec, compacted, empty, or a control batch.
 
     Args:
-        draw: Given by hypothesis.
-        codec: None takes `codecs()`.
-        some: The records of a batch; None takes `records()`.
+        draw: Passed by hypothesis.
+        codec: None uses `codecs()`.
+        some: The records of a batch; None uses `records()`.
     """
     builder = LogBuilder(
         start_offset=draw(st.integers(0, MAX_OFFSET)), leader_epoch=draw(st.integers(0, 1000))
@@ -158,11 +158,11 @@ def batches(
 def message_sets(
     draw: st.DrawFn, *, some: st.SearchStrategy[list[SimpleRecord]] | None = None
 ) -> BatchCase:
-    """Legacy entries of magic 0 or 1: a run of plain ones, or one compressed wrapper.
+    """Legacy entries of magic 0 or 1: a run of uncompressed ones, or a compressed wrapper.
 
     Args:
-        draw: Given by hypothesis.
-        some: The records; None takes `records()`. Their headers are dropped.
+        draw: Passed by hypothesis.
+        some: The records, without their headers; None uses `records()`.
     """
     builder = LogBuilder(start_offset=draw(st.integers(0, MAX_OFFSET)))
     _append_legacy(draw, builder, some)
@@ -182,16 +182,16 @@ def logs(
     codec: st.SearchStrategy[str] | None = None,
     some: st.SearchStrategy[list[SimpleRecord]] | None = None,
 ) -> BuiltLog:
-    """A partition's closed segments, with the truth of every isolation level.
+    """The closed segments of a partition, with the expected rows for each isolation level.
 
     Args:
-        draw: Given by hypothesis.
-        max_steps: Most appends, markers, rolls and the like.
+        draw: Passed by hypothesis.
+        max_steps: Maximum number of appends, markers, rolls and similar steps.
         transactions: With transactional and idempotent producers; transactions may stay open.
         compaction: With holes, empty batches and delete horizons.
         legacy: Begins with entries of magic 0 and 1.
-        codec: None takes `codecs()`.
-        some: The records of a batch; None takes `records()`.
+        codec: None uses `codecs()`.
+        some: The records of a batch; None uses `records()`.
     """
     names = codecs() if codec is None else codec
     content = records() if some is None else some
@@ -210,10 +210,10 @@ def logs(
     if compaction:
         steps += ["hole", "compacted", "empty", "control"]
     steps_taken = draw(st.lists(st.sampled_from(steps), min_size=1, max_size=max_steps))
-    open_now = _take_steps(draw, builder, steps_taken, names, content)
+    open_producers = _take_steps(draw, builder, steps_taken, names, content)
     builder.append([SimpleRecord(b"end", timestamp=NO_TIMESTAMP)])
     if transactions and draw(st.booleans()):
-        for producer_id in sorted(open_now):
+        for producer_id in sorted(open_producers):
             (builder.commit if draw(st.booleans()) else builder.abort)(producer_id)
     return builder.build()
 
@@ -225,8 +225,8 @@ def _take_steps(
     names: st.SearchStrategy[str],
     content: st.SearchStrategy[list[SimpleRecord]],
 ) -> set[int]:
-    """Performs the steps and returns the producers whose transactions are open after them."""
-    open_now: set[int] = set()
+    """Performs the steps and returns the producers with a transaction that is still open."""
+    open_producers: set[int] = set()
     leader_epoch, producer_epoch = 3, 0
     for step in steps:
         producer_id = draw(st.sampled_from(_PRODUCER_IDS))
@@ -239,18 +239,18 @@ def _take_steps(
             builder.set_leader_epoch(leader_epoch)
         elif step == "send":
             builder.send(producer_id, draw(content), codec=draw(names))
-            open_now.add(producer_id)
+            open_producers.add(producer_id)
         elif step == "idempotent":
-            # Ids of their own: a producer is transactional or it is not.
+            # Separate ids, because a producer id is either always or never transactional.
             builder.append(draw(content), codec=draw(names), producer_id=producer_id + 100)
         elif step in ("commit", "abort"):
             (builder.commit if step == "commit" else builder.abort)(producer_id)
-            open_now.discard(producer_id)
+            open_producers.discard(producer_id)
         elif step == "bump":
-            # Transactions V2: the marker carries a higher epoch than the data.
+            # Transactions V2 (KIP-890): the marker has a higher epoch than the data.
             producer_epoch += draw(st.integers(1, 9))
             builder.commit(producer_id, producer_epoch=producer_epoch)
-            open_now.discard(producer_id)
+            open_producers.discard(producer_id)
         elif step == "hole":
             builder.skip_offsets(draw(st.integers(1, 50)))
         elif step == "compacted":
@@ -259,36 +259,36 @@ def _take_steps(
             builder.append_empty_batch(draw(st.integers(1, 5)), producer_id=producer_id + 200)
         else:
             builder.append_control(draw(st.sampled_from([2, 3, 4, 5, 6, 77])))
-    return open_now
+    return open_producers
 
 
 def segments() -> st.SearchStrategy[SegmentFiles]:
-    """Single segments with all their side files."""
+    """Single segments with all their index files."""
     return logs().flatmap(lambda log: st.sampled_from(log.segments))
 
 
 @st.composite
 def mutations(draw: st.DrawFn, data: bytes) -> bytes:
-    """`data` with something wrong: flipped bits, a cut, bytes too many, a hostile length field."""
+    """Corrupts `data`: flips bits, truncates, inserts or removes bytes, sets huge length fields."""
     changed = bytearray(data)
     for _ in range(draw(st.integers(1, 3))):
         size = len(changed)
         kind = draw(st.sampled_from(["flip", "cut", "insert", "remove", "integer", "repeat"]))
-        at = draw(st.integers(0, max(size - 1, 0)))
+        position = draw(st.integers(0, max(size - 1, 0)))
         if kind == "insert":
-            changed[at:at] = draw(st.binary(min_size=1, max_size=9))
+            changed[position:position] = draw(st.binary(min_size=1, max_size=9))
         elif size == 0:
             continue
         elif kind == "flip":
-            changed[at] ^= 1 << draw(st.integers(0, 7))
+            changed[position] ^= 1 << draw(st.integers(0, 7))
         elif kind == "cut":
-            del changed[at:]
+            del changed[position:]
         elif kind == "remove":
-            del changed[at : at + draw(st.integers(1, 9))]
+            del changed[position : position + draw(st.integers(1, 9))]
         elif kind == "integer":
-            changed[at : at + 4] = draw(st.sampled_from(_HOSTILE_INTEGERS))
+            changed[position : position + 4] = draw(st.sampled_from(_HOSTILE_INTEGERS))
         else:
-            changed[at:at] = changed[at : at + draw(st.integers(1, 70))]
+            changed[position:position] = changed[position : position + draw(st.integers(1, 70))]
     return bytes(changed)
 
 

@@ -1,4 +1,4 @@
-"""What a test asks of the machine: absent tools skip it, unless the run promised to have them."""
+"""Skips tests if a tool is missing, or fails them in CI runs that require all tools."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 
 def needs(*tools: str) -> None:
-    """Skips the calling test when a tool is not on PATH; fails it when the run promised all tools.
+    """Skips the calling test if a tool is not on PATH; fails it if `KTS_CI_FULL=1`.
 
-    `.ci/run` sets `KTS_CI_FULL=1` where java, mvn, go and npm are all there: a skip would then
-    hide a suite that was meant to run.
+    `.ci/run` sets `KTS_CI_FULL=1` if java, mvn, go and npm all exist. A skip would then hide a
+    suite that should have run.
 
     Args:
         tools: Names of executables, such as `java` or `mvn`.

@@ -1,4 +1,4 @@
-"""Which examples of a test `make test` runs; the slow suite runs them all."""
+"""Chooses the examples that `make test` runs; the slow suite runs all of them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from _pytest.mark import ParameterSet
 
 
-# Workers of pytest-xdist inherit it, so all of them collect the same examples.
+# Workers of pytest-xdist inherit the seed, so all of them collect the same examples.
 _SEED = os.environ.setdefault("KTS_EXAMPLES_SEED", str(random.SystemRandom().randrange(1 << 31)))
 
 
 def examples_source(name: str) -> random.Random:
-    """Return the source for a random choice of examples, equal in all processes of a run.
+    """Returns a random generator that is the same in all processes of a run.
 
     Args:
-        name: Module that chooses.
+        name: Name of the calling module.
     """
     return random.Random(f"{_SEED} {name}")
 
 
 def only(quick: int, examples: Iterable[object]) -> list[ParameterSet]:
-    """Leaves the first `quick` examples to `make test` and marks the others slow."""
+    """Marks all examples as slow except the first `quick`, which `make test` runs."""
     return [
         pytest.param(example, marks=[pytest.mark.slow] if number >= quick else [])
         for number, example in enumerate(examples)

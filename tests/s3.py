@@ -1,4 +1,4 @@
-"""An S3 server over real HTTP for tests: moto in a process of its own, on a free loopback port."""
+"""An S3 server for tests: moto in a separate process, on a free loopback port."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ REGION = "us-east-1"
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key-0123456789"
 
-# Ends when its standard input does, hence also when the test process dies. The port is the system's
-# choice.
+# Ends when its standard input is closed, hence also when the test process dies.
 _SERVER = """
 import logging, sys
 from moto.server import ThreadedMotoServer
@@ -35,7 +34,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running server: where it is, who may enter, and a client of its own to fill it with."""
+    """A running server: its endpoint, its credentials, and a client to upload objects."""
 
     endpoint: str
     access_key: str = ACCESS_KEY
@@ -46,7 +45,7 @@ class S3Server:
 
     @property
     def options(self) -> dict[str, str]:
-        """The data source's options that reach this server."""
+        """Returns the data source options for this server."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.access-key-id": self.access_key,
@@ -55,8 +54,8 @@ class S3Server:
             "s3.path-style-access": "true",
         }
 
-    def client(self) -> Any:  # noqa: ANN401  # botocore makes its clients at run time
-        """A botocore client that shares no code with the stores under test; one for all."""
+    def client(self) -> Any:  # noqa: ANN401  # botocore creates its client classes at run time
+        """Returns a botocore client, which shares no code with the stores under test."""
         if not self._clients:
             self._clients.append(
                 botocore.session.get_session().create_client(
@@ -71,22 +70,20 @@ class S3Server:
         return self._clients[0]
 
     def close(self) -> None:
-        """Closes the client."""
         while self._clients:
             self._clients.pop().close()
 
     def make_bucket(self, name: str | None = None) -> str:
-        """Creates a bucket (with a fresh name if none is given) and returns its name."""
+        """Creates a bucket, with a new name by default, and returns its name."""
         name = name or f"bucket-{next(self._numbers)}"
         self.client().create_bucket(Bucket=name)
         return name
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
-        """Writes one object."""
         self.client().put_object(Bucket=bucket, Key=key, Body=data)
 
     def upload(self, folder: Path, bucket: str | None = None, prefix: str = "") -> str:
-        """Writes every file below a folder, keys relative to it; returns the bucket's name."""
+        """Uploads all files below a folder, with relative keys; returns the bucket's name."""
         bucket = bucket or self.make_bucket()
         for path in sorted(folder.rglob("*")):
             if path.is_file():
@@ -96,7 +93,7 @@ class S3Server:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One server for the whole run; every test makes buckets of its own."""
+    """Runs one server for all tests; every test creates its own buckets."""
     process = subprocess.Popen(
         [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

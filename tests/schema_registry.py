@@ -1,4 +1,4 @@
-"""A schema registry of a few documents."""
+"""A schema registry that serves a few fixed documents."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ USER, PASSWORD = "reader", "open-sesame"
 
 
 def basic(user: str, password: str) -> str:
-    """The header of Basic authentication."""
+    """Returns the header of Basic authentication."""
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 class Registry(ThreadingHTTPServer):
-    """Answers as Confluent's does: documents by path; 401 without the password.
+    """Responds like Confluent Schema Registry: documents by path; 401 without the password.
 
     Attributes:
-        documents: By path, with or without the query's `subject`.
-        authorization: Header without which it answers 401; `None` = anybody is answered.
-        failing: Statuses with which it answers at first.
-        moved_to: Where it redirects to; `None` = nowhere.
-        unknown: What it says of a path that it does not have.
-        asked: Paths that were asked for.
-        headers: Those of the last question, names in lower case.
+        documents: By path, with or without the `subject` parameter of the query.
+        authorization: Required header, without it the response is 401; `None` requires none.
+        failing: Statuses of the first responses.
+        moved_to: Target of redirects; `None` does not redirect.
+        unknown: Returns the response for a missing path.
+        asked: Paths of all requests.
+        headers: Headers of the last request, names in lower case.
     """
 
     def __init__(self, documents: dict[str, dict[str, Any]]) -> None:
@@ -60,9 +60,13 @@ class Registry(ThreadingHTTPServer):
 
 
 def _without_subject(path: str) -> str:
-    """The path for registries and documents that do not care about the subject."""
+    """Removes the `subject` parameter, for documents that do not depend on the subject."""
     bare, _, query = path.partition("?")
-    kept = [part for part in query.split("&") if part and not part.startswith("subject=")]
+    kept = [
+        parameter
+        for parameter in query.split("&")
+        if parameter and not parameter.startswith("subject=")
+    ]
     return "?".join([bare, "&".join(kept)] if kept else [bare])
 
 

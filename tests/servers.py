@@ -1,4 +1,4 @@
-"""Servers that are programs: started on a free loopback port, ended with the test."""
+"""Runs server programs on a free loopback port for the duration of a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.needs import needs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-# A real S3 gateway over a folder; the benchmarks read from it, too.
+# An S3 gateway over a folder; the benchmarks use it, too.
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 BUILD = Path(__file__).resolve().parents[1] / "build"
 _START_SECONDS = 120
@@ -30,15 +30,15 @@ _INSTALL_ATTEMPTS = 3
 _RETRY_SECONDS = 5
 _SHOWN_CHARACTERS = 2_000
 _PORTS = range(20_000, 32_000)
-"""Linux gives ports from 32768 on to clients, others from 49152 on."""
+"""Linux uses ports from 32768 for clients, other systems from 49152."""
 
 
 @contextlib.contextmanager
 def build_lock(name: str) -> Iterator[None]:
-    """Holds a lock among all processes of this checkout while something is built.
+    """Holds a lock across all processes of this checkout during a build.
 
     Args:
-        name: Of what is built; part of a file name.
+        name: File name of the lock.
     """
     folder = BUILD / "locks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def build_lock(name: str) -> Iterator[None]:
 
 
 def go_program(module: str) -> Path:
-    """Returns a program from PATH, or builds it with Go once per checkout.
+    """Returns a program from PATH; if it is missing, builds it with Go, once per checkout.
 
     Args:
         module: Package and version, such as `example.com/tool@v1.0.0`.
@@ -94,7 +94,7 @@ def _build_once(target: Path, build: Callable[[Path], Path]) -> None:
 
     Args:
         target: The file or folder.
-        build: Builds it within an empty folder and returns its path there.
+        build: Builds it in an empty folder and returns its path there.
     """
     with build_lock(target.name):
         if not target.exists():
@@ -168,7 +168,7 @@ def running(
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = _START_SECONDS,
 ) -> Iterator[None]:
-    """Runs a server for the block, which begins when its port accepts connections."""
+    """Runs a server for the block, which starts when the port accepts connections."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [str(argument) for argument in command],

@@ -1,4 +1,4 @@
-"""One small Spark for all tests that want one."""
+"""One local Spark session for all tests that need one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session in local mode with two cores; nothing is registered with it."""
+    """Starts a session in local mode with two cores and no registered data source."""
     from pyspark.sql import SparkSession
 
     home = tmp_path_factory.mktemp("spark")
@@ -33,7 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(home / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # Off as in a plain installation; a test that wants Unix sockets starts its own Spark.
+        # Off, as in a default installation; tests of Unix sockets start their own Spark.
         "spark.python.unix.domain.socket.enabled": "false",
         "spark.python.worker.faulthandler.enabled": "true",
         "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",

@@ -1,4 +1,4 @@
-"""The two commands a newcomer runs, on a machine that has nothing but Python, make and git."""
+"""Tests `make demo` and `make test` on a machine that has only Python, make and git."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from tests.golden_data import TOPICS, partition_summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A POSIX userland, bash, make and git: what `make demo` may rely on, besides Python.
+# A POSIX userland, bash, make and git: the only programs that `make demo` may use, besides Python.
 TOOLS = (
     "bash", "basename", "cat", "chmod", "cp", "cut", "date", "dirname", "env", "expand", "expr",
     "git", "grep", "head", "hostname", "id", "ln", "ls", "make", "mkdir", "mktemp", "mv", "ps",
     "readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "tail", "touch", "tr", "true",
     "uname", "which",
 )  # fmt: skip
-# Where packages come from is the machine's business: its settings pass, its tools do not.
+# Settings of package registries and proxies are kept; the tools of the machine are not.
 REGISTRY_SETTINGS = ("PIP_", "UV_", "SSL_", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 PROXY_SETTINGS = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 
 def base_python() -> Path:
-    """The interpreter below the environment the tests run in."""
+    """Returns the interpreter that the tests' virtual environment was created from."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 
 
 @pytest.fixture
 def bare_path(tmp_path: Path) -> Path:
-    """A folder for PATH with links to the tools above and without Python."""
+    """Creates a folder for PATH with links to `TOOLS`, without Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
-        found = shutil.which(tool)
-        if found is not None:
-            (folder / tool).symlink_to(Path(found).resolve())
+        path = shutil.which(tool)
+        if path is not None:
+            (folder / tool).symlink_to(Path(path).resolve())
     return folder
 
 
@@ -55,8 +55,8 @@ def bare_environment(path: Path, home: Path) -> dict[str, str]:
     return {**kept, "PATH": str(path), "HOME": str(home), "LANG": "C.UTF-8"}
 
 
-def fresh_clone(folder: Path) -> Path:
-    """What a newcomer gets: the committed state, nothing of this work tree."""
+def clone_repository(folder: Path) -> Path:
+    """Clones the committed state, without changes of this work tree."""
     clone = folder / "tiered-kafka"
     subprocess.run(
         ["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(clone)],
@@ -67,7 +67,7 @@ def fresh_clone(folder: Path) -> Path:
 
 
 def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
+    run = subprocess.run(
         ["make", target, *arguments],
         cwd=cwd,
         env=env,
@@ -77,11 +77,11 @@ def make(target: str, *arguments: str, cwd: Path, env: dict[str, str]) -> tuple[
         check=False,
         timeout=450,
     )
-    return done.returncode, done.stdout, done.stderr
+    return run.returncode, run.stdout, run.stderr
 
 
 def write_python(folder: Path, version: tuple[int, int, int]) -> None:
-    """Puts a `python3` of another version on PATH: the real one that says it is that version."""
+    """Creates a `python3` that reports another version but runs the real interpreter."""
     text = ".".join(map(str, version))
     program = folder / "python3"
     program.write_text(
@@ -94,7 +94,7 @@ def write_python(folder: Path, version: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("version", [(3, 9, 2), (3, 10, 13), (3, 14, 0)])
-def test_another_python_is_refused_with_a_clear_word(
+def test_unsupported_python_version_is_reported(
     bare_path: Path, tmp_path: Path, version: tuple[int, int, int]
 ) -> None:
     write_python(bare_path, version)
@@ -108,7 +108,7 @@ def test_another_python_is_refused_with_a_clear_word(
     assert not venv.exists()
 
 
-def test_no_python_is_refused_with_a_clear_word(bare_path: Path, tmp_path: Path) -> None:
+def test_missing_python_is_reported(bare_path: Path, tmp_path: Path) -> None:
     env = bare_environment(bare_path, tmp_path / "home")
     code, _, err = make("test", f"VENV={tmp_path / 'venv'}", cwd=ROOT, env=env)
     assert code != 0
@@ -116,7 +116,9 @@ def test_no_python_is_refused_with_a_clear_word(bare_path: Path, tmp_path: Path)
     assert "no python3" in err
 
 
-def test_a_python_that_is_named_is_the_only_one_tried(bare_path: Path, tmp_path: Path) -> None:
+def test_make_with_python_variable_tries_no_other_interpreter(
+    bare_path: Path, tmp_path: Path
+) -> None:
     (bare_path / "python3").symlink_to(base_python())
     env = bare_environment(bare_path, tmp_path / "home")
     code, _, err = make("demo", f"VENV={tmp_path / 'venv'}", "PYTHON=python2.7", cwd=ROOT, env=env)
@@ -126,20 +128,20 @@ def test_a_python_that_is_named_is_the_only_one_tried(bare_path: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_demo_in_a_fresh_clone_prints_real_rows(bare_path: Path, tmp_path: Path) -> None:
+def test_demo_in_fresh_clone_prints_row_counts(bare_path: Path, tmp_path: Path) -> None:
     (bare_path / "python3").symlink_to(base_python())
-    clone = fresh_clone(tmp_path)
+    clone = clone_repository(tmp_path)
     env = bare_environment(bare_path, tmp_path / "home")
     assert shutil.which("java", path=str(bare_path)) is None
     code, out, err = make("demo", cwd=clone, env=env)
     assert code == 0, f"{out}\n{err}"
     assert "Traceback" not in out + err
 
-    # Figures of the broker (tests/golden/expected/summary.json), not of an earlier demo.
+    # Figures of the broker (tests/golden/expected/summary.json), not of an earlier demo run.
     for topic in TOPICS:
         partitions = partition_summaries(topic).values()
         uncommitted, committed = (
-            sum(part[f"rows_in_tier_{level}"] for part in partitions)
+            sum(partition[f"rows_in_tier_{level}"] for partition in partitions)
             for level in ("read_uncommitted", "read_committed")
         )
         counts = rf"^ *{topic} +{uncommitted:,} +{committed:,} *$"

@@ -1,4 +1,4 @@
-"""What a fresh interpreter holds after an import: rings, and what is imported only when needed."""
+"""Tests which modules an import loads in a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.test_rings import MODULES, ROOT, SPARK_RING, is_module, module_name, 
 
 
 def loaded_after(statements: str) -> set[str]:
-    """Names of all modules that a fresh interpreter holds after running the statements."""
+    """Runs statements in a fresh interpreter and returns the names of all loaded modules."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-W", "error::ImportWarning", "-c", program],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,  # the first one compiles all kernels
+        timeout=240,  # the first process compiles all kernels
     )
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout.splitlines()[-1]))
 
 
 def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
@@ -41,7 +41,7 @@ def import_all(*packages: str, but: tuple[str, ...] = ()) -> str:
 ADAPTERS = tuple(
     f"kts_source.engines.{name}" for name in ("duckdb_dataset", "polars_source", "ray_source")
 )
-"""Each stands on an engine's library, and is imported when that engine is asked for."""
+"""Modules that import an engine's library; loaded only when the engine is used."""
 NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pyspark", "py4j"}
 
 
@@ -51,12 +51,12 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
         pytest.param(
             import_all("segment_format"),
             NETWORK | {"kts_source"},
-            id="all of ring 0",
+            id="ring-0",
         ),
         pytest.param(
             import_all("kts_source", but=(SPARK_RING, *ADAPTERS)),
             {"pyspark", "py4j", "s3fs", "obstore", "pandas", "kafka"},
-            id="all of ring 1 and the command line",
+            id="ring-1-and-command-line",
         ),
         pytest.param("import segment_format", {"numba", "s3fs", "pandas"}, id="segment_format"),
         pytest.param("import kts_source", {"numba", "s3fs", "pandas", "pyspark"}, id="kts_source"),
@@ -70,12 +70,12 @@ NETWORK = {"fsspec", "s3fs", "obstore", "botocore", "aiohttp", "requests", "pysp
         ),
     ],
 )
-def test_importing_loads_no_more_than_it_should(statements: str, absent: set[str]) -> None:
+def test_import_does_not_load_unneeded_modules(statements: str, absent: set[str]) -> None:
     loaded = {top(name) for name in loaded_after(statements)}
     assert loaded & absent == set()
 
 
-def test_options_and_planning_load_without_the_compiler() -> None:
+def test_options_and_planning_do_not_load_numba() -> None:
     statements = "\n".join(
         f"import {name}"
         for name in (
@@ -106,8 +106,8 @@ assert sum(batch.num_rows for batch in read_task(task, reader, ReadSettings.of(o
 """
 
 
-def test_reading_rows_loads_neither_the_compiler_nor_pandas_nor_another_store_s_client() -> None:
-    loaded_after(READING)  # compiles the kernel where no process has done so
+def test_reading_rows_loads_no_numba_pandas_or_s3fs() -> None:
+    loaded_after(READING)  # compiles the kernels if no earlier process did
     loaded = {top(name) for name in loaded_after(READING)}
     assert "llvmlite" in loaded
     assert loaded & {"numba", "pandas", "s3fs", "sqlglot", "matplotlib"} == set()

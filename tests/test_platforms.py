@@ -1,8 +1,8 @@
-"""The wheel and its extras resolve where people are: against the package lists in `platforms/`, and
-with wheels for every machine and Python that the documentation names.
+"""Resolves the wheel and its extras against the package lists of Spark platforms in `platforms/`.
 
-Each list says in its first lines where it comes from, what of it is documented, and which packages
-of the platform have to be replaced.
+Also checks that every documented machine and Python version has wheels of all dependencies. The
+first lines of each list contain its source, what the platform documents about it, and the packages
+that must be replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ EXTRAS = (
     *("cli", "gcs", "azure", "delta", "iceberg", "registry", "plot", "kafka"),
     *("polars", "duckdb"),
 )
-# A platform has the rest of what is compiled itself, some of it without wheels.
+# Packages with compiled code that need wheels. A platform brings its other compiled packages, some
+# of them without wheels.
 COMPILED = (
     "numba",
     "llvmlite",
@@ -45,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_grou
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A list of `platforms/`: its Pythons, its pins, and those of them that must give way."""
+    """A list of `platforms/`: Python versions, pinned packages, and pins that must be replaced."""
 
     pythons: tuple[str, ...]
     pins: tuple[str, ...]
@@ -54,8 +55,8 @@ class Platform:
     @classmethod
     def of(cls, file: Path) -> Platform:
         text = file.read_text("utf-8")
-        for said in ("source: http", "read: 20", "documented: "):
-            assert f"# {said}" in text, file
+        for field in ("source: http", "read: 20", "documented: "):
+            assert f"# {field}" in text, file
         pythons = re.findall(r"^# python: (.*)$", text, re.MULTILINE)
         pins = tuple(line for line in text.splitlines() if line and not line.startswith("#"))
         assert all("==" in pin for pin in pins)
@@ -73,16 +74,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def uv_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What PySpark needs, so that uv does not unpack an archive of 450 MB a version to read it."""
+    """Declares PySpark's dependencies; otherwise uv unpacks 450 MB per version to read them."""
     file = tmp_path_factory.mktemp("uv") / "uv.toml"
-    needs = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'
-    file.write_text(f"[[dependency-metadata]]\n{needs}")
+    metadata = 'name = "pyspark"\nrequires-dist = ["py4j>=0.10.9.7,<0.11"]\n'
+    file.write_text(f"[[dependency-metadata]]\n{metadata}")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("UV_CONFIG_FILE", str(file))
         yield
 
 
-def resolved(
+def resolve_wheel(
     wheel: Path,
     extras: tuple[str, ...],
     python: str,
@@ -91,69 +92,74 @@ def resolved(
     pins: tuple[str, ...] = (),
     wheels: tuple[str, ...] = (":all:",),
 ) -> tuple[dict[str, str], str]:
-    """What would be installed, by name, and why nothing would.
+    """Resolves the wheel and its extras; returns versions by name, and uv's errors.
 
-    Only wheels count for `wheels`, but for PySpark, which has none.
+    The versions are empty if there is no solution. Packages in `wheels` must have a wheel, except
+    PySpark, which has none.
     """
-    wanted, constraints = folder / "wanted.in", folder / "constraints.txt"
-    wanted.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")
+    requirements, constraints = folder / "wanted.in", folder / "constraints.txt"
+    requirements.write_text(f"tiered-kafka[{','.join(extras)}] @ {wheel.as_uri()}\n")
     constraints.write_text("\n".join(pins))
-    done = subprocess.run(
+    run = subprocess.run(
         [
             str(UV), "pip", "compile", "--quiet", "--no-header", "--no-annotate",
             "--python-version", python, "--python-platform", machine,
-            *(part for name in wheels for part in ("--only-binary", name)),
+            *(argument for name in wheels for argument in ("--only-binary", name)),
             "--no-binary", "pyspark",
-            "--constraint", str(constraints), str(wanted),
+            "--constraint", str(constraints), str(requirements),
         ],
         capture_output=True,
         text=True,
         check=False,
     )  # fmt: skip
-    found = re.findall(r"^([a-z0-9-]+)(?:\[\S*\])?==(\S+)", done.stdout, re.MULTILINE)
-    return dict(found) if done.returncode == 0 else {}, done.stderr
+    pinned = re.findall(r"^([a-z0-9-]+)(?:\[\S*\])?==(\S+)", run.stdout, re.MULTILINE)
+    return dict(pinned) if run.returncode == 0 else {}, run.stderr
 
 
 @pytest.mark.parametrize("machine", [X86, ARM])
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
-def test_it_fits_what_a_platform_has(wheel: Path, file: Path, machine: str, tmp_path: Path) -> None:
+def test_wheel_resolves_with_pins_of_platform(
+    wheel: Path, file: Path, machine: str, tmp_path: Path
+) -> None:
     platform = Platform.of(file)
     kept = tuple(pin for pin in platform.pins if pin.partition("==")[0] not in platform.replaced)
     brings_spark = any(pin.startswith("pyspark==") for pin in kept)
     extras = (*EXTRAS, "spark") if brings_spark else EXTRAS
     for python in platform.pythons:
-        found, why = resolved(wheel, extras, python, machine, tmp_path, kept, COMPILED)
-        assert found, why
-        # Databricks asks that nothing installs another PySpark over its own.
-        assert ("pyspark" in found) == brings_spark
+        versions, errors = resolve_wheel(wheel, extras, python, machine, tmp_path, kept, COMPILED)
+        assert versions, errors
+        # Databricks requires that no other PySpark replaces its own.
+        assert ("pyspark" in versions) == brings_spark
 
 
 @pytest.mark.parametrize("file", LISTS, ids=lambda file: file.stem)
-def test_nothing_is_replaced_without_need(wheel: Path, file: Path, tmp_path: Path) -> None:
+def test_replaced_pins_all_conflict(wheel: Path, file: Path, tmp_path: Path) -> None:
     platform = Platform.of(file)
     for name in platform.replaced:
         rest = platform.replaced - {name}
         kept = tuple(pin for pin in platform.pins if pin.partition("==")[0] not in rest)
-        found, _ = resolved(wheel, EXTRAS, platform.pythons[0], X86, tmp_path, kept, COMPILED)
-        assert not found, f"{name} fits as it is: take it off the list in {file.name}"
+        versions, _ = resolve_wheel(
+            wheel, EXTRAS, platform.pythons[0], X86, tmp_path, kept, COMPILED
+        )
+        assert not versions, f"{name} fits without replacement: remove it from {file.name}"
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize("machine", [X86, ARM, APPLE, INTEL_MAC])
-def test_there_are_wheels_for_every_machine_and_python(
+def test_dependencies_have_wheels_for_machine_and_python(
     wheel: Path, machine: str, python: str, tmp_path: Path
 ) -> None:
-    found, why = resolved(wheel, (*EXTRAS, "jdk", "spark"), python, machine, tmp_path)
+    versions, errors = resolve_wheel(wheel, (*EXTRAS, "jdk", "spark"), python, machine, tmp_path)
     if (machine, python) == (INTEL_MAC, "3.14"):
-        assert "numba" in why  # ends with Python 3.13 on Intel Macs
+        assert "numba" in errors  # numba supports Intel Macs up to Python 3.13
         return
-    assert found, why
-    assert int(found["pyspark"].split(".")[0]) == 4
+    assert versions, errors
+    assert int(versions["pyspark"].split(".")[0]) == 4
     if machine == INTEL_MAC:
-        assert found["numba"].startswith("0.62.")
+        assert versions["numba"].startswith("0.62.")
 
 
-def test_the_core_is_light(wheel: Path, tmp_path: Path) -> None:
-    found, why = resolved(wheel, (), "3.12", X86, tmp_path)
-    assert found, why
-    assert not {"pyspark", "pandas", "tenacity", "pydantic", "click", "protobuf"} & found.keys()
+def test_core_dependencies_are_few(wheel: Path, tmp_path: Path) -> None:
+    versions, errors = resolve_wheel(wheel, (), "3.12", X86, tmp_path)
+    assert versions, errors
+    assert not {"pyspark", "pandas", "tenacity", "pydantic", "click", "protobuf"} & versions.keys()

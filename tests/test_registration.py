@@ -1,4 +1,4 @@
-"""Spark imports `pyspark_tiered_kafka` to find the source: where it cannot, it is told why."""
+"""Tests `pyspark_tiered_kafka`, which Spark imports to register the data source."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ print(hasattr(pyspark_tiered_kafka, "DefaultSource"))
 
 
 @pytest.mark.parametrize("warnings", ["default", "error", "ignore"])
-def test_a_failed_import_is_told_and_disturbs_nobody(warnings: str) -> None:
-    done = subprocess.run(
+def test_failed_import_warns_and_raises_nothing(warnings: str) -> None:
+    run = subprocess.run(
         [sys.executable, "-W", warnings, "-c", BROKEN], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+    assert (run.returncode, run.stdout.strip()) == (0, "False"), run.stderr
     if warnings == "default":
-        assert "ImportError: numpy of another version" in done.stderr
-        assert sys.executable in done.stderr
+        assert "ImportError: numpy of another version" in run.stderr
+        assert sys.executable in run.stderr

@@ -1,4 +1,4 @@
-"""What holds for the whole repository: texts, sizes, dependencies, golden files, suites."""
+"""Tests of the repository itself: texts, sizes, dependencies, golden files, suites."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ MAX_LINES = 800
 
 MAX_GOLDEN_BYTES = 30 << 20
 
-# The repository stands alone. Spelled in halves so that this file passes itself.
+# Files must not name paths outside the repository. The paths are split so that this file passes.
 FOREIGN_TEXT = re.compile(
     "|".join([r"\.\./" + "shared", r"/wo" + r"rk/", r"/ro" + r"ot/", r"/tmp" + "/plan"])
 )
-MAY_NAME_PLACES = {"requirements.lock"}
+MAY_NAME_PATHS = {"requirements.lock"}
 
 
 def tracked_files() -> list[str]:
-    """Paths of everything git keeps, relative to the root."""
-    done = subprocess.run(
+    """Returns the paths of all tracked files, relative to the root."""
+    run = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
-    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+    return [name for name in run.stdout.split("\0") if name and (ROOT / name).exists()]
 
 
 TRACKED = tracked_files()
@@ -42,7 +42,7 @@ PYTHON_FILES = [name for name in TRACKED if name.endswith(".py")]
 
 
 def text_of(name: str) -> str | None:
-    """The text of a tracked file, None for a binary one."""
+    """Reads a tracked file; returns None if it is binary."""
     data = (ROOT / name).read_bytes()
     if b"\0" in data[:8192]:
         return None
@@ -52,24 +52,24 @@ def text_of(name: str) -> str | None:
         return None
 
 
-def test_no_text_speaks_of_places_outside_the_repository() -> None:
-    found = [
+def test_files_name_no_paths_outside_repository() -> None:
+    matches = [
         f"{name}:{number}: {line.strip()[:100]}"
         for name in TRACKED
-        if name not in MAY_NAME_PLACES
+        if name not in MAY_NAME_PATHS
         for number, line in enumerate((text_of(name) or "").splitlines(), 1)
         if FOREIGN_TEXT.search(line)
     ]
-    assert found == []
+    assert matches == []
 
 
-def test_modules_stay_below_the_maximum_length() -> None:
+def test_modules_have_at_most_max_lines() -> None:
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in PYTHON_FILES}
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
 def requirement_lines() -> list[str]:
-    """Lines of pyproject.toml that name a dependency."""
+    """Returns the lines of pyproject.toml that name a dependency."""
     return [
         line
         for line in PYPROJECT.read_text().splitlines()
@@ -78,7 +78,7 @@ def requirement_lines() -> list[str]:
 
 
 def direct_requirements() -> list[str]:
-    """Every requirement of pyproject.toml, those of extras and groups too."""
+    """Returns all requirements in pyproject.toml, including extras and groups."""
     document = tomllib.loads(PYPROJECT.read_text())
     return [
         *document["project"]["dependencies"],
@@ -93,42 +93,42 @@ def direct_requirements() -> list[str]:
 
 
 def direct_dependencies() -> dict[str, str]:
-    """Normalised name of every direct dependency and its requirement."""
-    return {normalised(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
+    """Returns the requirement of each direct dependency, by normalised name."""
+    return {normalize(re.split(r"[\[<>=~!; ]", text)[0]): text for text in direct_requirements()}
 
 
-def normalised(name: str) -> str:
+def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_dependency_has_its_reason() -> None:
+def test_dependencies_have_a_reason() -> None:
     lines = requirement_lines()
     assert len(lines) == len(direct_requirements())
     assert [line for line in lines if not re.search(r'",?\s+# \S.{9,}', line)] == []
 
 
 LARGE = {"ray"}
-"""Not in every checkout: pinned for the suite that needs them."""
+"""Not installed in every checkout; pinned for the suite that needs them."""
 ENGINES = ROOT / ".ci" / "engines.txt"
 
 
-def locked() -> dict[str, dict[str, int]]:
-    """Name to number of hashes by version (one for each kind of machine) of the whole lock file."""
-    found: dict[str, dict[str, int]] = {}
+def read_lock() -> dict[str, dict[str, int]]:
+    """Returns the number of hashes (one per platform) for each locked name and version."""
+    hashes: dict[str, dict[str, int]] = {}
     name = version = ""
     for line in LOCK.read_text().splitlines():
         if match := re.match(r"([A-Za-z0-9._-]+)(\[[^]]+\])?==(\S+)", line):
-            name, version = normalised(match[1]), match[3]
-            found.setdefault(name, {})[version] = 0
+            name, version = normalize(match[1]), match[3]
+            hashes.setdefault(name, {})[version] = 0
         elif "--hash=sha256:" in line:
-            found[name][version] += 1
-    return found
+            hashes[name][version] += 1
+    return hashes
 
 
 def test_lock_pins_every_direct_dependency_with_hashes() -> None:
     from packaging.requirements import Requirement  # comes with pytest
 
-    pinned = locked()
+    pinned = read_lock()
     for name, text in direct_dependencies().items():
         if name in LARGE:
             assert re.search(rf"^{name}(\[.*\])?==", ENGINES.read_text(), re.MULTILINE), name
@@ -139,7 +139,7 @@ def test_lock_pins_every_direct_dependency_with_hashes() -> None:
     assert [name for name, versions in pinned.items() if 0 in versions.values()] == []
 
 
-def test_the_oldest_spark_is_the_one_pyproject_promises() -> None:
+def test_oldest_tested_spark_matches_pyproject() -> None:
     text = (ROOT / ".ci" / "spark40.txt").read_text()
     pin = re.search(r"^pyspark==(\S+) ", text, re.MULTILINE)
     assert pin is not None
@@ -147,7 +147,7 @@ def test_the_oldest_spark_is_the_one_pyproject_promises() -> None:
     assert pin[1].startswith(re.split(">=|,", requirement)[1] + ".")
 
 
-def test_golden_files_are_all_tracked() -> None:
+def test_golden_files_are_tracked() -> None:
     on_disk = {
         path.relative_to(ROOT).as_posix()
         for folder in ("golden", "golden44")
@@ -156,19 +156,19 @@ def test_golden_files_are_all_tracked() -> None:
     }
     tracked = {name for name in TRACKED if name.startswith(("tests/golden/", "tests/golden44/"))}
     assert on_disk - tracked == set()
-    # Global ignore rules often name these two.
+    # Global ignore rules often contain `.log` and `.pem`.
     suffixes = {Path(name).suffix for name in tracked}
     assert {".log", ".pem", ".indexes", ".rsm-manifest", ".parquet"} <= suffixes
 
 
-def test_golden_files_stay_small() -> None:
+def test_golden_files_are_at_most_max_bytes() -> None:
     total = sum(
         (ROOT / name).stat().st_size for name in TRACKED if name.startswith("tests/golden/")
     )
     assert total < MAX_GOLDEN_BYTES
 
 
-def test_every_manifest_has_its_objects() -> None:
+def test_golden_manifests_have_their_objects() -> None:
     tier = ROOT / "tests" / "golden" / "tier"
     manifests = sorted(tier.rglob("*.rsm-manifest"))
     assert len(manifests) > 100
@@ -192,7 +192,7 @@ def test_shell_scripts_are_executable() -> None:
 
 
 def marker_selections() -> list[str]:
-    """The `-m` expressions of `make test` and of every suite of `.ci/run`."""
+    """Returns the `-m` expressions of `make test` and of every suite in `.ci/run`."""
     makefile = re.search(r"^UNIT := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert makefile is not None
     suites = re.findall(r'^suite .*-m "([^"]+)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
@@ -200,7 +200,7 @@ def marker_selections() -> list[str]:
     return [makefile[1], *suites]
 
 
-def test_every_test_belongs_to_a_suite() -> None:
+def test_every_marker_combination_belongs_to_a_suite() -> None:
     document = tomllib.loads(PYPROJECT.read_text())
     markers = [
         text.partition(":")[0] for text in document["tool"]["pytest"]["ini_options"]["markers"]
@@ -211,7 +211,7 @@ def test_every_test_belongs_to_a_suite() -> None:
         assert any(eval(selection, {}, names) for selection in selections), names
 
 
-def test_the_documented_options_are_the_product_s() -> None:
+def test_documented_options_match_option_table() -> None:
     for path in update_docs.PAGES:
         assert update_docs.renewed(path) == path.read_text(), "run `make docs`"
     page = (ROOT / "docs" / "options.md").read_text()
@@ -222,7 +222,7 @@ def test_the_documented_options_are_the_product_s() -> None:
 @pytest.mark.parametrize(
     "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 )
-def test_links_between_documents_lead_somewhere(name: str) -> None:
+def test_links_between_documents_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []

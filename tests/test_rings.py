@@ -1,6 +1,6 @@
-"""Imports point inward only: `segment_format` <- reading and planning <- the Spark classes.
+"""Tests that imports point inward: `segment_format` <- reading and planning <- the Spark classes.
 
-Seen in the import statements of every module; `test_loaded_modules.py` sees it in an interpreter.
+This module parses import statements; `test_loaded_modules.py` imports in an interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("segment_format", "kts_source")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
-# Ring 0 turns bytes into values and reaches no file, network, process or environment.
+# Ring 0 converts bytes to values; it uses no files, network, processes or environment variables.
 RING_0_THIRD_PARTY = {
     "numpy",
     "pyarrow",
@@ -47,31 +47,31 @@ RING_0_FORBIDDEN_STDLIB = {
     "tempfile",
     "urllib",
 }
-# What a module of ring 0 may import besides, and why.
+# Additional imports that modules of ring 0 may have, with the reasons.
 RING_0_EXCEPTIONS: dict[str, tuple[set[str], str]] = {
     "segment_format.kernels.code_folder": (
         {"os", "pathlib", "tempfile"},
-        "chooses the folder where machine code is kept; data does not pass through it",
+        "chooses the folder for compiled machine code; no record data",
     ),
-    "segment_format.kernels.compiled": ({"pathlib"}, "passes that folder on"),
+    "segment_format.kernels.compiled": ({"pathlib"}, "passes that folder to its callers"),
     "segment_format.kernels.object_code": (
         {"os", "pathlib", "tempfile"},
-        "keeps the kernel's object file in that folder",
+        "stores the kernels' object file in that folder",
     ),
-    "segment_format.reused_memory": ({"os"}, "os.getpid: what a fork inherits is not reused"),
+    "segment_format.reused_memory": ({"os"}, "os.getpid: no reuse of memory after a fork"),
     "segment_format.tuning": ({"os"}, "os.environ: KTS_TUNING"),
     "segment_format.testing.tiers": (
         {"os", "pathlib"},
         "writes tiers into folders, for tests; os.urandom: nonces and data keys",
     ),
 }
-# Imported inside a function, by those who have it; no dependency of ours.
+# Optional packages, imported inside functions; they are not declared dependencies.
 OPTIONAL: dict[str, tuple[set[str], str]] = {
-    "kts_source.metrics": ({"matplotlib"}, "a plot for the notebook that asks for one"),
-    "kts_source.engines.scan": ({"pandas"}, "a frame for those who have it"),
-    "kts_source.broker.sasl": ({"gssapi"}, "Kerberos, for which Linux has no wheels"),
+    "kts_source.metrics": ({"matplotlib"}, "plots in notebooks"),
+    "kts_source.engines.scan": ({"pandas"}, "converts rows to a pandas data frame"),
+    "kts_source.broker.sasl": ({"gssapi"}, "Kerberos; there are no wheels for Linux"),
 }
-# Parts of a declared dependency that come as packages of their own.
+# Packages that are installed as dependencies of a declared dependency.
 COMES_WITH = {
     "llvmlite": "numba",
     "aiobotocore": "s3fs",
@@ -80,21 +80,21 @@ COMES_WITH = {
     "py4j": "pyspark",
 }
 
-# Where pyspark may be imported, and whether only inside functions.
+# Where pyspark may be imported: in the first package anywhere, in the second inside functions.
 SPARK_RING = "kts_source.spark"
 SPARK_INSIDE_FUNCTIONS = ("kts_source.cli",)
-LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ hands out the data source
+LAZY_SPARK_MODULES = {"kts_source"}  # __getattr__ imports the data source
 
 
-# What is imported inside their functions is only handed on to the user who asks for it.
+# Modules whose functions import other modules only on behalf of the caller.
 FACES: dict[str, str] = {
-    "kts_source": "`__getattr__` brings in what a name stands for",
-    "kts_source.export.report": "`BackfillReport.save_png` draws with another module",
+    "kts_source": "`__getattr__` imports the module of a public name",
+    "kts_source.export.report": "`BackfillReport.save_png` plots with another module",
 }
 
 
 class Import(NamedTuple):
-    """One imported name: the module that imports, the module imported, where and how."""
+    """One imported name: the importing module, the imported module, where and how."""
 
     importer: str
     imported: str
@@ -112,7 +112,7 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    """Every import of a file; relative ones are reported with their leading dots."""
+    """Yields every import of a file; relative ones keep their leading dots."""
     name = module_name(path)
 
     def walk(node: ast.AST, at_import_time: bool, for_types_only: bool) -> Iterator[Import]:
@@ -141,7 +141,7 @@ def imports_of(path: Path) -> Iterator[Import]:
 
 
 def is_module(dotted: str) -> bool:
-    """Whether a dotted name is a module of this repository."""
+    """Returns whether a dotted name is a module of this repository."""
     path = ROOT.joinpath(*dotted.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
@@ -154,54 +154,54 @@ def within(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
 
 
-ALL_IMPORTS = [found for path in MODULES for found in imports_of(path)]
+ALL_IMPORTS = [entry for path in MODULES for entry in imports_of(path)]
 
 
-def third_party(found: Import) -> bool:
-    name = top(found.imported)
+def third_party(entry: Import) -> bool:
+    name = top(entry.imported)
     return name not in sys.stdlib_module_names and name not in PACKAGES
 
 
-def exceptions_of(found: Import) -> set[str]:
-    return RING_0_EXCEPTIONS.get(found.importer, (set(), ""))[0]
+def exceptions_of(entry: Import) -> set[str]:
+    return RING_0_EXCEPTIONS.get(entry.importer, (set(), ""))[0]
 
 
-def optional_of(found: Import) -> set[str]:
-    return OPTIONAL.get(found.importer, (set(), ""))[0]
+def optional_of(entry: Import) -> set[str]:
+    return OPTIONAL.get(entry.importer, (set(), ""))[0]
 
 
-def test_there_is_something_to_check() -> None:
+def test_modules_and_imports_are_collected() -> None:
     names = {module_name(path) for path in MODULES}
     assert {"segment_format.errors", "kts_source"} <= names
-    assert any(found.imported == "segment_format.errors" for found in ALL_IMPORTS)
+    assert any(entry.imported == "segment_format.errors" for entry in ALL_IMPORTS)
 
 
 def test_imports_are_absolute() -> None:
-    assert [str(found) for found in ALL_IMPORTS if found.imported.startswith(".")] == []
+    assert [str(entry) for entry in ALL_IMPORTS if entry.imported.startswith(".")] == []
 
 
 def test_packages_do_not_import_tests_or_benchmarks() -> None:
     strangers = {"tests", "benchmarks", "notebooks", "pyspark_tiered_kafka"}
-    assert [str(found) for found in ALL_IMPORTS if top(found.imported) in strangers] == []
+    assert [str(entry) for entry in ALL_IMPORTS if top(entry.imported) in strangers] == []
 
 
-def test_ring_0_imports_only_what_turns_bytes_into_values() -> None:
+def test_ring_0_imports_only_allowed_modules() -> None:
     wrong = [
-        str(found)
-        for found in ALL_IMPORTS
-        if within(found.importer, "segment_format")
-        and top(found.imported) not in exceptions_of(found)
+        str(entry)
+        for entry in ALL_IMPORTS
+        if within(entry.importer, "segment_format")
+        and top(entry.imported) not in exceptions_of(entry)
         and (
-            within(found.imported, "kts_source")
-            or top(found.imported) in RING_0_FORBIDDEN_STDLIB
-            or (third_party(found) and top(found.imported) not in RING_0_THIRD_PARTY)
+            within(entry.imported, "kts_source")
+            or top(entry.imported) in RING_0_FORBIDDEN_STDLIB
+            or (third_party(entry) and top(entry.imported) not in RING_0_THIRD_PARTY)
         )
     ]
     assert wrong == []
 
 
-def test_exceptions_are_needed() -> None:
-    used = {(found.importer, top(found.imported)) for found in ALL_IMPORTS}
+def test_ring_0_exceptions_are_all_used() -> None:
+    used = {(entry.importer, top(entry.imported)) for entry in ALL_IMPORTS}
     listed = {
         (name, module) for name, (modules, _) in RING_0_EXCEPTIONS.items() for module in modules
     }
@@ -229,27 +229,27 @@ def test_ring_0_opens_no_files() -> None:
     assert calls == []
 
 
-def test_reading_and_planning_know_no_spark() -> None:
+def test_reading_and_planning_do_not_import_spark() -> None:
     wrong = [
-        str(found)
-        for found in ALL_IMPORTS
-        if within(found.imported, "pyspark", SPARK_RING)
-        and not within(found.importer, SPARK_RING)
-        and not (found.importer in LAZY_SPARK_MODULES and not found.at_import_time)
-        and not (found.importer in LAZY_SPARK_MODULES and found.for_types_only)
+        str(entry)
+        for entry in ALL_IMPORTS
+        if within(entry.imported, "pyspark", SPARK_RING)
+        and not within(entry.importer, SPARK_RING)
+        and not (entry.importer in LAZY_SPARK_MODULES and not entry.at_import_time)
+        and not (entry.importer in LAZY_SPARK_MODULES and entry.for_types_only)
         and not (
-            within(found.importer, *SPARK_INSIDE_FUNCTIONS)
-            and (not found.at_import_time or found.for_types_only)
+            within(entry.importer, *SPARK_INSIDE_FUNCTIONS)
+            and (not entry.at_import_time or entry.for_types_only)
         )
     ]
     assert wrong == []
 
 
-def test_only_the_command_line_imports_the_command_line() -> None:
+def test_command_line_is_imported_only_by_itself() -> None:
     wrong = [
-        str(found)
-        for found in ALL_IMPORTS
-        if within(found.imported, "kts_source.cli") and not within(found.importer, "kts_source.cli")
+        str(entry)
+        for entry in ALL_IMPORTS
+        if within(entry.imported, "kts_source.cli") and not within(entry.importer, "kts_source.cli")
     ]
     assert wrong == []
 
@@ -265,40 +265,42 @@ def test_every_third_party_import_is_a_declared_dependency() -> None:
     }
     providers = importlib.metadata.packages_distributions()
     wrong = [
-        str(found)
-        for found in ALL_IMPORTS
-        if third_party(found)
-        and top(found.imported) not in exceptions_of(found)
-        and not (top(found.imported) in optional_of(found) and not found.at_import_time)
-        and COMES_WITH.get(top(found.imported)) not in declared
-        and top(found.imported) not in declared
-        and not declared & {name.lower() for name in providers.get(top(found.imported), [])}
+        str(entry)
+        for entry in ALL_IMPORTS
+        if third_party(entry)
+        and top(entry.imported) not in exceptions_of(entry)
+        and not (top(entry.imported) in optional_of(entry) and not entry.at_import_time)
+        and COMES_WITH.get(top(entry.imported)) not in declared
+        and top(entry.imported) not in declared
+        and not declared & {name.lower() for name in providers.get(top(entry.imported), [])}
     ]
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    follows: dict[str, set[str]] = {}
-    for found in ALL_IMPORTS:
-        if not found.for_types_only and top(found.imported) in PACKAGES:
-            follows.setdefault(found.importer, set()).add(found.imported)
+def test_modules_have_no_circular_imports() -> None:
+    imported_by_module: dict[str, set[str]] = {}
+    for entry in ALL_IMPORTS:
+        if not entry.for_types_only and top(entry.imported) in PACKAGES:
+            imported_by_module.setdefault(entry.importer, set()).add(entry.imported)
     for face in FACES:
-        follows[face] = {
-            found.imported
-            for found in ALL_IMPORTS
-            if found.importer == face and found.at_import_time and not found.for_types_only
+        imported_by_module[face] = {
+            entry.imported
+            for entry in ALL_IMPORTS
+            if entry.importer == face and entry.at_import_time and not entry.for_types_only
         }
-    in_circles = [module for module in follows if module in _reached(follows, module)]
-    assert in_circles == []
+    circular = [
+        module for module in imported_by_module if module in _reachable(imported_by_module, module)
+    ]
+    assert circular == []
 
 
-def _reached(follows: dict[str, set[str]], start: str) -> set[str]:
-    """The modules that an import of one brings in, sooner or later."""
-    seen: set[str] = set()
-    left = list(follows[start])
-    while left:
-        module = left.pop()
-        if module not in seen:
-            seen.add(module)
-            left += follows.get(module, ())
-    return seen
+def _reachable(imported_by_module: dict[str, set[str]], start: str) -> set[str]:
+    """Returns all modules that importing `start` imports, directly or indirectly."""
+    reached: set[str] = set()
+    pending = list(imported_by_module[start])
+    while pending:
+        module = pending.pop()
+        if module not in reached:
+            reached.add(module)
+            pending += imported_by_module.get(module, ())
+    return reached

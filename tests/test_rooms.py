@@ -1,10 +1,10 @@
-"""Inside `kts_source`, rooms import only rooms further in (see ARCHITECTURE.md)."""
+"""Tests the layers inside `kts_source`: a package imports only inner ones (see ARCHITECTURE.md)."""
 
 from __future__ import annotations
 
 from tests.test_rings import ALL_IMPORTS
 
-# The rooms of ring 1 and what is around them, inner ones first: each imports only those before it.
+# Packages and modules of `kts_source`, inner layers first: each imports only earlier layers.
 ROOMS = (
     ("texts",),
     ("errors", "secret", "columns", "processes"),
@@ -26,22 +26,22 @@ ROOMS = (
 )
 
 
-def test_rooms_import_only_rooms_further_in() -> None:
+def test_packages_import_only_inner_layers() -> None:
     level = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
 
     def room(module: str) -> str | None:
         parts = module.split(".")
         return parts[1] if parts[0] == "kts_source" and len(parts) > 1 else None
 
-    inside = [
-        (found, importer, imported)
-        for found in ALL_IMPORTS
-        if (importer := room(found.importer)) and (imported := room(found.imported))
+    internal_imports = [
+        (entry, importer, imported)
+        for entry in ALL_IMPORTS
+        if (importer := room(entry.importer)) and (imported := room(entry.imported))
     ]
-    assert {name for _, *pair in inside for name in pair} <= level.keys()
+    assert {name for _, *pair in internal_imports for name in pair} <= level.keys()
     wrong = [
-        str(found)
-        for found, importer, imported in inside
+        str(entry)
+        for entry, importer, imported in internal_imports
         if importer != imported and level[imported] >= level[importer]
     ]
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Servers for tests: built once for all pytest workers, started on ports of their own."""
+"""Tests that server programs are built once for all pytest workers and use separate ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULE = "example.com/cmd/served-tool@v1.0.0"
-# Writes the program slowly and in two halves, as an installer does. The first run fails.
+# Writes the program slowly and in two halves, like an installer. The first run fails.
 INSTALLER = """#!{python}
 import os, pathlib, time
 here = pathlib.Path(__file__).parent
@@ -50,14 +50,14 @@ def _build(_number: int) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_program_built_by_two_workers_is_built_once_and_complete(installer: Path) -> None:
+def test_go_program_with_two_workers_is_built_once(installer: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         texts = pool.map_async(_build, range(2), chunksize=1).get(60)
     assert texts == ["first half, second half"] * 2
     assert len((installer / "runs").read_text().split()) == 2, "one failure, one build"
 
 
-def test_failing_installer_is_reported_and_leaves_no_program(
+def test_go_program_with_failing_installer_raises_and_leaves_no_file(
     installer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_INSTALL_ATTEMPTS", 1)
@@ -67,7 +67,7 @@ def test_failing_installer_is_reported_and_leaves_no_program(
     assert servers.go_program(MODULE).read_text() == "first half, second half"
 
 
-def test_server_that_ends_at_once_is_reported_with_its_output() -> None:
+def test_running_with_server_that_exits_raises_with_its_output() -> None:
     port = servers.free_port()
     with (
         pytest.raises(AssertionError, match="ended with 3") as caught,
@@ -77,7 +77,7 @@ def test_server_that_ends_at_once_is_reported_with_its_output() -> None:
     assert "no licence" in str(caught.value)
 
 
-def test_ports_of_two_workers_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_of_two_workers_are_disjoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "2")
     chosen: list[set[int]] = []
     for worker in ("gw0", "gw1"):

@@ -1,4 +1,4 @@
-"""The scripts around the code: which Java is taken, and how a CI run is summed up."""
+"""Tests `tools/with_java.sh`, which selects a JVM, and `.ci/summary.py`, which sums up a CI run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def fake_java(folder: Path, version: str) -> Path:
-    """A `java` that knows nothing but its version."""
+    """Creates a `java` that only prints its version."""
     folder.mkdir(parents=True)
     program = folder / "java"
     program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-01-21' >&2\n")
@@ -27,8 +27,8 @@ def fake_java(folder: Path, version: str) -> Path:
 
 
 def java_home_of(env: dict[str, str]) -> str:
-    """JAVA_HOME as a command below `tools/with_java.sh` sees it."""
-    done = subprocess.run(
+    """Returns JAVA_HOME in a command that `tools/with_java.sh` runs."""
+    run = subprocess.run(
         [ROOT / "tools" / "with_java.sh", "sh", "-c", 'echo "${JAVA_HOME:-unset}"'],
         env={"VENV": sys.prefix, **env},
         capture_output=True,
@@ -36,28 +36,28 @@ def java_home_of(env: dict[str, str]) -> str:
         check=True,
         timeout=60,
     )
-    return done.stdout.strip()
+    return run.stdout.strip()
 
 
 @pytest.mark.parametrize("version", ["17.0.15", "21.0.8", "24"])
-def test_a_java_that_spark_can_use_is_taken(tmp_path: Path, version: str) -> None:
+def test_with_java_uses_supported_java(tmp_path: Path, version: str) -> None:
     fake_java(tmp_path / "bin", version)
     assert java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"}) == "unset"
     assert java_home_of({"PATH": os.defpath, "JAVA_HOME": str(tmp_path)}) == str(tmp_path)
 
 
 @pytest.mark.parametrize("version", ["1.8.0_392", "11.0.21", "25.0.1"])
-def test_a_java_that_spark_cannot_use_is_passed_over(tmp_path: Path, version: str) -> None:
+def test_with_java_ignores_unsupported_java(tmp_path: Path, version: str) -> None:
     fake_java(tmp_path / "bin", version)
-    brought = str(Path(sys.prefix, "java"))
-    assert java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"}) == brought
-    assert java_home_of({"PATH": os.defpath, "JAVA_HOME": str(tmp_path)}) == brought
+    bundled = str(Path(sys.prefix, "java"))
+    assert java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"}) == bundled
+    assert java_home_of({"PATH": os.defpath, "JAVA_HOME": str(tmp_path)}) == bundled
 
 
-def test_the_java_that_pip_brought_runs_with_the_module_it_lacks(tmp_path: Path) -> None:
+def test_with_java_runs_pip_java_with_missing_module(tmp_path: Path) -> None:
     fake_java(tmp_path / "bin", "11.0.21")
     home = java_home_of({"PATH": f"{tmp_path / 'bin'}:{os.defpath}"})
-    done = subprocess.run(
+    run = subprocess.run(
         [
             ROOT / "tools" / "with_java.sh",
             f"{home}/bin/java",
@@ -70,7 +70,7 @@ def test_the_java_that_pip_brought_runs_with_the_module_it_lacks(tmp_path: Path)
         check=True,
         timeout=60,
     )
-    assert 'version "21.' in done.stderr
+    assert 'version "21.' in run.stderr
 
 
 @pytest.fixture(scope="module")
@@ -91,63 +91,65 @@ def report(tests: int, failures: int = 0, errors: int = 0, skipped: int = 0) -> 
 
 
 @pytest.mark.parametrize(
-    ("steps", "reports", "good", "closing"),
+    ("steps", "reports", "is_success", "last_line"),
     [
         pytest.param(
             [("lint", "passed"), ("test", "passed"), ("kills", "no tests")],
             {"test": report(10, skipped=2), "kills": report(0)},
             True,
             "8 passed, 0 failed, 2 skipped",
-            id="all well",
+            id="all-passed",
         ),
         pytest.param(
             [("test", "failed (1)"), ("demo", "passed")],
             {"test": report(10, failures=1, errors=2), "demo": report(1)},
             False,
             "8 passed, 3 failed, 0 skipped",
-            id="tests failed",
+            id="tests-failed",
         ),
         pytest.param(
             [("lint", "failed (2)"), ("test", "passed")],
             {"test": report(10)},
             False,
             "10 passed, 1 failed, 0 skipped",
-            id="a step without tests failed",
+            id="step-without-tests-failed",
         ),
         pytest.param(
             [("test", "passed"), ("broker", "out of time")],
             {"test": report(10)},
             False,
             "10 passed, 1 failed, 0 skipped",
-            id="out of time before a report",
+            id="timeout-before-report",
         ),
         pytest.param(
             [("test", "failed (1)")],
             {"test": report(10)[:-20]},
             False,
             "0 passed, 1 failed, 0 skipped",
-            id="a report cut short",
+            id="truncated-report",
         ),
         pytest.param(
             [("test", "no tests"), ("demo", "passed")],
             {"test": report(0), "demo": report(1)},
             False,
             "1 passed, 1 failed, 0 skipped",
-            id="the main suite found no tests",
+            id="main-suite-without-tests",
         ),
     ],
 )
-def test_a_run_is_summed_up(
+def test_summary_counts_results_of_run(
     summary: ModuleType,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     steps: list[tuple[str, str]],
     reports: dict[str, str],
-    good: bool,
-    closing: str,
+    is_success: bool,
+    last_line: str,
 ) -> None:
-    (tmp_path / "steps.tsv").write_text("".join(f"{name}\t{how}\t61\n" for name, how in steps))
+    (tmp_path / "steps.tsv").write_text(
+        "".join(f"{name}\t{status}\t61\n" for name, status in steps)
+    )
     for name, text in reports.items():
         (tmp_path / f"{name}.xml").write_text(text)
-    assert summary.summarise(tmp_path) is good
-    assert capsys.readouterr().out.splitlines()[-1] == closing
+    assert summary.summarise(tmp_path) is is_success
+    assert capsys.readouterr().out.splitlines()[-1] == last_line

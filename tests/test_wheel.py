@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that it works away from the checkout with its own dependencies."""
+"""Tests the wheel: its files, and that it works outside the checkout with its own dependencies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Runs a command and returns what it prints; shows its errors when it fails."""
+    """Runs a command and returns its output; shows its errors if it fails."""
     done = subprocess.run(
-        [str(part) for part in command],
+        [str(argument) for argument in command],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and its dependencies at locked versions, without pyspark."""
+    """Creates an environment with the wheel and its locked dependencies, without pyspark."""
     home = tmp_path_factory.mktemp("environment")
     run(UV, "venv", "--quiet", "--python", sys.executable, home / "venv", cwd=home)
     interpreter = home / "venv" / "bin" / "python"
@@ -57,12 +57,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tracked(*folders: str) -> set[str]:
-    """Files that git keeps in these folders."""
+    """Returns the tracked files of these folders."""
     listed = run("git", "ls-files", "-z", "--", *folders, cwd=ROOT)
     return {name for name in listed.split("\0") if name}
 
 
-def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_only_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
     info = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
@@ -74,15 +74,15 @@ def test_it_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {PurePosixPath(name).suffix for name in assets} == {".js", ".css"}
 
 
-def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Path) -> None:
+def test_modules_import_from_wheel_without_spark(python: Path, tmp_path: Path) -> None:
     modules = sorted(
         name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for name in tracked("segment_format", "kts_source")
         if name.endswith(".py") and not name.endswith("__main__.py")
     )
     # Modules that need more than the core dependencies: Spark, the commands and the engines.
-    more = ("kts_source.spark", "kts_source.cli.", *ADAPTERS)
-    modules = [name for name in modules if not name.startswith(more)]
+    excluded = ("kts_source.spark", "kts_source.cli.", *ADAPTERS)
+    modules = [name for name in modules if not name.startswith(excluded)]
     assert len(modules) > 10
     program = "\n".join(
         [
@@ -91,11 +91,11 @@ def test_every_module_imports_elsewhere_without_spark(python: Path, tmp_path: Pa
             "print(segment_format.__file__, kts_source.__file__)",
         ]
     )
-    where = run(python, "-I", "-c", program, cwd=tmp_path)
-    assert all("site-packages" in place for place in where.split())
+    paths = run(python, "-I", "-c", program, cwd=tmp_path)
+    assert all("site-packages" in path for path in paths.split())
 
 
-def test_the_command_says_what_it_lacks(python: Path, tmp_path: Path) -> None:
+def test_command_without_extra_names_missing_extra(python: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [str(python.parent / "kts"), "topics", "."],
         cwd=tmp_path,
@@ -108,7 +108,7 @@ def test_the_command_says_what_it_lacks(python: Path, tmp_path: Path) -> None:
     assert "pip install 'tiered-kafka[cli]'" in done.stderr
 
 
-def test_the_command_runs_with_its_extra(wheel: Path, tmp_path: Path) -> None:
+def test_command_runs_with_cli_extra(wheel: Path, tmp_path: Path) -> None:
     run(UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "venv", cwd=tmp_path)
     bin_folder = tmp_path / "venv" / "bin"
     locked = ROOT / "requirements.lock"
@@ -133,5 +133,5 @@ def test_auto_registration_is_silent_without_spark(python: Path, tmp_path: Path)
     assert run(python, "-I", "-c", program, cwd=tmp_path).strip() == "False"
 
 
-def test_dependencies_agree(python: Path, tmp_path: Path) -> None:
+def test_installed_dependencies_are_compatible(python: Path, tmp_path: Path) -> None:
     run(UV, "pip", "check", "--python", python, cwd=tmp_path)

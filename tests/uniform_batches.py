@@ -51,14 +51,14 @@ _TEXT = (
 
 @dataclass(frozen=True, slots=True)
 class UniformBatches:
-    """A run of equal batches.
+    """A run of batches of equal structure.
 
     Attributes:
         data: Bytes of all batches, in order.
-        sizes: Bytes of each, int64.
+        sizes: Size of each batch in bytes, int64.
         next_offset: The offset after the last record.
         max_timestamp: Largest timestamp in ms.
-        records_per_batch: Records in each.
+        records_per_batch: Number of records in each batch.
     """
 
     data: bytes
@@ -82,24 +82,23 @@ def write_uniform_batches(
     seed: int = 0,
     headers: tuple[tuple[str, bytes | None], ...] = (),
 ) -> UniformBatches:
-    """Batches of records of one size, at the speed of memory where no codec is asked for.
+    """Writes batches of records of one size; without a codec, about as fast as memory allows.
 
-    Record `i` of a batch is `i` ms younger than the batch's first; each batch begins
-    `records_per_batch` ms after the one before.
+    Timestamps increase by 1 ms per record, across batches.
 
     Args:
         batch_count: Number of batches.
-        records_per_batch: Records in each.
+        records_per_batch: Number of records in each batch.
         value_size: Bytes of every value.
-        key_size: Bytes of every key; None makes null keys. A key begins with the record's offset,
-            big-endian, as far as it has room for it.
-        base_offset: Offset of the first record; every offset after it is used.
-        base_timestamp: Milliseconds, of the first record.
-        leader_epoch: Of every batch.
+        key_size: Bytes of every key; None writes null keys. A key begins with the record's offset,
+            big-endian; shorter keys contain its last bytes.
+        base_offset: Offset of the first record; all later offsets are used.
+        base_timestamp: Timestamp of the first record, in milliseconds.
+        leader_epoch: Leader epoch of every batch.
         codec: Compresses batch by batch, which is as slow as the codec.
-        payload: "random" bytes do not compress; "json" is text with random digits, which does
-            (to about a quarter with zstd).
-        seed: Of the random bytes.
+        payload: "random" bytes do not compress; "json" is text with random digits, which zstd
+            compresses to about a quarter.
+        seed: Seed of the random bytes.
         headers: The same for every record.
 
     Raises:
@@ -108,7 +107,7 @@ def write_uniform_batches(
     if batch_count < 1 or records_per_batch < 1:
         raise ValueError("at least one batch of at least one record")
     if payload not in PAYLOADS:
-        raise ValueError(f"payload {payload!r} is none of {', '.join(PAYLOADS)}")
+        raise ValueError(f"unknown payload {payload!r}, expected one of {', '.join(PAYLOADS)}")
     number = codec_number(codec)
     blank = SimpleRecord(bytes(value_size), None if key_size is None else bytes(key_size), headers)
     template = _template(records_per_batch, blank, leader_epoch)
@@ -152,17 +151,17 @@ def _fill(
     """Writes keys and values into all records."""
     random = np.random.Generator(np.random.SFC64(seed))
     groups = _groups(records_per_batch, blank)
-    # A few megabytes at a time: fresh memory costs more than filling it.
+    # Fills a few megabytes at a time, because allocating memory costs more than filling it.
     step = max(1, _SLAB_BYTES // batches.shape[1])
     for start in range(0, len(batches), step):
-        some = slice(start, start + step)
+        rows = slice(start, start + step)
         for group in groups:
-            _fill_group(batches[some], group, blank, first_offsets[some], payload, random)
+            _fill_group(batches[rows], group, blank, first_offsets[rows], payload, random)
 
 
 def _compressed(codec: str, batches: npt.NDArray[np.uint8]) -> tuple[bytes, npt.NDArray[np.int64]]:
     """Returns the compressed batches and the size of each."""
-    with ThreadPoolExecutor(2) as pool:  # the codecs let other threads run
+    with ThreadPoolExecutor(2) as pool:  # the codecs release the GIL
         packed = list(pool.map(functools.partial(_pack, codec), batches))
     return b"".join(packed), np.array([len(batch) for batch in packed], np.int64)
 
@@ -184,12 +183,12 @@ def uniform_segment(
     log_start: int | None = None,
     index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
 ) -> SegmentFiles:
-    """The files of a segment that holds these batches and nothing else.
+    """Builds the files of a segment that contains exactly these batches.
 
     Args:
-        batches: As written by `write_uniform_batches`.
-        leader_epoch: The same as there.
-        log_start: Start offset of the epoch; None takes the first offset of the batches, so the log
+        batches: Output of `write_uniform_batches`.
+        leader_epoch: Same value as in `write_uniform_batches`.
+        log_start: Start offset of the epoch; None uses the first offset of the batches, so the log
             begins with them.
         index_interval_bytes: Kafka's `index.interval.bytes`.
     """
@@ -221,7 +220,7 @@ def uniform_segment(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Neighbouring records of a batch that have the same size.
+    """Neighboring records of a batch that have the same size.
 
     Attributes:
         first: Number of the first record in its batch.
@@ -244,16 +243,16 @@ def _groups(records_per_batch: int, blank: SimpleRecord) -> list[_Group]:
     groups: list[_Group] = []
     position = _HEADER_BYTES
     first = 0
-    # A delta's varint grows at 64, 8192, …, and the record with it.
+    # The varint of an offset delta, and so the record, grows at 64, 8192, ….
     for limit in (64, 8192, 1 << 20, 1 << 27, 1 << 31):
         count = min(records_per_batch, limit) - first
         if count <= 0:
             break
         key, value = blank.key or b"", blank.value or b""
-        key_part = write_varint(-1 if blank.key is None else len(key))
-        value_part = write_varint(len(value))
-        before_key = 1 + len(write_varlong(first)) + len(write_varint(first)) + len(key_part)
-        body = before_key + len(key) + len(value_part) + len(value) + _headers_size(blank)
+        key_length = write_varint(-1 if blank.key is None else len(key))
+        value_length = write_varint(len(value))
+        before_key = 1 + len(write_varlong(first)) + len(write_varint(first)) + len(key_length)
+        body = before_key + len(key) + len(value_length) + len(value) + _headers_size(blank)
         prefix = len(write_varint(body))
         groups.append(
             _Group(
@@ -262,7 +261,7 @@ def _groups(records_per_batch: int, blank: SimpleRecord) -> list[_Group]:
                 position=position,
                 size=prefix + body,
                 key_at=prefix + before_key,
-                value_at=prefix + before_key + len(key) + len(value_part),
+                value_at=prefix + before_key + len(key) + len(value_length),
             )
         )
         position += count * (prefix + body)

@@ -38,7 +38,7 @@ def soak_streams(total: int, seed: int) -> Killed:
     runs = -(-total // KILLS_OF_A_RUN)
     done = _tested(
         "kills",
-        "tests/spark/test_stream_kills.py::test_killed_anywhere",
+        "tests/spark/test_stream_kills.py::test_query_killed_at_random_times_writes_each_row_once",
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
     )
     result = Killed()

@@ -1,4 +1,4 @@
-"""The fenced blocks of a page of the documentation."""
+"""Parses the fenced blocks of a documentation page."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ PYTHON: Final = "python"
 SHELL: Final = "sh"
 EXECUTED: Final = (PYTHON, SHELL)
 SHOWN: Final = ("text", "json", "yaml", "toml", "ini", "properties")
-"""Output, drawings, and what other programs read; none of it is a program of ours."""
+"""Languages of output, diagrams and input of other programs, which the tests do not run."""
 
 _FENCE: Final = re.compile(r"\s*(?P<marks>`{3,}|~{3,})(?P<info>.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block.
+    """A fenced block.
 
     Attributes:
-        language: The first word behind the opening fence; empty if there is none.
-        line: Number of its first line in the page, from 1.
+        language: The first word after the opening fence; may be empty.
+        line: Line number of its first line in the page, from 1.
     """
 
     language: str
@@ -35,7 +35,7 @@ class Block:
 
     @property
     def needs_spark(self) -> bool:
-        """Whether it uses the variable `spark`."""
+        """Returns whether the block uses the variable `spark`."""
         return self.language == PYTHON and any(
             isinstance(node, ast.Name) and node.id == "spark"
             for node in ast.walk(ast.parse(self.text))
@@ -43,13 +43,13 @@ class Block:
 
 
 def blocks(page: Path) -> tuple[Block, ...]:
-    """The fenced blocks of a page, in order.
+    """Returns the fenced blocks of a page, in order.
 
     Raises:
-        ValueError: A fence that is indented, made of tildes, or never closed; indented code, which
-            would not be run.
+        ValueError: A fence is indented, consists of tildes, or is not closed; or code is indented
+            without a fence, so the tests would not run it.
     """
-    found: list[Block] = []
+    result: list[Block] = []
     language, lines, first = None, list[str](), 0
     is_directive = False  # of mkdocstrings, with indented options
     for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -64,8 +64,8 @@ def blocks(page: Path) -> tuple[Block, ...]:
         elif language is None:
             language, lines, first = fence["info"].strip(), [], number + 1
         else:
-            found.append(Block(language.partition(" ")[0], "\n".join([*lines, ""]), first))
+            result.append(Block(language.partition(" ")[0], "\n".join([*lines, ""]), first))
             language = None
     if language is not None:
         raise ValueError(f"{page.name}:{first}: a fence that is not closed")
-    return tuple(found)
+    return tuple(result)

@@ -1,8 +1,8 @@
-"""The tier that the examples of the documentation read: three small topics of a shop.
+"""Writes the tier that the examples of the documentation read: three small topics of a shop.
 
-s3://bucket/tiered/…   what most examples name
+s3://bucket/tiered/…   the tier in most examples
 tier/tiered/…          the same objects in the current folder
-key1.pem               opens topic `cards`; its key id is key1
+key1.pem               decrypts topic `cards`; its key id is key1
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _plain(count: int, segments: int) -> BuiltLog:
 
 
 def _transactional() -> BuiltLog:
-    """A committed and an aborted transaction, and one that the tier does not decide."""
+    """A committed transaction, an aborted one, and one without a marker in the tier."""
     builder = LogBuilder()
     builder.send(7, [_order(number) for number in range(40)])
     builder.commit(7)
@@ -66,10 +66,10 @@ def _transactional() -> BuiltLog:
 
 @functools.cache
 def objects() -> Mapping[str, bytes]:
-    """Every object of the tier, by its key."""
-    found: dict[str, bytes] = {}
+    """Returns every object of the tier, by key."""
+    objects_by_key: dict[str, bytes] = {}
     key = EncryptionKey("key1", _PUBLIC_KEY)
-    dice = random.Random(405)
+    random_source = random.Random(405)
     for number, (topic, partition, log, encryption) in enumerate(
         (
             ("orders", 0, _plain(60, 3), None),
@@ -79,7 +79,7 @@ def objects() -> Mapping[str, bytes]:
         )
     ):
         writer = AivenTierWriter(
-            found,
+            objects_by_key,
             topic=topic,
             partition=partition,
             topic_id=uuid.uuid5(uuid.NAMESPACE_URL, topic),
@@ -87,8 +87,8 @@ def objects() -> Mapping[str, bytes]:
             chunk_size=2048,
             compression=encryption is not None,
             encryption=encryption,
-            random_bytes=dice.randbytes,
+            random_bytes=random_source.randbytes,
         )
-        for place, segment in enumerate(log.segments):
-            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + place))
-    return found
+        for index, segment in enumerate(log.segments):
+            writer.write_segment(segment, segment_id=uuid.UUID(int=1 + 100 * number + index))
+    return objects_by_key

@@ -1,6 +1,6 @@
-"""Shell examples, run in this process: `kts` as it is, other commands checked.
+"""Runs the shell examples in this process: `kts` directly; other commands are only checked.
 
-Starting Python for every `kts` would take longer than all else in these tests.
+Starting Python for every `kts` would take longer than everything else in these tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run_shell(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the commands of a block, line by line; any that fails or is not known is an error."""
+    """Runs the commands of a block, line by line; raises if one fails or is unknown."""
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -37,12 +37,12 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     elif command == "kts":
         target = None
         if ">" in arguments:
-            at = arguments.index(">")
-            target, arguments = folder / arguments[at + 1], arguments[:at]
+            redirection = arguments.index(">")
+            target, arguments = folder / arguments[redirection + 1], arguments[:redirection]
         output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
         with contextlib.redirect_stdout(output):
             code = kts(arguments)
-        assert code == 0, f"{shlex.join(words)} gave {code}: {_text(output)}"
+        assert code == 0, f"{shlex.join(words)} returned {code}: {_text(output)}"
         if target is not None:
             target.write_text(_text(output))
     elif command == "pip":
@@ -51,7 +51,7 @@ def _run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(f"^{name}:", makefile, re.MULTILINE) for name in arguments)
     else:
-        raise AssertionError(f"an example runs {command!r}, which no test knows")
+        raise AssertionError(f"an example runs the unknown command {command!r}")
 
 
 def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
@@ -59,7 +59,7 @@ def _text(output: io.TextIOWrapper[io.BytesIO]) -> str:
 
 
 def _check_pip(arguments: list[str]) -> None:
-    """Only the extras can be wrong without a network."""
+    """Checks the names of the package and its extras, which needs no network."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     command, *requirements = arguments
     assert command == "install"
@@ -67,5 +67,5 @@ def _check_pip(arguments: list[str]) -> None:
         match = re.fullmatch(r"(?P<name>[\w.-]+)(\[(?P<extras>[\w,-]+)\])?", requirement)
         assert match is not None, requirement
         assert match["name"] in (".", project["name"]), requirement
-        wanted = set((match["extras"] or "").split(",")) - {""}
-        assert wanted <= set(project["optional-dependencies"]), requirement
+        extras = set((match["extras"] or "").split(",")) - {""}
+        assert extras <= set(project["optional-dependencies"]), requirement

@@ -1,26 +1,26 @@
-"""Tables of a page of the documentation."""
+"""Reads tables of a documentation page."""
 
 from __future__ import annotations
 
 from tests.docs.fences import ROOT
 
 
-def rows_under(page: str, heading: str) -> dict[str, tuple[str, ...]]:
-    """The first table behind a heading: first cell of each row -> the others.
+def read_table(page: str, heading: str) -> dict[str, tuple[str, ...]]:
+    """Returns the first table after a heading: the first cell of each row to its other cells.
 
     Args:
         page: Name of a file in `docs/`.
-        heading: Its text, without marks.
+        heading: Text of the heading, without `#`.
     """
     lines = iter((ROOT / "docs" / page).read_text().splitlines())
     for line in lines:
         if line.strip("# ") == heading:
             break
-    found: list[tuple[str, ...]] = []
+    table: list[tuple[str, ...]] = []
     for line in lines:
         if line.startswith("|"):
-            found.append(tuple(cell.strip() for cell in line.strip("|").split("|")))
-        elif found or line.startswith("#"):
+            table.append(tuple(cell.strip() for cell in line.strip("|").split("|")))
+        elif table or line.startswith("#"):
             break
-    _head, _dashes, *rows = found
+    _head, _dashes, *rows = table
     return {first: tuple(others) for first, *others in rows}

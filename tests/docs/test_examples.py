@@ -1,4 +1,4 @@
-"""Every Python and shell example of README and docs runs, in a folder of its own."""
+"""Runs every Python and shell example of README and docs, each page in a separate folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHOUT_SPARK = [page for page in PAGES if _has_examples(page) and not _needs_sp
 
 @pytest.fixture(scope="session")
 def filled(s3_server: S3Server) -> S3Server:
-    """The server with the buckets that the examples name; two of them hold the tier."""
+    """Creates the buckets that the examples name; two of them contain the sample tier."""
     for bucket in BUCKETS:
         s3_server.make_bucket(bucket)
     for bucket in ("bucket", "mirror"):
@@ -47,7 +47,7 @@ def filled(s3_server: S3Server) -> S3Server:
 
 @pytest.fixture
 def aws(filled: S3Server) -> dict[str, str]:
-    """Environment variables that lead to the server, as on a machine that has a role there."""
+    """Environment variables for the test server, like those of a machine with an AWS role."""
     return {
         "AWS_ENDPOINT_URL": filled.endpoint,
         "AWS_ACCESS_KEY_ID": filled.access_key,
@@ -63,7 +63,7 @@ def aws(filled: S3Server) -> dict[str, str]:
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aws: dict[str, str]
 ) -> Callable[[Path, dict[str, Any]], None]:
-    """Runs all examples of a page, in order and in one namespace."""
+    """Returns a function that runs all examples of a page, in order, in one namespace."""
     for name, value in aws.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -86,7 +86,7 @@ def run(
 
 
 def _run_python(page: Path, block: Block, namespace: dict[str, Any]) -> None:
-    """Errors and `inspect` show the lines of the page itself."""
+    """Runs a block with its line numbers in the page, for tracebacks and `inspect`."""
     exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), namespace)
 
 
@@ -97,7 +97,9 @@ def test_examples_without_spark(page: Path, run: Callable[[Path, dict[str, Any]]
 
 
 def _with_options(load: Any, options: Mapping[str, str]) -> Any:  # noqa: ANN401
-    return lambda reader, *given, **more: load(reader.options(**options), *given, **more)
+    return lambda reader, *arguments, **keywords: load(
+        reader.options(**options), *arguments, **keywords
+    )
 
 
 @pytest.mark.slow
@@ -117,11 +119,11 @@ def test_examples_with_spark(
     from pyspark.sql import DataFrameReader
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
-    # What Spark hands to its Python workers, which start in another folder and environment.
+    # Environment of Spark's Python workers, which start in another folder.
     for name, value in aws.items():
         monkeypatch.setitem(spark.sparkContext.environment, name, value)
-    # What plans a stream has the environment of the JVM, which has started before; and what plans
-    # a batch after it.
+    # A stream is planned in a process with the environment of the JVM, which has already started.
+    # The process that plans a batch after it has the same environment.
     if page.name == "streaming.md":
         for kind in (DataFrameReader, DataStreamReader):
             monkeypatch.setattr(kind, "load", _with_options(kind.load, filled.options))
@@ -131,12 +133,12 @@ def test_examples_with_spark(
             warnings.simplefilter("ignore", ResourceWarning)
             run(page, {"spark": spark})
     finally:
-        # Other tests share this session.
+        # Other tests use this session, too.
         _restore(spark, before)
 
 
 def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
-    """Takes back what a page set."""
+    """Restores the Spark settings from before a page."""
     for name in spark.conf.getAll.keys() - before.keys():
         spark.conf.unset(name)
     for name, value in before.items():
@@ -144,7 +146,7 @@ def _restore(spark: SparkSession, before: Mapping[str, str]) -> None:
             spark.conf.set(name, value)
 
 
-def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
+def test_fences_have_executed_or_shown_language() -> None:
     unknown = [
         f"{page.name}:{block.line}: {block.language!r}"
         for page in PAGES
@@ -154,7 +156,7 @@ def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
     assert unknown == []
 
 
-def test_no_page_with_examples_is_left_out() -> None:
+def test_pages_with_examples_are_all_executed() -> None:
     executed = {*WITH_SPARK, *WITHOUT_SPARK}
     assert [
         page.name
@@ -164,7 +166,7 @@ def test_no_page_with_examples_is_left_out() -> None:
     assert len(executed) > 5
 
 
-def test_a_page_that_does_not_run_is_found(
+def test_page_with_failing_example_raises(
     tmp_path: Path, run: Callable[[Path, dict[str, Any]], None]
 ) -> None:
     page = tmp_path / "page.md"
@@ -172,14 +174,14 @@ def test_a_page_that_does_not_run_is_found(
     with pytest.raises(AssertionError):
         run(page, {})
     page.write_text("```sh\nkts topics nowhere\n```\n")
-    with pytest.raises(AssertionError, match="kts topics nowhere gave"):
+    with pytest.raises(AssertionError, match="kts topics nowhere returned"):
         run(page, {})
 
 
 @pytest.mark.parametrize(
     "text", ["    x = 1\n", "```python\nx = 1\n", "~~~python\nx = 1\n~~~\n", " ```\n ```\n"]
 )
-def test_code_that_would_not_be_run_is_refused(tmp_path: Path, text: str) -> None:
+def test_blocks_with_invalid_fence_raises_value_error(tmp_path: Path, text: str) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match=r"page\.md:[12]"):

@@ -1,4 +1,4 @@
-"""What the pages of the documentation must name: every error, command and public name."""
+"""Tests that the documentation names every error, command and public name."""
 
 from __future__ import annotations
 
@@ -37,36 +37,35 @@ def _page(name: str) -> str:
 
 
 def _error_classes() -> set[str]:
-    """Names of all classes of both families, wherever in the product they stand.
+    """Returns the names of all error classes in the product, from the text of its modules.
 
-    Told from the text, so that a class in a module that nobody imports counts as well.
+    Text instead of `__subclasses__`, so that classes in modules without importers count as well.
     """
     bases = {"TieredKafkaError", "SegmentFormatError"}
-    found = set(bases)
+    names = set(bases)
     texts = [path.read_text() for package in PACKAGES for path in package.rglob("*.py")]
     classes = [
         (match["name"], {base.strip() for base in match["bases"].split(",")})
         for text in texts
         for match in re.finditer(r"^class (?P<name>\w+)\((?P<bases>[^)]*)\)", text, re.MULTILINE)
     ]
-    while more := {name for name, parents in classes if parents & found} - found:
-        found |= more
-    return found
+    while derived := {name for name, parents in classes if parents & names} - names:
+        names |= derived
+    return names
 
 
-# Raised and caught within the product; users meet their base class.
+# Raised and caught within the product; users see their base class.
 INTERNAL_ERRORS = {"ContradictedIntervalsError"}
 
 
-def test_every_error_has_an_entry() -> None:
+def test_errors_have_an_entry_in_troubleshooting() -> None:
     entries = re.findall(r"^### `(\w+)`$", _page("troubleshooting.md"), re.MULTILINE)
     assert len(entries) == len(set(entries))
     assert _error_classes() - set(entries) == INTERNAL_ERRORS
     assert set(entries) <= _error_classes()
 
 
-def test_the_families_are_found_by_their_text() -> None:
-    """`_error_classes` sees at least what the two modules define."""
+def test_error_classes_from_text_include_imported_classes() -> None:
     for module, root in (
         ("kts_source.errors", TieredKafkaError),
         ("segment_format.errors", SegmentFormatError),
@@ -75,8 +74,8 @@ def test_the_families_are_found_by_their_text() -> None:
         assert {name for name, value in defined if issubclass(value, root)} <= _error_classes()
 
 
-def _own_parameters(command: click.Command) -> set[str]:
-    """Flags of a command that are no options of the data source."""
+def _own_flags(command: click.Command) -> set[str]:
+    """Returns the flags of a command that are not options of the data source."""
     shared = {f"--{option.name}" for option in OPTIONS} | {"-o", "--option", "-h", "--help"}
     return {
         flag
@@ -88,18 +87,18 @@ def _own_parameters(command: click.Command) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_the_page_of_the_command_line_names_every_flag(name: str) -> None:
+def test_cli_page_names_every_flag(name: str) -> None:
     page = _page("cli.md")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)
     (section,) = [text for text in sections if text.startswith(f"`kts {name}`\n")]
     named = set(re.findall(r"`(--[\w-]+)", section))
-    assert named - {f"--{option.name}" for option in OPTIONS} == _own_parameters(kts.commands[name])
+    assert named - {f"--{option.name}" for option in OPTIONS} == _own_flags(kts.commands[name])
 
 
 @pytest.mark.parametrize(
     ("page", "package"), [("python-api.md", kts_source), ("segment-format.md", segment_format)]
 )
-def test_the_pages_of_the_api_show_every_public_name(page: str, package: ModuleType) -> None:
+def test_api_pages_name_every_public_name(page: str, package: ModuleType) -> None:
     shown = re.findall(r"^::: ([\w.]+)$", _page(page), re.MULTILINE)
     assert {f"{package.__name__}.{name}" for name in package.__all__} <= set(shown)
 
@@ -133,25 +132,25 @@ def test_the_pages_of_the_api_show_every_public_name(page: str, package: ModuleT
         (f"{CPU}, 100 B, all columns", "../README.md", "{:.1f} of the processor time"),
     ],
 )
-def test_speeds_are_those_of_the_last_run(row: str, page: str, text: str) -> None:
+def test_documented_speeds_match_results(row: str, page: str, text: str) -> None:
     pages = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
     results = "\n".join(page.read_text() for page in pages)
-    found = re.search(rf"^\| {re.escape(row)}.*?\| (?P<figure>[\d.]+) ", results, re.MULTILINE)
-    if found is None:  # the label itself ends in the bar
-        found = re.search(rf"^\| {re.escape(row)} (?P<figure>[\d.]+) ", results, re.MULTILINE)
-    assert found is not None, f"no page of results has a row {row!r}"
-    figure = float(found["figure"]) if ":" in text else found["figure"]
+    match = re.search(rf"^\| {re.escape(row)}.*?\| (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    if match is None:  # the label itself ends with `|`
+        match = re.search(rf"^\| {re.escape(row)} (?P<figure>[\d.]+) ", results, re.MULTILINE)
+    assert match is not None, f"no page of results has a row {row!r}"
+    figure = float(match["figure"]) if ":" in text else match["figure"]
     words = " ".join(_page(page).split())
     assert text.format(figure) in words
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_pages_are_all_in_navigation() -> None:
     document = tomllib.loads((ROOT / "zensical.toml").read_text())
     names = set(re.findall(r"[\w-]+\.md", str(document["project"]["nav"])))
     assert names == {path.relative_to(DOCS).as_posix() for path in PAGES if DOCS in path.parents}
 
 
-def test_no_page_loads_anything_from_elsewhere() -> None:
+def test_pages_load_nothing_from_other_servers() -> None:
     loading = re.compile(r"<(script|img|link|iframe)\b|!\[[^]]*\]\(https?:", re.IGNORECASE)
     assert [
         path.name

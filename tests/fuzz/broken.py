@@ -1,4 +1,4 @@
-"""Targets that fail on purpose: what the fuzzer is for is seen to be found."""
+"""Targets that fail on purpose, to test that the fuzzer detects each kind of failure."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Final
 from tests.fuzz.compiled import GuardedMemory
 from tests.fuzz.targets import VALUE, Target, located
 
-_kept: list[bytearray] = []
+_leaked: list[bytearray] = []
 
 
 def _other_error(data: bytes) -> str:
-    """Fails once the byte 0x17 comes first; only chance or coverage finds it."""
+    """Fails if the first byte is 0x17, which only chance or coverage finds."""
     if data[:1] == b"\x17":
         raise KeyError("not a format error")
     return VALUE
 
 
-def _outside(data: bytes) -> str:
+def _read_outside(data: bytes) -> str:
     memory = GuardedMemory(1 << 16)
     memory.at_end(data)
     ctypes.string_at(memory.stop_address - len(data), len(data) + (len(data) > 20))
     return VALUE
 
 
-def _greedy(data: bytes) -> str:
+def _allocate_too_much(data: bytes) -> str:
     if len(data) > 20:
-        _kept.append(bytearray(b"x" * (300 << 20)))
+        _leaked.append(bytearray(b"x" * (300 << 20)))
     return VALUE
 
 
-def _asleep(data: bytes) -> str:
+def _hang(data: bytes) -> str:
     if len(data) > 20:
         time.sleep(600)
     return VALUE
 
 
-def _slow(data: bytes) -> str:
+def _use_too_much_cpu(data: bytes) -> str:
     if len(data) > 20:
         stop = time.thread_time() + 6
         while time.thread_time() < stop:
@@ -46,7 +46,7 @@ def _slow(data: bytes) -> str:
     return VALUE
 
 
-def _unplaced(data: bytes, _mode: int) -> None:
+def _report_position_outside(data: bytes, _mode: int) -> None:
     from segment_format.errors import CorruptIndexError
 
     if len(data) > 20:
@@ -55,9 +55,9 @@ def _unplaced(data: bytes, _mode: int) -> None:
 
 BROKEN: Final = (
     Target("broken-error", _other_error),
-    Target("broken-crash", _outside),
-    Target("broken-memory", _greedy),
-    Target("broken-hang", _asleep),
-    Target("broken-slow", _slow),
-    Target("broken-position", located(_unplaced)),
+    Target("broken-crash", _read_outside),
+    Target("broken-memory", _allocate_too_much),
+    Target("broken-hang", _hang),
+    Target("broken-slow", _use_too_much_cpu),
+    Target("broken-position", located(_report_position_outside)),
 )

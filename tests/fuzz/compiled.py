@@ -1,7 +1,7 @@
-"""Targets that run the compiled kernels, held to the readable decoder.
+"""Targets that compare the compiled kernels with the readable decoder.
 
-Inputs lie in memory that ends, or begins, at a page nobody may touch, so that a read outside of
-them kills the process.
+Inputs are stored directly before, or directly after, a page without access rights. A read outside
+of an input kills the process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _BOUNDS: Final = ((yardstick.START, yardstick.STOP), (101, 1 << 40), (0, 103), (
 
 
 class GuardedMemory:
-    """Room for one input between two pages that cannot be read.
+    """A buffer for one input between two pages without access rights.
 
     Args:
-        size: Most bytes of an input.
+        size: Maximum size of an input in bytes.
 
     Attributes:
-        stop_address: Of the first byte behind the room, which must not be read.
+        stop_address: Address of the first byte after the buffer, which must not be read.
     """
 
     def __init__(self, size: int) -> None:
@@ -48,26 +48,26 @@ class GuardedMemory:
         for guard in (address, address + page + self._size):
             if libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
-        self._room = memoryview(view).cast("B")[page : page + self._size]
+        self._buffer = memoryview(view).cast("B")[page : page + self._size]
 
     def at_end(self, data: bytes) -> memoryview:
-        """A copy of `data` whose last byte is the last that can be read."""
-        room = self._room[self._size - len(data) :]
-        room[:] = data
-        return room.toreadonly()
+        """Copies `data` to the end of the buffer."""
+        copy = self._buffer[self._size - len(data) :]
+        copy[:] = data
+        return copy.toreadonly()
 
     def at_start(self, data: bytes) -> memoryview:
-        """A copy of `data` whose first byte is the first that can be read."""
-        room = self._room[: len(data)]
-        room[:] = data
-        return room.toreadonly()
+        """Copies `data` to the start of the buffer."""
+        copy = self._buffer[: len(data)]
+        copy[:] = data
+        return copy.toreadonly()
 
 
 _guarded = GuardedMemory(MAX_OUTPUT)
 
 
 def _compare(data: bytes, mode: int) -> str:
-    """Compare kernels and readable decoder on the same bytes: the same rows or class of error."""
+    """Asserts that kernels and readable decoder return the same rows or class of error."""
     start, stop = _BOUNDS[(mode >> 2) % len(_BOUNDS)]
     cut = _CUTS[(mode >> 4) % len(_CUTS)]
     options = {
@@ -77,11 +77,13 @@ def _compare(data: bytes, mode: int) -> str:
         "max_batch_bytes": MAX_OUTPUT,
     }
     aborted = _ABORTED if mode & 8 else NO_ABORTED
-    wanted = yardstick.expected(data, aborted=aborted, **options)  # type: ignore[arg-type]
+    expected = yardstick.expected(data, aborted=aborted, **options)  # type: ignore[arg-type]
     copy = _guarded.at_start(data) if mode & 1 else _guarded.at_end(data)
-    found = yardstick.actual(copy, cut=cut, aborted=aborted, **options)
-    assert found == wanted, f"kernels {str(found)[:300]}, readable decoder {str(wanted)[:300]}"
-    return wanted if isinstance(wanted, str) else VALUE
+    actual = yardstick.actual(copy, cut=cut, aborted=aborted, **options)
+    assert actual == expected, (
+        f"kernels {str(actual)[:300]}, readable decoder {str(expected)[:300]}"
+    )
+    return expected if isinstance(expected, str) else VALUE
 
 
 def _kernels(data: bytes) -> str:
@@ -92,15 +94,15 @@ def _kernels(data: bytes) -> str:
 
 
 def _payloads(data: bytes) -> str:
-    """A payload of any codec behind a right header, and behind it another batch."""
+    """Decodes a payload with any codec between a valid header and a following batch."""
     if len(data) < 4:
         return VALUE
     mode, codec, count, attributes = data[:4]
     flags = (attributes & 0x0E) << 3
     batch = batch_around(data[4:], codec=codec % 6, count=count % 64, attributes=flags)
-    whole = yardstick.expected(batch, max_batch_bytes=MAX_OUTPUT)
+    all_columns = yardstick.expected(batch, max_batch_bytes=MAX_OUTPUT)
     for column in ("offset", "timestamp"):
-        _compare_narrow(batch, column, whole)
+        _compare_narrow(batch, column, all_columns)
     return _compare(batch, mode & 0xF3)
 
 
@@ -108,25 +110,27 @@ def _narrow_columns(data: bytes) -> str:
     if len(data) < 2:
         return VALUE
     rest = repaired_batches(data[2:]) if data[1] & 1 else data[2:]
-    whole = yardstick.expected(rest, max_batch_bytes=MAX_OUTPUT)
-    return _compare_narrow(rest, yardstick.ALL_COLUMNS[data[0] % len(yardstick.ALL_COLUMNS)], whole)
+    all_columns = yardstick.expected(rest, max_batch_bytes=MAX_OUTPUT)
+    return _compare_narrow(
+        rest, yardstick.ALL_COLUMNS[data[0] % len(yardstick.ALL_COLUMNS)], all_columns
+    )
 
 
-def _compare_narrow(rest: bytes, column: str, whole: yardstick.Outcome) -> str:
-    """Few columns step over what they do not need: what comes out must be what all would give."""
-    where = yardstick.ALL_COLUMNS.index(column)
+def _compare_narrow(rest: bytes, column: str, all_columns: yardstick.Outcome) -> str:
+    """Asserts that decoding one column returns the same values as decoding all columns."""
+    index = yardstick.ALL_COLUMNS.index(column)
     decoder = RecordDecoder(
         columns=(column,), start_offset=yardstick.START, max_batch_bytes=MAX_OUTPUT
     )
     try:
         rows = yardstick.rows_of(yardstick.decode_pieces(decoder, [_guarded.at_end(rest)]))
     except SegmentFormatError as error:
-        if not isinstance(whole, str):
-            raise AssertionError(f"{column} fails where all columns do not") from error
+        if not isinstance(all_columns, str):
+            raise AssertionError(f"{column} fails, but all columns do not") from error
         return type(error).__name__
-    if isinstance(whole, str):
+    if isinstance(all_columns, str):
         return "stepped over"
-    assert rows == [(row[where],) for row in whole]
+    assert rows == [(row[index],) for row in all_columns]
     return VALUE
 
 

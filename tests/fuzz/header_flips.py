@@ -1,7 +1,7 @@
-"""One flipped bit in the header of a batch at the boundary of a read.
+"""Flips one bit in the header of a batch at the boundary of a read.
 
-Parts of a header have no checksum, and bounded reads skip and stop by them. Each flip is read in
-one way; the rows are right, or the read raises an error.
+Some header fields have no checksum, but bounded reads use them to skip and to stop. After each
+flip, a read must return the correct rows or raise an error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Flips:
 
     Attributes:
         tried: Number of flips.
-        outcomes: Of the reads, by the name of the error or `RIGHT`.
+        outcomes: Counts of the reads, by name of the error or `RIGHT`.
         silent: Descriptions of the reads that returned wrong rows.
     """
 
@@ -66,11 +66,11 @@ class Flips:
 
 
 class FlippedTier:
-    """A tier without gaps of which one bit at a time is wrong.
+    """A tier without gaps, in which one bit at a time is flipped.
 
     Args:
-        source: Decides everything.
-        folder: For the tier and for exports.
+        source: Source of all random choices.
+        folder: Folder for the tier and for exports.
     """
 
     def __init__(self, source: random.Random, folder: Path) -> None:
@@ -90,17 +90,18 @@ class FlippedTier:
         self._options = {
             "path": str(folder / "tier"),
             "subscribe": TOPIC,
-            # Records have a byte of value, so this cuts segments where the index has entries.
+            # Each record's value has at least one byte, so a limit of 200 splits segments at index
+            # entries.
             "targetPartitionBytes": source.choice(["1m", "200"]),
             "layout": LAYOUT_NAMES[self.layout],
         }
-        assert _scanned(self._options) == self._rows, "the tier is wrong before any flip"
+        assert _scan(self._options) == self._rows, "wrong rows before the first flip"
 
     def try_flip(self, number: int) -> tuple[str, str, bool]:
         """Flips a bit, reads, and restores the bit.
 
         Returns:
-            The outcome, a description of the read, and whether wrong rows came without an error.
+            The outcome, a description of the read, and whether it returned wrong rows silently.
         """
         choose = self._random
         start, stop = sorted(choose.sample(range(self.first, self.stop + 1), 2))
@@ -123,34 +124,34 @@ class FlippedTier:
             f"{self.layout}, {self.format}: bit {bit} of byte {byte - entry.position} in the entry"
             f" of offset {entry.offset}, magic {entry.magic}, {path.name}: {name} [{start}, {stop})"
         )
-        wanted = [row for row in self._rows if start <= row[0] < stop]
-        is_silent = rows is not None and rows not in (wanted, len(wanted))
+        expected = [row for row in self._rows if start <= row[0] < stop]
+        is_silent = rows is not None and rows not in (expected, len(expected))
         return "wrong rows" if is_silent else outcome, f"{text}: {rows}", is_silent
 
     def _reads(
         self, start: int, stop: int, number: int
     ) -> Iterator[tuple[str, Callable[[], list[Row] | int]]]:
-        """Ways to read [start, stop), by name."""
+        """Yields ways to read [start, stop), by name."""
         bounds = {
             "startingOffsets": f'{{"{TOPIC}": {{"0": {start}}}}}',
             "endingOffsets": f'{{"{TOPIC}": {{"0": {stop}}}}}',
         }
         bounded = {**self._options, **bounds}
         where = {**self._options, "where": f"offset >= {start} and offset < {stop}"}
-        yield "scan", lambda: _scanned(bounded)
-        yield "where", lambda: _scanned(where)
-        yield "find", lambda: self._searched(bounded, start, stop)
+        yield "scan", lambda: _scan(bounded)
+        yield "where", lambda: _scan(where)
+        yield "find", lambda: self._search(bounded, start, stop)
         yield "count", lambda: kts_source.scan(bounded).count(threads=1)
-        yield "export", lambda: self._exported(bounded, number)
+        yield "export", lambda: self._export(bounded, number)
 
-    def _searched(self, options: dict[str, str], start: int, stop: int) -> list[Row] | int:
+    def _search(self, options: dict[str, str], start: int, stop: int) -> list[Row] | int:
         search = kts_source.find(options, keys=[b"k"])
         table = search.to_table(threads=1)
-        if not search.certificate.complete:  # as good as an error
+        if not search.certificate.complete:  # an incomplete certificate counts as an error
             return stop - start
         return _rows_of(table.to_pydict())
 
-    def _exported(self, options: dict[str, str], number: int) -> list[Row]:
+    def _export(self, options: dict[str, str], number: int) -> list[Row]:
         target = self._folder / f"table-{number}"
         try:
             export(options, export_settings(str(target), table_format="parquet"), LocalExecutor(1))
@@ -160,7 +161,7 @@ class FlippedTier:
 
 
 def check_flips(total: int, seed: int, first: int = 0) -> Flips:
-    """Tries flips `first` to `total`, each block of them in a tier of its own."""
+    """Tries the flips `first` to `total`, a block of them per tier."""
     result = Flips()
     for block in range(first // FLIPS_PER_TIER, -(-total // FLIPS_PER_TIER)):
         with tempfile.TemporaryDirectory() as folder:
@@ -175,7 +176,7 @@ def check_flips(total: int, seed: int, first: int = 0) -> Flips:
 
 
 def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], list[SegmentFiles]]:
-    """Rows and segments of a log without gaps, in two or three segments."""
+    """Writes a log without gaps, in two or three segments; returns its rows, too."""
     magic, codec = FORMATS[name]
     log = LogBuilder(
         start_offset=first, codec=codec, index_interval_bytes=source.choice([1, 150, 4096])
@@ -197,18 +198,18 @@ def _build(source: random.Random, first: int, name: str) -> tuple[list[Row], lis
 
 
 def _boundary_entries(data: bytes, start: int, stop: int) -> list[Entry]:
-    """The first and the last entry of a log, and those next to the ends of a range."""
+    """Returns the first and last entry of a log, and the entries around the ends of a range."""
     entries = list(iter_entries(data))
     chosen = {0, len(entries) - 1}
     for offset in (start, stop - 1):
-        # A wrapper states its last offset, a batch its first.
+        # A legacy wrapper contains its last offset in the header, a batch its first.
         after = next((n for n, entry in enumerate(entries) if entry.offset > offset), None)
-        at = len(entries) - 1 if after is None else after
-        chosen |= {at - 2, at - 1, at, at + 1}
+        position = len(entries) - 1 if after is None else after
+        chosen |= {position - 2, position - 1, position, position + 1}
     return [entries[number] for number in sorted(chosen) if 0 <= number < len(entries)]
 
 
-def _scanned(options: dict[str, str]) -> list[Row]:
+def _scan(options: dict[str, str]) -> list[Row]:
     return _rows_of(kts_source.scan(options).to_table(threads=1).to_pydict())
 
 

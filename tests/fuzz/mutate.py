@@ -1,4 +1,4 @@
-"""Random changes to inputs, and a corpus that grows with every outcome not seen before."""
+"""Mutates inputs at random, and adds inputs with new outcomes to the corpus."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _TOKENS: Final = (
 
 
 class Mutator:
-    """Makes new inputs of old ones.
+    """Creates new inputs from existing ones.
 
     Args:
-        seeds: The first corpus; not empty.
-        source: Where chance comes from.
+        seeds: The initial corpus; not empty.
+        source: Source of all random choices.
     """
 
     def __init__(self, seeds: Sequence[bytes], source: random.Random) -> None:
@@ -56,11 +56,11 @@ class Mutator:
 
     @property
     def corpus_size(self) -> int:
-        """Inputs that mutations begin with."""
+        """Number of inputs that can be mutated."""
         return len(self._corpus)
 
     def mutated(self) -> bytes:
-        """A changed copy of an input of the corpus."""
+        """Returns a mutated copy of an input of the corpus."""
         source = self._random
         data = bytearray(self._corpus[int(source.random() * len(self._corpus))])
         for _ in range(1 + int(source.random() ** 2 * 6)):
@@ -68,7 +68,7 @@ class Mutator:
         return bytes(data[:MAX_INPUT])
 
     def learn(self, data: bytes, outcome: str) -> None:
-        """Keeps an input whose outcome, numbers aside, is new."""
+        """Adds an input to the corpus if its outcome, ignoring numbers, is new."""
         if outcome in self._seen:
             return
         self._seen.add(outcome)
@@ -78,30 +78,30 @@ class Mutator:
     def _change(self, data: bytearray) -> None:
         source = self._random
         size = len(data)
-        at = int(source.random() * size)
+        position = int(source.random() * size)
         kind = int(source.random() * 10)
         if size == 0 or kind == 0:
-            data[at:at] = source.randbytes(1 + int(source.random() * 8))
+            data[position:position] = source.randbytes(1 + int(source.random() * 8))
         elif kind in (1, 2):
-            data[at] ^= 1 << int(source.random() * 8)
+            data[position] ^= 1 << int(source.random() * 8)
         elif kind == 3:
-            data[at] = int(source.random() * 256)
+            data[position] = int(source.random() * 256)
         elif kind in (4, 5):
             value = _HOSTILE[int(source.random() * len(_HOSTILE))]
-            data[at : at + len(value)] = value
+            data[position : position + len(value)] = value
         elif kind == 6:
-            del data[at : at + 1 + int(source.random() ** 3 * 40)]
+            del data[position : position + 1 + int(source.random() ** 3 * 40)]
         elif kind == 7:
-            stop = at + 1 + int(source.random() ** 3 * 80)
-            data[at:at] = data[at:stop] * (1 + int(source.random() ** 6 * 30))
+            stop = position + 1 + int(source.random() ** 3 * 80)
+            data[position:position] = data[position:stop] * (1 + int(source.random() ** 6 * 30))
         elif kind == 8:
             token = _TOKENS[int(source.random() * len(_TOKENS))]
-            data[at : at + (len(token) if source.random() < 0.5 else 0)] = token
+            data[position : position + (len(token) if source.random() < 0.5 else 0)] = token
         else:
             other = self._corpus[int(source.random() * len(self._corpus))]
-            data[at:] = other[int(source.random() * (len(other) + 1)) :]
+            data[position:] = other[int(source.random() * (len(other) + 1)) :]
 
 
 def without_numbers(text: str) -> str:
-    """An error's text with what differs from input to input taken out."""
+    """Replaces the numbers and quoted values in an error's text."""
     return _NUMBERS.sub("#", text)

@@ -1,4 +1,4 @@
-"""Lengths and checksums made right, so that what lies behind them is reached."""
+"""Corrects lengths and checksums, so that mutations reach the code after those checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import google_crc32c
 
 
 def repaired_batches(data: bytes) -> bytes:
-    """Record batches with the CRC that their bytes have; the walk ends at the first misfit."""
+    """Corrects the CRCs of record batches, up to the first batch with an invalid length."""
     changed = bytearray(data)
     position = 0
     while position + 17 <= len(changed):
@@ -29,20 +29,20 @@ def repaired_batches(data: bytes) -> bytes:
 
 
 def repaired_snapshot(data: bytes) -> bytes:
-    """A producer snapshot with the CRC that its bytes have."""
+    """Corrects the CRC of a producer snapshot."""
     if len(data) < 6:
         return data
     return data[:2] + struct.pack(">I", google_crc32c.value(data[6:])) + data[6:]
 
 
 def batch_around(payload: bytes, *, codec: int, count: int, attributes: int = 0) -> bytes:
-    """A batch of magic 2, all right but for its payload.
+    """Builds a batch of magic 2 with a valid header around any payload.
 
     Args:
-        payload: What stands behind the header.
+        payload: Bytes after the header.
         codec: 0 to 7.
-        count: Stated number of records.
-        attributes: More bits.
+        count: Number of records in the header.
+        attributes: Additional attribute bits.
     """
     body = (
         struct.pack(">hiqqqhii", codec | attributes, max(count - 1, 0), 0, 1000, 5, 0, 0, count)

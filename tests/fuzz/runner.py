@@ -1,4 +1,4 @@
-"""Gives every target its share of the time, each in a process of its own, one after the other."""
+"""Runs fuzz targets one after the other, each in a separate process for its share of the time."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 Engine = Literal["mutation", "coverage"]
 FOLDER: Final = Path("build") / "fuzz"
 START_SECONDS: Final = 240
-"""To import, and to compile the kernels when nobody has yet."""
+"""Time to import, and to compile the kernels if they are not cached."""
 HANG_SECONDS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How one target went.
+    """Result of a target.
 
     Attributes:
-        inputs: Tried.
-        outcomes: What became of them, by word.
+        inputs: Number of inputs.
+        outcomes: Counts by outcome.
         slowest_seconds: CPU time of the slowest input.
-        growth_bytes: Most memory that one input added.
-        failure: Where the failing input is; `None` when all went well.
-        text: What it failed with, and the input.
+        growth_bytes: Largest increase of memory by one input.
+        failure: File with the failing input; `None` if there is none.
+        text: The error and the failing input.
     """
 
     target: str
@@ -52,7 +52,7 @@ class Result:
 
 
 def has_coverage() -> bool:
-    """Whether atheris is there."""
+    """Returns whether atheris is installed."""
     return importlib.util.find_spec("atheris") is not None
 
 
@@ -65,15 +65,15 @@ def run_target(
     folder: Path = FOLDER,
     hang_seconds: float = HANG_SECONDS,
 ) -> Result:
-    """Runs one target until the time is up or an input fails.
+    """Runs a target until the time is over or an input fails.
 
     Args:
-        name: Of the target.
-        engine: What makes the inputs.
-        seconds: To spend on inputs; starting comes on top.
-        seed: Of all chance.
-        folder: Where failing inputs are kept, and where the worker works.
-        hang_seconds: One input may take so long.
+        name: Name of the target.
+        engine: Engine that creates the inputs.
+        seconds: Time for inputs, in addition to the time to start.
+        seed: Seed of all random choices.
+        folder: Folder for failing inputs and for the worker.
+        hang_seconds: Timeout for one input.
     """
     work = folder / f"{name}-{engine}"
     shutil.rmtree(work, ignore_errors=True)
@@ -93,8 +93,8 @@ def run_target(
 def _watch(
     process: subprocess.Popen[bytes], work: Path, seconds: float, hang_seconds: float
 ) -> str | None:
-    """Waits for a worker; returns what is wrong with how it ended."""
-    begun, since = 0, time.monotonic()
+    """Waits for a worker; returns an error description if it failed."""
+    last_number, started = 0, time.monotonic()
     while True:
         try:
             code = process.wait(timeout=0.2)
@@ -102,16 +102,16 @@ def _watch(
             code = None
         if code is not None:
             return None if code == 0 else f"the worker ended with code {code}"
-        now, inputs = time.monotonic(), _under_way(work)[0]
-        if inputs != begun:
-            begun, since = inputs, now
-        allowed = hang_seconds if begun else START_SECONDS
-        if now - since > allowed:
-            return f"one input took more than {allowed:.0f} s" if begun else "it never began"
+        now, number = time.monotonic(), _current_input(work)[0]
+        if number != last_number:
+            last_number, started = number, now
+        timeout = hang_seconds if last_number else START_SECONDS
+        if now - started > timeout:
+            return f"one input took more than {timeout:.0f} s" if last_number else "it never began"
 
 
-def _under_way(work: Path) -> tuple[int, bytes]:
-    """Number of the input under way, and the input."""
+def _current_input(work: Path) -> tuple[int, bytes]:
+    """Returns the number and the bytes of the current input."""
     try:
         data = (work / CURRENT).read_bytes()
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def _result(
     text = ""
     if verdict is not None:
         saved = work / FAILURE
-        data = saved.read_bytes() if saved.exists() else _under_way(work)[1]
+        data = saved.read_bytes() if saved.exists() else _current_input(work)[1]
         failing = folder / "failures" / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}"
         failing.parent.mkdir(parents=True, exist_ok=True)
         failing.write_bytes(data)
@@ -159,7 +159,7 @@ def _result(
 
 
 def shares(chosen: Sequence[Target], seconds: float) -> Mapping[str, float]:
-    """Seconds of each target, by weight."""
+    """Returns the seconds of each target, by weight."""
     total = sum(target.weight for target in chosen)
     return {target.name: seconds * target.weight / total for target in chosen}
 
@@ -172,7 +172,7 @@ def run_all(
     seed: int,
     folder: Path = FOLDER,
 ) -> Iterator[Result]:
-    """Every target under every engine; a failure does not keep the others from running."""
+    """Yields the result of every target with every engine; continues after failures."""
     for name, share in shares(chosen, seconds / len(engines)).items():
         for number, engine in enumerate(engines):
             yield run_target(name, engine, seconds=share, seed=seed + number, folder=folder)

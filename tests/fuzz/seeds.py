@@ -1,6 +1,4 @@
-"""Inputs to begin with: what a broker, the plugin and this project's own writer wrote, and what
-once failed.
-"""
+"""Initial inputs: files of a broker, the plugin and the test writers, and inputs that failed."""
 
 from __future__ import annotations
 
@@ -21,17 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_SEED: Final = 3000
-"""Bytes: short inputs are tried more often, and mutations hit more of what matters."""
+"""Bytes. Short inputs run more often, and more of their mutations hit important fields."""
 INPUTS: Final = Path(__file__).parent / "inputs"
-"""What once failed, by target."""
+"""Inputs of earlier failures, by target."""
 _CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def seeds(target: str) -> list[bytes]:
-    """Inputs of a target, each with its leading bytes."""
+    """Returns the inputs of a target, including their mode bytes."""
     if target.startswith("broken-"):
         return [b"0123456789"]
-    found = {
+    inputs = {
         "framing": lambda: _with_modes(_record_sets()),
         "batches": lambda: _with_modes(_record_sets(), 0, 1),
         "batch-header": lambda: _with_modes(_record_sets()),
@@ -57,8 +55,8 @@ def seeds(target: str) -> list[bytes]:
         ],
         "kernel-payloads": _payload_inputs,
     }[target]()
-    kept = [path.read_bytes() for path in sorted((INPUTS / target).glob("*"))]
-    return sorted({data for data in found if len(data) <= MAX_SEED + 4}.union(kept))
+    saved = [path.read_bytes() for path in sorted((INPUTS / target).glob("*"))]
+    return sorted({data for data in inputs if len(data) <= MAX_SEED + 4}.union(saved))
 
 
 def _with_modes(inputs: object, *modes: int) -> list[bytes]:
@@ -98,7 +96,7 @@ def _built_logs() -> Iterator[bytes]:
 
 
 def _first_entries(log: bytes) -> bytes:
-    """The entries that fit a seed."""
+    """Truncates a log to the entries that fit into a seed."""
     stop = 0
     for entry in iter_entries(log):
         if entry.stop > MAX_SEED:
@@ -138,10 +136,12 @@ def _side_files(suffix: str) -> list[bytes]:
         "txnindex": "txnindex",
     }
     files = kafka_vectors()["files"]
-    found = [bytes.fromhex(files[name]) for name in files if name == names.get(suffix, name)]
+    contents = [bytes.fromhex(files[name]) for name in files if name == names.get(suffix, name)]
     if suffix == "snapshot":
-        found = [bytes.fromhex(text) for name, text in files.items() if name.startswith("snapshot")]
-    return found + [path.read_bytes()[:MAX_SEED] for path in LOCAL_TIER.glob(f"**/*.{suffix}")]
+        contents = [
+            bytes.fromhex(text) for name, text in files.items() if name.startswith("snapshot")
+        ]
+    return contents + [path.read_bytes()[:MAX_SEED] for path in LOCAL_TIER.glob(f"**/*.{suffix}")]
 
 
 def _manifest_files() -> list[Path]:
@@ -156,9 +156,9 @@ def _manifests() -> list[bytes]:
 
 def _chunk_size_inputs() -> list[bytes]:
     cases = json.loads((VECTORS / "aiven_vectors" / "chunk_sizes.json").read_text())
-    found = [b"\0" + bytes.fromhex(case["codec_hex"]) for case in cases if case["codec_hex"]]
+    packed = [b"\0" + bytes.fromhex(case["codec_hex"]) for case in cases if case["codec_hex"]]
     texts = [case["transformedChunks"] for case in cases if case["transformedChunks"]]
-    return found + [b"\1" + text.encode() for text in texts]
+    return packed + [b"\1" + text.encode() for text in texts]
 
 
 def _custom_metadata_inputs() -> list[bytes]:
@@ -167,23 +167,23 @@ def _custom_metadata_inputs() -> list[bytes]:
 
 
 def _metadata_records() -> list[bytes]:
-    found = [bytes.fromhex(text) for text in kafka_vectors()["metadata_topic"].values()]
+    records = [bytes.fromhex(text) for text in kafka_vectors()["metadata_topic"].values()]
     lines = (GOLDEN / "metadata-topic" / "records.jsonl").read_text().splitlines()
-    return found + [base64.b64decode(json.loads(line)["value"]) for line in lines[::20]]
+    return records + [base64.b64decode(json.loads(line)["value"]) for line in lines[::20]]
 
 
 def _object_names() -> list[bytes]:
     tier = [str(path.relative_to(TIER)).encode() for path in _manifest_files()[-3:]]
     local = [path.name.encode() for path in sorted(LOCAL_TIER.glob("**/*"))[:8]]
-    names = [part for name in tier for part in name.split(b"/")]
+    names = [element for name in tier for element in name.split(b"/")]
     return tier + local + names + [b"/".join(name.split(b"/")[1:]) for name in tier]
 
 
 def _chunk_inputs() -> list[bytes]:
     plain = b"chunk of a segment " * 12
-    found = []
+    inputs = []
     for mode in (0, 4, 8, 12):
         key, aad = (DATA_KEY, AAD) if mode & 4 else (None, None)
         stored = transform_chunk(plain, compression=bool(mode & 8), data_key=key, aad=aad)
-        found.append(bytes((mode,)) + len(plain).to_bytes(3, "big") + stored)
-    return found
+        inputs.append(bytes((mode,)) + len(plain).to_bytes(3, "big") + stored)
+    return inputs

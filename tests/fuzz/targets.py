@@ -1,9 +1,9 @@
-"""Everything that reads bytes it cannot trust, as functions of one byte string.
+"""Parsers of untrusted bytes, as functions of one byte string.
 
-The first byte of an input chooses how the rest is read; what a target returns is the outcome: a
-word that is counted, and for errors a colon and their text. A target fails by any exception that is
-not a `SegmentFormatError`, by an error whose position lies outside the input, and by two readers,
-or a reader and a writer, that do not agree.
+The first byte of an input selects how the rest is parsed. A target returns an outcome: a word,
+which is counted, and for errors a colon and their text. A target fails if it raises an exception
+other than `SegmentFormatError`, if the position of an error is outside the input, or if two
+readers, or a reader and a writer, disagree.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 VALUE: Final = "value"
 MAX_OUTPUT: Final = 1 << 20
-"""Bound that decompressing targets set, so that an input that passes it is soon found."""
+"""Output limit of the decompressing targets; small, so that exceeding it is detected quickly."""
 DATA_KEY: Final = bytes(range(32))
 AAD: Final = bytes(range(32, 64))
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One parser, or one comparison.
+    """A parser or a comparison.
 
     Attributes:
-        name: Of the target, and of the folders that hold its inputs.
-        run: Takes an input, returns an outcome; fails by raising.
+        name: Name of the target and of the folders of its inputs.
+        run: Takes an input and returns an outcome; fails by raising.
         weight: Its share of the time.
-        compiled: Whether it runs machine code that reads and writes memory by itself.
+        compiled: Whether it runs machine code, which accesses memory without checks.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Target:
 
 
 def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: bool) -> str:
-    """Runs a parser on what follows the first byte."""
+    """Runs a parser on the bytes after the first one."""
     mode, rest = (data[0], data[1:]) if data else (0, b"")
     try:
         function(rest, mode)
@@ -83,12 +83,12 @@ def _checked(function: Callable[[bytes, int], object], data: bytes, *, located: 
 
 
 def located(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """A parser of bytes, whose errors must name a position."""
+    """Wraps a parser of bytes, whose errors must have a position."""
     return lambda data: _checked(function, data, located=True)
 
 
 def unlocated(function: Callable[[bytes, int], object]) -> Callable[[bytes], str]:
-    """A parser of text or of several parts, whose errors may name a position."""
+    """Wraps a parser of text or of several arguments, whose errors may have a position."""
     return lambda data: _checked(function, data, located=False)
 
 
@@ -168,8 +168,8 @@ def _manifest(data: bytes, mode: int) -> None:
     start = size * mode // 256
     chunks = index.chunks(start, min(start + 3 * index.original_chunk_size, size))
     assert chunks[0].original_position <= start
-    for one, following in pairwise(chunks):
-        assert one.transformed_stop == following.transformed_position
+    for chunk, following in pairwise(chunks):
+        assert chunk.transformed_stop == following.transformed_position
     assert chunks[-1].transformed_stop <= index.transformed_size
 
 
@@ -216,12 +216,12 @@ def _private_key(data: bytes, _mode: int) -> None:
 
 
 def _chunk(data: bytes, mode: int) -> None:
-    stated = int.from_bytes(data[:3], "big")
+    size = int.from_bytes(data[:3], "big")
     stored = data[3:]
-    chunk = Chunk(0, 0, stated, 0, len(stored) + (mode & 3 == 3))
+    chunk = Chunk(0, 0, size, 0, len(stored) + (mode & 3 == 3))
     key, aad = (DATA_KEY, AAD) if mode & 4 else (None, None)
     plain = restore_chunk(stored, chunk, compression=bool(mode & 8), data_key=key, aad=aad)
-    assert len(plain) == stated
+    assert len(plain) == size
 
 
 PARSERS: Final = (
@@ -248,14 +248,14 @@ PARSERS: Final = (
 
 
 def targets() -> tuple[Target, ...]:
-    """Every target; the compiled ones are imported here, as that takes seconds."""
+    """Returns all targets. Importing the compiled ones takes seconds."""
     from tests.fuzz.compiled import COMPILED
 
     return (*PARSERS, *COMPILED)
 
 
 def target_named(name: str) -> Target:
-    """One target."""
+    """Returns the target with this name."""
     for target in PARSERS:
         if target.name == name:
             return target

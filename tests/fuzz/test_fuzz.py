@@ -1,6 +1,6 @@
-"""Any bytes give a value or a format error: every parser, by coverage and by chance.
+"""Tests that any bytes give a value or a format error, for every parser.
 
-The time of all targets together is `KTS_FUZZ_SECONDS` (240 when it is not set).
+`KTS_FUZZ_SECONDS` is the time for all targets together (240 if it is not set).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NAMES = [*(target.name for target in PARSERS), *COMPILED]
 TOTAL_SECONDS = float(os.environ.get("KTS_FUZZ_SECONDS", "240"))
 
 
-def test_all_targets_are_known() -> None:
+def test_targets_match_expected_names() -> None:
     assert [target.name for target in targets()] == NAMES
     assert [target.name for target in targets() if target.compiled] == list(COMPILED)
 
 
 @pytest.mark.parametrize("target", PARSERS, ids=lambda target: target.name)
-def test_what_was_really_written_and_some_of_its_mutations(target: Target) -> None:
+def test_parsers_accept_seeds_and_mutations(target: Target) -> None:
     inputs = seeds(target.name)
     outcomes = {target.run(data).partition(":")[0] for data in inputs}
     assert "value" in outcomes
@@ -41,7 +41,7 @@ def test_what_was_really_written_and_some_of_its_mutations(target: Target) -> No
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_kernels_on_what_was_really_written(name: str) -> None:
+def test_kernels_accept_seeds(name: str) -> None:
     target = target_named(name)
     assert "value" in {target.run(data) for data in seeds(name)}
 
@@ -49,7 +49,7 @@ def test_kernels_on_what_was_really_written(name: str) -> None:
 @pytest.mark.fuzz
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["mutation", "coverage"])
-def test_no_input_fails(name: str, engine: Engine, tmp_path: Path) -> None:
+def test_random_inputs_never_fail(name: str, engine: Engine, tmp_path: Path) -> None:
     if engine == "coverage" and not has_coverage():
         pytest.skip("atheris has no wheel for this platform; mutations without coverage ran")
     seed = random.SystemRandom().randrange(1 << 31)
@@ -57,12 +57,12 @@ def test_no_input_fails(name: str, engine: Engine, tmp_path: Path) -> None:
     result = run_target(name, engine, seconds=share, seed=seed, folder=tmp_path)
     assert result.failure is None, result.text
     assert result.inputs > len(seeds(name))
-    print(result)  # noqa: T201  # counts, for whoever runs pytest with -rP
+    print(result)  # noqa: T201  # counts, shown by pytest -rP
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("broken-error", "KeyError"),
         ("broken-crash", "code -11"),
@@ -73,14 +73,14 @@ def test_no_input_fails(name: str, engine: Engine, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("engine", ["mutation", "coverage"])
-def test_what_fails_is_found_and_saved(
-    name: str, says: str, engine: Engine, tmp_path: Path
+def test_broken_target_failure_is_reported_and_saved(
+    name: str, message: str, engine: Engine, tmp_path: Path
 ) -> None:
     if engine == "coverage" and not has_coverage():
         pytest.skip("atheris has no wheel for this platform")
     wait = 4 if name == "broken-hang" else 60
     result = run_target(name, engine, seconds=30, seed=3, folder=tmp_path, hang_seconds=wait)
     assert result.failure is not None
-    assert says in result.text
+    assert message in result.text
     data = result.failure.read_bytes()
     assert data[:1] == b"\x17" if name == "broken-error" else len(data) > 20

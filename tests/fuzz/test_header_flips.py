@@ -1,6 +1,6 @@
-"""Flips of header bits that no read may answer with wrong rows.
+"""Flips header bits and checks that no read returns wrong rows.
 
-`KTS_FLIPS` is how many a run tries (150 when it is not set), from a fresh seed that failures print.
+`KTS_FLIPS` is the number of flips (150 if it is not set). A failure prints the random seed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def test_header_flips_never_return_wrong_rows() -> None:
     print(f"seed {seed}: {dict(result.outcomes)}")  # noqa: T201  # for pytest -rP
     assert result.silent == [], f"seed {seed}"
     assert result.tried == FLIPS
-    # A reader that refuses everything, or never sees a flip, would pass the check above.
+    # Without this, a reader that always fails, or never sees a flip, would pass.
     assert 0 < result.outcomes[RIGHT] < FLIPS
 
 
-def test_the_same_seed_gives_the_same_flips() -> None:
-    once, again = check_flips(10, 5), check_flips(10, 5)
-    assert once.tried == again.tried == 10
-    assert once.outcomes == again.outcomes
-    assert once.silent == []
+def test_flips_with_same_seed_are_the_same() -> None:
+    first, second = check_flips(10, 5), check_flips(10, 5)
+    assert first.tried == second.tried == 10
+    assert first.outcomes == second.outcomes
+    assert first.silent == []

@@ -1,8 +1,8 @@
-"""One target in a process of its own: inputs until the time is up, or until one fails.
+"""Runs one target in this process, until the time is over or an input fails.
 
     python -m tests.fuzz.worker TARGET --engine mutation --seconds 10 --seed 7 --folder FOLDER
 
-The input under way lies in a file that outlives the process, so that a crash can be told from it.
+The current input is written to a file first, so that it is still available after a crash.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ CURRENT: Final = "current"
 COUNTS: Final = "counts.json"
 FAILURE: Final = "failure"
 CURRENT_BYTES: Final = 1 << 20
-HEADER: Final = struct.Struct("<QQ")  # inputs begun, bytes of the one under way
+HEADER: Final = struct.Struct("<QQ")  # number of the current input, its size
 MAX_SECONDS: Final = 5.0
-"""CPU time of one input; what is bounded takes milliseconds."""
+"""Limit of the CPU time for one input; normal inputs take milliseconds."""
 MAX_GROWTH: Final = 192 << 20
-"""Memory that one input may add to the process: zstd windows of 128 MiB are allowed for."""
+"""Limit of the memory increase by one input; zstd windows may have 128 MiB."""
 ADDRESS_SPACE: Final = 2 << 30
 _REPORT_EVERY: Final = 0.5
 
 
 class Worker:
-    """Runs inputs and keeps account of them.
+    """Runs inputs and counts their outcomes.
 
     Args:
-        target: What they are given to.
-        folder: Where counts, the input under way and a failing one go.
+        target: The target to run.
+        folder: Folder for the counts, the current input and a failing input.
     """
 
     def __init__(self, target: Target, folder: Path) -> None:
@@ -66,14 +66,14 @@ class Worker:
         self._reported = time.monotonic()
 
     def run(self, data: bytes) -> str:
-        """Gives one input to the target.
+        """Runs the target on one input.
 
         Returns:
-            The outcome, without what differs from input to input.
+            The outcome, without numbers and quoted values.
 
         Raises:
-            AssertionError: It took too long, or too much memory.
-            Exception: Whatever the target failed with.
+            AssertionError: The input took too much time or memory.
+            Exception: Any error of the target.
         """
         self._inputs += 1
         HEADER.pack_into(self._current, 0, self._inputs, len(data))
@@ -97,7 +97,7 @@ class Worker:
         return word + self._without_numbers(text) if colon else word
 
     def report(self) -> None:
-        """Writes the counts so far."""
+        """Writes the current counts."""
         self._reported = time.monotonic()
         facts = {
             "inputs": self._inputs,
@@ -109,7 +109,7 @@ class Worker:
         (self._folder / f"{COUNTS}.new").replace(self._folder / COUNTS)
 
     def save_failure(self, data: bytes, text: str) -> None:
-        """Keeps a failing input and what it failed with."""
+        """Saves a failing input and its error."""
         (self._folder / FAILURE).write_bytes(data)
         (self._folder / f"{FAILURE}.txt").write_text(text)
         self.report()
@@ -120,19 +120,19 @@ def _peak_memory() -> int:
 
 
 def limit_memory() -> None:
-    """No input may ask for more address space than the process has now and `ADDRESS_SPACE`."""
+    """Limits the address space to the current size plus `ADDRESS_SPACE`."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE, resource.RLIM_INFINITY))
 
 
-def by_mutation(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
-    """Seeds as they are, then mutations of them until the time is up."""
+def run_mutations(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> None:
+    """Runs the seeds, then mutations of them until the time is over."""
     from tests.fuzz.mutate import Mutator
 
     deadline = time.monotonic() + seconds
     mutator = Mutator(seeds, random.Random(seed))
 
-    def give(data: bytes) -> None:
+    def run_input(data: bytes) -> None:
         try:
             mutator.learn(data, worker.run(data))
         except BaseException:
@@ -140,15 +140,15 @@ def by_mutation(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -
             raise
 
     for data in seeds:
-        give(data)
+        run_input(data)
     while time.monotonic() < deadline:
         for _ in range(16):
-            give(mutator.mutated())
+            run_input(mutator.mutated())
     worker.report()
 
 
-def by_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> NoReturn:
-    """libFuzzer through atheris, with the coverage of the readable code as its guide."""
+def run_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -> NoReturn:
+    """Runs libFuzzer through atheris, guided by the coverage of the readable code."""
     import atheris
 
     corpus = worker._folder / "corpus"
@@ -156,7 +156,7 @@ def by_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -
     for number, data in enumerate(seeds):
         (corpus / f"seed-{number:04d}").write_bytes(data)
 
-    def give(data: bytes) -> None:
+    def run_input(data: bytes) -> None:
         try:
             worker.run(data)
         except BaseException:
@@ -174,44 +174,44 @@ def by_coverage(worker: Worker, seeds: list[bytes], seconds: float, seed: int) -
         f"-artifact_prefix={worker._folder}/libfuzzer-",
         "-verbosity=0",
     ]
-    atheris.Setup(arguments, give)
+    atheris.Setup(arguments, run_input)
     atheris.Fuzz()
     raise SystemExit(0)
 
 
 def main() -> None:
-    """What the command line asks for."""
+    """Runs the target that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--engine", choices=("mutation", "coverage"), default="mutation")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     faulthandler.enable()
-    engine: Callable[[Worker, list[bytes], float, int], None] = by_mutation
-    if given.engine == "coverage":
+    engine: Callable[[Worker, list[bytes], float, int], None] = run_mutations
+    if arguments.engine == "coverage":
         import atheris
 
-        engine = by_coverage
-        # Instrumenting the kernels' source would change what is compiled of it.
+        engine = run_coverage
+        # Do not instrument the source of the kernels: that would change the compiled code.
         with atheris.instrument_imports(
             include=["segment_format"],
             exclude=["segment_format.kernels"],
             enable_loader_override=False,
         ):
-            target = _load(given.target)
+            target = _load(arguments.target)
     else:
-        target = _load(given.target)
+        target = _load(arguments.target)
     from tests.fuzz.seeds import seeds
 
-    inputs = seeds(given.target)
-    target.run(inputs[0])  # compiles the kernels, which takes memory and time of its own
-    worker = Worker(target, given.folder)
+    inputs = seeds(arguments.target)
+    target.run(inputs[0])  # compiles the kernels, which takes additional memory and time
+    worker = Worker(target, arguments.folder)
     limit_memory()
     try:
-        engine(worker, inputs, given.seconds, given.seed)
-    except Exception:  # noqa: BLE001  # saved and printed; the exit code says that there was one
+        engine(worker, inputs, arguments.seconds, arguments.seed)
+    except Exception:  # noqa: BLE001  # saved and printed; the exit code reports it
         traceback.print_exc()
         sys.stdout.flush()
         os._exit(1)

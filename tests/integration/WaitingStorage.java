@@ -16,45 +16,45 @@ import org.apache.kafka.server.log.remote.storage.RemoteStorageException;
 import org.apache.kafka.server.log.remote.storage.RemoteStorageManager;
 
 /**
- * Kafka's LocalTieredStorage with objects that appear whole, as in an object store, and with deletes that wait as long
- * as the file `wait.while.there` is there.
+ * Kafka's LocalTieredStorage, changed in two ways. Objects appear atomically, as in an object store. Deletes wait while
+ * the file `wait.while.there` exists.
  */
 public class WaitingStorage implements RemoteStorageManager {
   private final LocalTieredStorage tier = new LocalTieredStorage();
-  private final LocalTieredStorage aside = new LocalTieredStorage();
+  private final LocalTieredStorage staging = new LocalTieredStorage();
   private Path tierFolder;
-  private Path asideFolder;
-  private Path sign;
+  private Path stagingFolder;
+  private Path waitFile;
 
   @Override
   public void configure(Map<String, ?> configs) {
     tierFolder = Path.of((String) configs.get("dir"));
-    asideFolder = Path.of(tierFolder + "-" + configs.get("broker.id"));
-    sign = Path.of((String) configs.get("wait.while.there"));
+    stagingFolder = Path.of(tierFolder + "-" + configs.get("broker.id"));
+    waitFile = Path.of((String) configs.get("wait.while.there"));
     tier.configure(configs);
     Map<String, Object> changed = new HashMap<>(configs);
-    changed.put("dir", asideFolder.toString());
-    aside.configure(changed);
+    changed.put("dir", stagingFolder.toString());
+    staging.configure(changed);
   }
 
   @Override
   public Optional<CustomMetadata> copyLogSegmentData(RemoteLogSegmentMetadata segment, LogSegmentData data)
       throws RemoteStorageException {
-    Optional<CustomMetadata> told = aside.copyLogSegmentData(segment, data);
+    Optional<CustomMetadata> metadata = staging.copyLogSegmentData(segment, data);
     String id = segment.remoteLogSegmentId().id().toString();
-    try (Stream<Path> all = Files.walk(asideFolder)) {
-      // The snapshot comes last.
+    try (Stream<Path> all = Files.walk(stagingFolder)) {
+      // Move the snapshot last.
       Comparator<Path> order = Comparator.comparing(path -> path.toString().endsWith(".snapshot"));
       List<Path> files = all.filter(path -> path.getFileName().toString().contains(id)).sorted(order).toList();
       for (Path file : files) {
-        Path object = tierFolder.resolve(asideFolder.relativize(file));
+        Path object = tierFolder.resolve(stagingFolder.relativize(file));
         Files.createDirectories(object.getParent());
         Files.move(file, object);
       }
     } catch (IOException error) {
       throw new RemoteStorageException(error);
     }
-    return told;
+    return metadata;
   }
 
   @Override
@@ -76,7 +76,7 @@ public class WaitingStorage implements RemoteStorageManager {
   @Override
   public void deleteLogSegmentData(RemoteLogSegmentMetadata segment) throws RemoteStorageException {
     try {
-      while (Files.exists(sign)) {
+      while (Files.exists(waitFile)) {
         Thread.sleep(20);
       }
     } catch (InterruptedException stopped) {
@@ -88,6 +88,6 @@ public class WaitingStorage implements RemoteStorageManager {
   @Override
   public void close() throws IOException {
     tier.close();
-    aside.close();
+    staging.close();
   }
 }

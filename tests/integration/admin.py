@@ -1,4 +1,4 @@
-"""What a test asks of a cluster and changes in it, as an administrator."""
+"""Administers a cluster for tests: topics, offsets, users, leader elections."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ TIERED: Mapping[str, str] = {
     "internal.segment.bytes": "20000",
     "index.interval.bytes": "1000",
 }
-"""Closed segments move to the tier, and small ones so that there are many."""
+"""Settings of tiered topics: small segments, which the broker deletes locally after the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """What the leader of a partition says; offsets are exclusive ends or first offsets.
+    """Offsets of a partition, as its leader reports them; ends are exclusive.
 
     Attributes:
         earliest: Log start.
         latest: High watermark.
-        last_stable: Below it no transaction is open.
+        last_stable: Last stable offset: first offset of the oldest open transaction.
         earliest_local: First offset on the leader's disk.
-        tiered: One past the last tiered offset that the leader remembers; 0 for none.
+        tiered: Offset after the last tiered one that the leader reports; 0 if there is none.
     """
 
     earliest: int
@@ -83,14 +83,14 @@ class Offsets:
 
 
 class Admin:
-    """Administrator of one cluster, over plaintext.
+    """Administrator of a cluster, over plaintext.
 
     Args:
-        bootstraps: `node.id` to its plaintext address.
-        class_path: Of Kafka's tools.
-        folder: Holds the nodes' folders.
-        replica_nodes: Where user topics live.
-        version: Of Kafka.
+        bootstraps: Plaintext addresses by `node.id`.
+        class_path: Class path of Kafka's tools.
+        folder: Contains the folders of the nodes.
+        replica_nodes: Nodes for user topics.
+        version: Version of Kafka.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Admin:
         self._class_path = class_path
         self._folder = folder
         self._replica_nodes = replica_nodes
-        # Futures fail when their client is gone, so each is kept.
+        # Futures fail after their client was garbage-collected, so clients are kept.
         self._clients: dict[str, AdminClient] = {}
 
     def client(self, node: int | None = None) -> AdminClient:
-        """The client of the whole cluster, or of one node."""
+        """Returns a client for all nodes, or for one."""
         address = ",".join(self._bootstraps.values()) if node is None else self._bootstraps[node]
         if address not in self._clients:
             settings: dict[str, str | int | float | bool] = {
@@ -121,7 +121,7 @@ class Admin:
         return self._clients[address]
 
     def brokers_known_to(self, node: int) -> list[int]:
-        """Ids of the brokers that are alive, as a node says that was asked itself."""
+        """Returns the ids of the live brokers, as reported by one node."""
         settings: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self._bootstraps[node],
             "log_level": 0,
@@ -129,9 +129,9 @@ class Admin:
         return sorted(AdminClient(settings).list_topics(timeout=2).brokers)
 
     def create_internal_topics(self) -> None:
-        """Creates the topics of groups and transactions, and waits for the one of the tier.
+        """Creates the topics of groups and transactions; waits for the tier's metadata topic.
 
-        They come to live on the nodes that run now.
+        Kafka places them on the nodes that are currently running.
         """
         compacted = {"cleanup.policy": "compact"}
         topics = [NewTopic(n, 1, 1, config=compacted) for n in _INTERNAL if n != _INTERNAL[2]]
@@ -149,11 +149,11 @@ class Admin:
         """Creates a tiered topic and waits until its partitions have leaders.
 
         Args:
-            name: Of the topic.
-            partitions: How many.
-            replicas: Nodes that hold every partition, the preferred leader first; None: the first
-                one that user topics live on.
-            settings: Topic settings with `_` for `.`, on top of `TIERED`.
+            name: Name of the topic.
+            partitions: Number of partitions.
+            replicas: Nodes with a replica of every partition, the preferred leader first; None
+                uses the first node for user topics.
+            settings: Topic settings with `_` for `.`, in addition to `TIERED`.
 
         Returns:
             The topic id, as Kafka prints it.
@@ -166,38 +166,38 @@ class Admin:
         return self.topic_id(name)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and waits until it is not listed; its tier goes later."""
+        """Deletes a topic and waits until it is not listed; Kafka deletes its tier later."""
         self._settle(self.client().delete_topics([name]))
         wait_until(lambda: name not in self.client().list_topics(timeout=5).topics)
 
     def topic_id(self, name: str) -> str:
-        """The topic id, as Kafka prints it: 22 characters."""
-        found: list[str] = []
+        """Returns the topic id, as Kafka prints it: 22 characters."""
+        ids: list[str] = []
 
-        def described() -> bool:
+        def is_described() -> bool:
             futures = self.client().describe_topics(TopicCollection([name]))
             try:
-                found.append(str(futures[name].result(WAIT_SECONDS).topic_id))
+                ids.append(str(futures[name].result(WAIT_SECONDS).topic_id))
             except KafkaException as error:
-                # A node that has not heard of it yet.
+                # The node has not received the topic's metadata yet.
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
-            return bool(found)
+            return bool(ids)
 
-        wait_until(described)
-        # librdkafka prints the other base64 alphabet.
-        return found[0].translate(str.maketrans("+/", "-_"))
+        wait_until(is_described)
+        # librdkafka uses the base64 alphabet with + and /.
+        return ids[0].translate(str.maketrans("+/", "-_"))
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """The node that leads a partition; -1 while none does."""
+        """Returns the leader of a partition, -1 if there is none."""
         return self._leader(topic, partition)
 
     def in_sync(self, topic: str, partition: int = 0) -> list[int]:
-        """The nodes whose replicas are in sync."""
+        """Returns the nodes with in-sync replicas."""
         return sorted(self._partition(topic, partition).isrs)
 
     def delete_records(self, topic: str, partition: int, before: int) -> None:
-        """Moves the log start up to an offset; -1 means the high watermark."""
+        """Moves the log start to an offset; -1 means the high watermark."""
         self._settle(self.client().delete_records([TopicPartition(topic, partition, before)]))
 
     def alter_topic(self, topic: str, **settings: str) -> None:
@@ -206,12 +206,12 @@ class Admin:
 
     def alter_brokers(self, **settings: str) -> None:
         """Changes dynamic settings of all brokers, with `_` for `.`."""
-        # librdkafka refuses the empty name that stands for all.
+        # librdkafka rejects the empty name, which means all brokers in Kafka's protocol.
         for number in self._bootstraps:
             self._alter(ConfigResource(ConfigResource.Type.BROKER, str(number)), settings)
 
     def set_client_quota(self, client_id: str, consumer_bytes_per_second: int) -> None:
-        """Bounds what one client may fetch, with Kafka's own tool (some seconds)."""
+        """Limits the fetch rate of a client with Kafka's own tool, which takes some seconds."""
         quota = f"consumer_byte_rate={consumer_bytes_per_second}"
         self.run_tool(
             *("kafka.admin.ConfigCommand", "--bootstrap-server", self._bootstraps[1], "--alter"),
@@ -226,7 +226,7 @@ class Admin:
             self._settle(self.client().alter_user_scram_credentials([change]))
 
     def allow(self, user: str, topic: str, *operations: str) -> None:
-        """Allows a user some operations on a topic, such as `READ` and `DESCRIBE`."""
+        """Allows a user operations on a topic, such as `READ` and `DESCRIBE`."""
         bindings = [
             AclBinding(
                 *(ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{user}", "*"),
@@ -237,15 +237,15 @@ class Admin:
         self._settle(self.client().create_acls(bindings))
 
     def elect_unclean(self, topic: str, partition: int = 0) -> None:
-        """Lets a replica lead that is not in sync: what only the others have is lost."""
-        wanted = [TopicPartition(topic, partition)]
-        future = self.client().elect_leaders(ElectionType.UNCLEAN, wanted)
-        for at, error in future.result(WAIT_SECONDS).items():
+        """Elects a leader that is not in sync; records that only other replicas have are lost."""
+        partitions = [TopicPartition(topic, partition)]
+        future = self.client().elect_leaders(ElectionType.UNCLEAN, partitions)
+        for topic_partition, error in future.result(WAIT_SECONDS).items():
             if error is not None:
-                raise KafkaException(error, at)
+                raise KafkaException(error, topic_partition)
 
     def offsets(self, topic: str, partition: int = 0) -> Offsets:
-        """All that the leader says of a partition's offsets, once there is one."""
+        """Returns the offsets of a partition; waits until it has a leader."""
         wait_until(
             lambda: self._leader(topic, partition) in self._bootstraps,
             lambda: f"{topic}-{partition} has no leader",
@@ -256,24 +256,28 @@ class Admin:
             last_stable=self._list(
                 topic, partition, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED
             ),
-            earliest_local=self._told(topic, partition, EARLIEST_LOCAL),
-            tiered=self._told(topic, partition, LATEST_TIERED) + 1,
+            earliest_local=self._list_by_protocol(topic, partition, EARLIEST_LOCAL),
+            tiered=self._list_by_protocol(topic, partition, LATEST_TIERED) + 1,
         )
 
     def wait_tiered(self, topic: str, partition: int, until: int) -> Offsets:
-        """Waits until the tier has all below an offset; the active segment never goes there."""
-        return self._wait_offsets(topic, partition, lambda found: found.tiered >= until)
+        """Waits until the tier has all offsets below `until`; active segments are never copied."""
+        return self._wait_offsets(topic, partition, lambda offsets: offsets.tiered >= until)
 
     def wait_local_deleted(self, topic: str, partition: int, before: int) -> Offsets:
-        """Waits until the leader's disk begins at an offset or later."""
-        return self._wait_offsets(topic, partition, lambda found: found.earliest_local >= before)
+        """Waits until the first offset on the leader's disk is at least `before`."""
+        return self._wait_offsets(
+            topic, partition, lambda offsets: offsets.earliest_local >= before
+        )
 
     def wait_stable(self, topic: str, partition: int = 0) -> Offsets:
-        """Waits until no transaction is open; markers are written after a commit has returned."""
-        return self._wait_offsets(topic, partition, lambda found: found.last_stable == found.latest)
+        """Waits until no transaction is open; brokers write markers after a commit returns."""
+        return self._wait_offsets(
+            topic, partition, lambda offsets: offsets.last_stable == offsets.latest
+        )
 
     def local_bases(self, node: int, topic: str, partition: int = 0) -> list[int]:
-        """Base offsets of the segments on a node's disk."""
+        """Returns the base offsets of the segments on a node's disk."""
         folder = self._folder / f"node-{node}" / "logs" / f"{topic}-{partition}"
         return sorted(int(path.stem) for path in folder.glob("*.log"))
 
@@ -281,7 +285,7 @@ class Admin:
         """Runs one of Kafka's tools.
 
         Raises:
-            RuntimeError: It fails; with what it printed.
+            RuntimeError: The tool failed; contains its output.
         """
         run = subprocess.run(
             ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", self._class_path, *command],
@@ -295,34 +299,34 @@ class Admin:
         return run.stdout
 
     def _wait_offsets(
-        self, topic: str, partition: int, is_there: Callable[[Offsets], bool]
+        self, topic: str, partition: int, is_reached: Callable[[Offsets], bool]
     ) -> Offsets:
         last: list[Offsets] = []
 
-        def look() -> bool:
+        def check() -> bool:
             last[:] = [self.offsets(topic, partition)]
-            return is_there(last[0])
+            return is_reached(last[0])
 
-        wait_until(look, lambda: f"{topic}-{partition} is at {last}")
+        wait_until(check, lambda: f"{topic}-{partition} is at {last}")
         return last[0]
 
-    def _told(self, topic: str, partition: int, timestamp: int) -> int:
-        """What the leader answers to a question that librdkafka does not ask."""
-        found: list[int] = []
+    def _list_by_protocol(self, topic: str, partition: int, timestamp: int) -> int:
+        """Lists an offset with a special timestamp that librdkafka does not support."""
+        offsets: list[int] = []
 
         def ask() -> bool:
             address = self._bootstraps.get(self._leader(topic, partition))
             try:
-                found[:] = (
+                offsets[:] = (
                     [] if address is None else [list_offset(address, topic, partition, timestamp)]
                 )
-            except ListOffsetsError as error:  # of a leader that changes, or is new
+            except ListOffsetsError as error:  # the leader changes, or is new
                 if error.code not in _UNSETTLED:
                     raise
-            return bool(found)
+            return bool(offsets)
 
         wait_until(ask, lambda: f"{topic}-{partition} has no leader that answers")
-        return found[0]
+        return offsets[0]
 
     def _list(
         self,
@@ -331,13 +335,14 @@ class Admin:
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> int:
-        at = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
-            future = self.client().list_offsets({at: spec}, isolation_level=isolation)[at]
+            futures = self.client().list_offsets({topic_partition: spec}, isolation_level=isolation)
+            future = futures[topic_partition]
             try:
                 return int(future.result(WAIT_SECONDS).offset)
-            except KafkaException as error:  # of a leader that changes, or is new
+            except KafkaException as error:  # the leader changes, or is new
                 if error.args[0].code() not in _UNSETTLED or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
@@ -346,8 +351,8 @@ class Admin:
         return self.client().list_topics(topic, timeout=10).topics[topic].partitions[partition]
 
     def _leader(self, topic: str, partition: int) -> int:
-        found = self.client().list_topics(topic, timeout=10).topics[topic].partitions
-        return int(found[partition].leader) if partition in found else -1
+        partitions = self.client().list_topics(topic, timeout=10).topics[topic].partitions
+        return int(partitions[partition].leader) if partition in partitions else -1
 
     def _alter(self, resource: ConfigResource, settings: Mapping[str, str]) -> None:
         for name, value in settings.items():
@@ -363,29 +368,29 @@ class Admin:
 
 
 def _tiered(version: str) -> dict[str, str]:
-    """`TIERED` in the names of a version: before 4.0 `segment.bytes` itself may be small."""
+    """Returns `TIERED` for a version: before 4.0, `segment.bytes` itself may be small."""
     if not version.startswith("3."):
         return dict(TIERED)
     return {name.removeprefix("internal."): value for name, value in TIERED.items()}
 
 
 def wait_until(
-    is_there: Callable[[], bool],
-    told: Callable[[], str] = lambda: "",
+    is_reached: Callable[[], bool],
+    describe: Callable[[], str] = lambda: "",
     seconds: float = WAIT_SECONDS,
 ) -> None:
-    """Waits until something is so.
+    """Waits until a condition is true.
 
     Args:
-        is_there: Asked ten times a second.
-        told: What the error says.
-        seconds: How long to wait.
+        is_reached: The condition, evaluated ten times per second.
+        describe: Returns the state for the error message.
+        seconds: Timeout.
 
     Raises:
-        TimeoutError: It never became so.
+        TimeoutError: The condition is still false after the timeout.
     """
     deadline = time.monotonic() + seconds
-    while not is_there():
+    while not is_reached():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not so after {seconds} s: {told()}")
+            raise TimeoutError(f"condition is false after {seconds} s: {describe()}")
         time.sleep(0.1)

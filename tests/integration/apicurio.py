@@ -1,4 +1,4 @@
-"""A real registry with Confluent's API: Apicurio, in memory, resolved by Maven once."""
+"""Runs Apicurio Registry, which has Confluent's API, in memory; Maven downloads it once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 VERSION = "2.6.13.Final"
-"""The newest of which the whole application resolves; the plain jar does not hold its libraries."""
+"""The newest version with an artifact that contains all libraries; the plain jar does not."""
 _ARTIFACT = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
 _RESOLVE_SECONDS = 280
 
 
 @contextlib.contextmanager
 def apicurio() -> Iterator[str]:
-    """The URL of its Confluent-compatible API, for the block.
+    """Runs the registry for the block; yields the URL of its Confluent-compatible API.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
     jar, port = _application() / f"apicurio-registry-app-{VERSION}-runner.jar", free_port()
     options = (f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1")
@@ -47,7 +47,7 @@ def _application() -> Path:
             with tarfile.open(archive) as files:
                 files.extractall(Path(scratch, "app"), filter="data")
             try:
-                # Whoever comes second finds a full folder in the way, which is as good.
+                # If another process was first, its folder exists and is equivalent.
                 Path(scratch, "app").rename(folder)
             except OSError:
                 if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Apicurio's Java serializer of Avro values, beside its registry."""
+"""Runs Apicurio's Java serializer of Avro values with its registry."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SERDE = f"io.apicurio:apicurio-registry-serdes-avro-serde:{VERSION}"
 HANDLER = {"apicurio.registry.id-handler": "io.apicurio.registry.serde.Legacy4ByteIdHandler"}
 HEADERS = "apicurio.registry.headers.enabled"
 CONFLUENT = {**HANDLER, "apicurio.registry.use-id": "contentId", HEADERS: "false"}
-"""What makes its values those of Confluent's serializers, by ids that the registry's
-Confluent-compatible API knows."""
+"""Settings that write values like Confluent's serializers, with ids of the registry's
+Confluent-compatible API."""
 
 
 class Serde(NamedTuple):
     """Apicurio's serializer and its registry.
 
     Attributes:
-        url: Of the registry's Confluent-compatible API.
-        classes: Of the serializer's JVM.
+        url: URL of the registry's Confluent-compatible API.
+        classes: Java classes of the serializer's JVM.
     """
 
     url: str
@@ -36,29 +36,29 @@ class Serde(NamedTuple):
 
     @property
     def api(self) -> str:
-        """The URL of the registry's own API."""
+        """Returns the URL of the registry's own API."""
         return self.url.replace("/apis/ccompat/v7", "/apis/registry/v2")
 
     def settings(self, **more: str) -> dict[str, str]:
-        """What a serializer is configured with."""
+        """Returns the settings of a serializer."""
         own = {"apicurio.registry.url": self.api, "apicurio.registry.auto-register": "true"}
         return own | more
 
-    def serializer(self, **more: str) -> Any:  # noqa: ANN401  # an object of Java
-        made = self.classes.io.apicurio.registry.serde.avro.AvroKafkaSerializer()
-        made.configure(self.settings(**more), False)
-        return made
+    def serializer(self, **more: str) -> Any:  # noqa: ANN401  # a Java object
+        serializer = self.classes.io.apicurio.registry.serde.avro.AvroKafkaSerializer()
+        serializer.configure(self.settings(**more), False)
+        return serializer
 
-    def schema(self, schema: object) -> Any:  # noqa: ANN401  # an object of Java
+    def schema(self, schema: object) -> Any:  # noqa: ANN401  # a Java object
         parser = getattr(self.classes.org.apache.avro, "Schema$Parser")()
         return parser.parse(json.dumps(schema))
 
-    def value(self, schema: object, row: dict[str, Any]) -> Any:  # noqa: ANN401  # an object of Java
-        """A record of Avro's own classes.
+    def value(self, schema: object, row: dict[str, Any]) -> Any:  # noqa: ANN401  # a Java object
+        """Converts a row to a record of Avro's Java classes.
 
         Args:
             schema: Its schema.
-            row: As Avro's JSON encoding has it, but for nullable texts.
+            row: Values as in Avro's JSON encoding, except that a nullable `note` is a plain string.
         """
         parsed, avro = self.schema(schema), self.classes.org.apache.avro
         if isinstance(row.get("note"), str):
@@ -69,11 +69,11 @@ class Serde(NamedTuple):
     def serialize(
         self, topic: str, schema: object, *rows: dict[str, Any], **more: str
     ) -> list[bytes]:
-        made = self.serializer(**more)
-        return [made.serialize(topic, self.value(schema, row)) for row in rows]
+        serializer = self.serializer(**more)
+        return [serializer.serialize(topic, self.value(schema, row)) for row in rows]
 
-    def record(self, topic: str, value: object, serializer: Any) -> SimpleRecord:  # noqa: ANN401  # of Java
-        """A record as a producer gives it to the serializer, headers included."""
+    def record(self, topic: str, value: object, serializer: Any) -> SimpleRecord:  # noqa: ANN401  # a Java object
+        """Serializes a value like a producer, including headers."""
         headers = self.classes.org.apache.kafka.common.header.internals.RecordHeaders()
         data = serializer.serialize(topic, headers, value)
         return SimpleRecord(data, None, tuple((h.key(), h.value()) for h in headers.toArray()))
@@ -81,9 +81,9 @@ class Serde(NamedTuple):
 
 @contextlib.contextmanager
 def apicurio_serde() -> Iterator[Serde]:
-    """Serializer and registry, for the block.
+    """Runs serializer and registry for the block.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
     class_path = class_path_of((SERDE,))
     with apicurio() as url, java(class_path) as classes:
@@ -92,13 +92,13 @@ def apicurio_serde() -> Iterator[Serde]:
 
 @contextlib.contextmanager
 def global_ids(serde: Serde) -> Iterator[None]:
-    """The registry's Confluent-compatible API knows schemas by their global ids, for the block."""
+    """Makes the Confluent-compatible API use global ids of schemas, for the block."""
     name = "registry.ccompat.legacy-id-mode.enabled"
-    place = f"{serde.api}/admin/config/properties/{name}"
-    asked = {"Content-Type": "application/json"}
+    url = f"{serde.api}/admin/config/properties/{name}"
+    headers = {"Content-Type": "application/json"}
     for text in ("true", "false"):
         body = json.dumps({"name": name, "value": text}).encode()
-        request = urllib.request.Request(place, body, asked, method="PUT")
+        request = urllib.request.Request(url, body, headers, method="PUT")
         urllib.request.urlopen(request, timeout=30).close()
         if text == "true":
             yield

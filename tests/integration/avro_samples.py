@@ -1,4 +1,4 @@
-"""Records of Avro that a serializer is given, and the rows that they are."""
+"""Avro records for a serializer, and the rows that a reader must return for them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 def record(name: str, /, **fields: object) -> dict[str, Any]:
-    """A schema; a field that may be null has null as default."""
-    made: list[dict[str, Any]] = []
+    """Builds a record schema; nullable fields have null as default."""
+    avro_fields: list[dict[str, Any]] = []
     for field, kind in fields.items():
-        made.append({"name": field, "type": kind})
+        avro_fields.append({"name": field, "type": kind})
         if isinstance(kind, list) and kind[0] == "null":
-            made[-1]["default"] = None
-    return {"type": "record", "name": name, "namespace": "shop", "fields": made}
+            avro_fields[-1]["default"] = None
+    return {"type": "record", "name": name, "namespace": "shop", "fields": avro_fields}
 
 
 TEXTS, NUMBERS = ("country", "city", "product", "customer"), ("amount", "quantity")
@@ -31,7 +31,7 @@ NEXT_ORDER = {**ORDER, "fields": [*ORDER["fields"], {"name": "v", "type": "int",
 def order(number: int) -> dict[str, Any]:
     return {
         **{name: f"{name} {number} ö" for name in TEXTS},
-        **{name: number * 10**at - 3 for at, name in enumerate(NUMBERS)},
+        **{name: number * 10**exponent - 3 for exponent, name in enumerate(NUMBERS)},
         "price": number / 7,
         "discount": -0.5 * number,
         "paid": number % 3 == 0,

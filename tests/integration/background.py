@@ -1,4 +1,4 @@
-"""Random work on partitions, transactions included, step by step or until it is stopped."""
+"""Writes random records and transactions to partitions, in steps or in a background thread."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TRANSACTIONS = 3
 
 
 class RandomWork:
-    """Plain and idempotent batches of every codec, and transactions that interleave.
+    """Sends batches with every codec, with and without interleaved transactions.
 
     Args:
         bootstrap: Address of the cluster.
-        pairs: Topics and partitions that are written.
-        seed: Decides every step.
+        pairs: Topics and partitions to write.
+        seed: Seed of all random choices.
     """
 
     def __init__(self, bootstrap: str, pairs: Sequence[tuple[str, int]], seed: int) -> None:
@@ -32,10 +32,10 @@ class RandomWork:
         self._open: set[str] = set()
 
     def step(self) -> int:
-        """Does one thing: sends, or ends a transaction.
+        """Sends records or ends a transaction.
 
         Returns:
-            How many records were sent.
+            Number of sent records.
         """
         kind = self._random.random()
         topic, partition = self._random.choice(self._pairs)
@@ -56,7 +56,7 @@ class RandomWork:
         return count
 
     def finish(self) -> None:
-        """Commits or aborts what is open; without this it stays open."""
+        """Commits or aborts the open transactions."""
         for name in sorted(self._open):
             self._end(name)
 
@@ -68,12 +68,12 @@ class RandomWork:
 
 
 class Background:
-    """Random work in a thread, from `with` to its end; its error is raised there.
+    """Runs random work in a thread for a `with` block; errors are raised at its end.
 
     Args:
-        work: What is done.
-        records_per_second: More are never sent.
-        leaves_open: Whether transactions that are open at the end stay so.
+        work: The work.
+        records_per_second: Maximum rate.
+        leaves_open: Whether transactions stay open at the end.
     """
 
     def __init__(
@@ -88,12 +88,11 @@ class Background:
         self.sent = 0
 
     def __enter__(self) -> Self:
-        """Starts the thread."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops it; raises what went wrong in it."""
+        """Stops the thread; raises its error."""
         self._stopped.set()
         self._thread.join(120)
         if self._thread.is_alive():
@@ -102,13 +101,13 @@ class Background:
             raise RuntimeError("the background work failed") from self._error
 
     def _run(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             while not self._stopped.is_set():
                 self.sent += self._work.step()
-                ahead = self.sent / self._rate - (time.monotonic() - begun)
+                ahead = self.sent / self._rate - (time.monotonic() - started)
                 self._stopped.wait(max(0.0, ahead))
             if not self._leaves_open:
                 self._work.finish()
-        except Exception as error:  # noqa: BLE001 - raised again where the thread is joined
+        except Exception as error:  # noqa: BLE001 - raised again in __exit__
             self._error = error

@@ -1,4 +1,4 @@
-"""A real Kafka broker with tiered storage on a folder: one node, KRaft, on free local ports."""
+"""Runs a Kafka broker with tiered storage in a folder: one node, KRaft, free local ports."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _UNSETTLED = frozenset(
 )
 
 
-def once_it_leads(ask: Callable[[], T]) -> T:
-    """An answer of a broker that has just started, once it leads what is asked for."""
+def retry_until_leader(request: Callable[[], T]) -> T:
+    """Retries a request to a broker that has just started, until it leads the partitions."""
     deadline = time.monotonic() + 30
     while True:
         try:
-            return ask()
+            return request()
         except KafkaException as error:
             if error.args[0].code() not in _UNSETTLED or time.monotonic() > deadline:
                 raise
@@ -49,13 +49,14 @@ def once_it_leads(ask: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that runs.
+    """A running broker.
 
     Attributes:
-        bootstrap: Where clients find it.
-        folder: Everything it writes.
-        tier: The storage plugin's folder, which outlives the broker.
-        pid: Of its process.
+        bootstrap: Address for clients.
+        folder: Contains all files of the broker.
+        tier: Folder of the storage plugin, which outlives the broker.
+        class_path: Class path of Kafka's tools.
+        pid: Process id.
     """
 
     bootstrap: str
@@ -65,15 +66,15 @@ class Broker:
     pid: int
 
     def new_admin(self) -> AdminClient:
-        """An admin client; it must outlive the futures that it gives."""
+        """Creates an admin client; it must outlive the futures that it returns."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topics(self, partitions: Mapping[str, int], **settings: str) -> None:
         """Creates tiered topics.
 
         Args:
-            partitions: Topic to its number of partitions.
-            settings: Topic settings with `_` for `.`, on top of `TIERED`.
+            partitions: Number of partitions by topic.
+            settings: Topic settings with `_` for `.`, in addition to `TIERED`.
         """
         config = {**TIERED, **{k.replace("_", "."): v for k, v in settings.items()}}
         topics = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
@@ -82,14 +83,14 @@ class Broker:
             future.result()
 
     def delete_records(self, offsets: PartitionOffsets) -> None:
-        """Moves the log start of partitions."""
-        wanted = [TopicPartition(topic, number, at) for (topic, number), at in offsets.items()]
+        """Moves the log starts of partitions."""
+        partitions = [TopicPartition(*pair, offset) for pair, offset in offsets.items()]
         admin = self.new_admin()
-        for future in admin.delete_records(wanted).values():
+        for future in admin.delete_records(partitions).values():
             future.result()
 
     def offsets(self, when: str) -> PartitionOffsets:
-        """What the broker answers for every partition of every user topic.
+        """Returns an offset of every partition of every user topic, as the broker reports it.
 
         Args:
             when: `earliest`, `latest`, `latest-tiered` or `earliest-local`.
@@ -107,24 +108,25 @@ class Broker:
         )
         if run.returncode != 0:
             raise RuntimeError(f"GetOffsetShell failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
-        parts = (line.rsplit(":", 2) for line in run.stdout.splitlines() if line.count(":") >= 2)
-        return {(topic, int(number)): int(offset) for topic, number, offset in parts if offset}
+        fields = (line.rsplit(":", 2) for line in run.stdout.splitlines() if line.count(":") >= 2)
+        return {(topic, int(number)): int(offset) for topic, number, offset in fields if offset}
 
     def last_stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> PartitionOffsets:
-        """What the broker answers to a read_committed consumer that asks for the latest offset."""
-        wanted = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
+        """Returns the last stable offsets, which `latest` means to a read_committed consumer."""
+        specs = {TopicPartition(*pair): OffsetSpec.latest() for pair in partitions}
         admin = self.new_admin()
 
-        def ask() -> PartitionOffsets:
-            futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
-            found = ((at, future.result().offset) for at, future in futures.items())
-            return {(at.topic, at.partition): offset for at, offset in found}
+        def list_offsets() -> PartitionOffsets:
+            futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED)
+            offsets = ((key, future.result().offset) for key, future in futures.items())
+            return {(key.topic, key.partition): offset for key, offset in offsets}
 
-        return once_it_leads(ask)
+        return retry_until_leader(list_offsets)
 
     def console_offsets(self, topic: str, partition: int, start: int, isolation: str) -> list[int]:
-        """The offsets that Kafka's console consumer prints from an offset on; nothing for 15 s is
-        the end.
+        """Returns the offsets that Kafka's console consumer prints from `start` on.
+
+        The consumer stops if it receives nothing for 15 s.
         """
         run = subprocess.run(
             [
@@ -140,31 +142,31 @@ class Broker:
             timeout=120,
             check=False,
         )
-        # It ends once nothing comes, by an error or not; the counting line is its last word.
+        # After the timeout, the consumer may end with an error; it always prints this line last.
         if "Processed a total of" not in run.stderr:
             raise RuntimeError(f"ConsoleConsumer failed:\n{run.stderr[-2000:]}")
         return [int(number) for number in re.findall(r"^Offset:(\d+)", run.stdout, re.MULTILINE)]
 
     def local_bases(self, topic: str, partition: int) -> list[int]:
-        """Base offsets of the segments that the broker has on its own disk."""
+        """Returns the base offsets of the segments on the broker's disk."""
         logs = (self.folder / "logs" / f"{topic}-{partition}").glob("*.log")
         return sorted(int(path.stem) for path in logs)
 
     def wait_until_tiered(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Waits until the tier has all that the broker may copy and the local copies are gone.
+        """Waits until the tier has all segments that can be copied and local copies are deleted.
 
         Raises:
             TimeoutError: After `SETTLE_SECONDS`.
         """
-        wanted = list(partitions)
+        pairs = list(partitions)
         deadline = time.monotonic() + SETTLE_SECONDS
-        quiet_since, before = time.monotonic(), ""
+        quiet_since, last_listing = time.monotonic(), ""
         while True:
-            stable = self.last_stable_offsets(wanted)
-            waiting = [pair for pair in wanted if self._has_copied_segments(pair, stable[pair])]
-            now = str(sorted(self.tier.rglob("*")))
-            if waiting or now != before:
-                quiet_since, before = time.monotonic(), now
+            stable = self.last_stable_offsets(pairs)
+            waiting = [pair for pair in pairs if self._has_copied_segments(pair, stable[pair])]
+            listing = str(sorted(self.tier.rglob("*")))
+            if waiting or listing != last_listing:
+                quiet_since, last_listing = time.monotonic(), listing
             elif time.monotonic() - quiet_since > 2:
                 return
             if time.monotonic() > deadline:
@@ -172,14 +174,14 @@ class Broker:
             time.sleep(0.3)
 
     def _has_copied_segments(self, pair: tuple[str, int], stable: int) -> bool:
-        """Whether a closed segment below the last stable offset is still on the broker's disk."""
+        """Returns whether the broker's disk has a closed segment below the last stable offset."""
         return any(following <= stable for following in self.local_bases(*pair)[1:])
 
     def tier_stable_offsets(self, tier_ends: PartitionOffsets) -> PartitionOffsets:
-        """Where a read_committed read of the tier alone must end, from the broker's own snapshots.
+        """Returns the ends of read_committed reads of the tier alone, from the broker's snapshots.
 
-        That is the first offset of the oldest transaction open at the end of the last tiered
-        segment, else the tier's end.
+        The end is the first offset of the oldest transaction that is open at the end of the last
+        tiered segment. If there is none, it is the end of the tier.
 
         Args:
             tier_ends: Exclusive ends of the tiered partitions.
@@ -192,7 +194,7 @@ class Broker:
             if end == 0 or not folders:
                 continue
             (folder,) = folders
-            # Named after the segment's start; the tool wants a snapshot's offset.
+            # The object is named after the segment's base offset; the tool needs a snapshot's name.
             name = f"{number:020d}.snapshot"
             (scratch / name).write_bytes(max(folder.glob("*.snapshot")).read_bytes())
             names[name] = (topic, partition)
@@ -210,15 +212,15 @@ class Broker:
 def running_broker(
     folder: Path, *, settings: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Broker]:
-    """Starts and in the end stops a broker; formats its disk unless there is one already.
+    """Runs a broker for the block; formats its disk if there is none.
 
     Args:
-        folder: Holds the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
+        folder: Contains the broker's files and log in `node-1`, its disk in `node-1/logs`, and the
             tier in `tier`.
-        settings: More broker settings.
+        settings: Additional broker settings.
 
     Raises:
-        RuntimeError: The broker did not start; with the end of its log.
+        RuntimeError: The broker did not start; contains the end of its log.
     """
     with Cluster(folder, ClusterSpec(settings={**BUSY, **settings})) as cluster:
         node = cluster.nodes[1]

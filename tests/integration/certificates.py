@@ -1,4 +1,4 @@
-"""Certificates made for one test run, as PEM, and the broker settings that use them."""
+"""Creates certificates for a test run, as PEM, and the broker settings for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Files of one authority.
+    """Files of a certificate authority.
 
     Attributes:
-        authority: Its certificate; what clients trust.
+        authority: Its certificate, which clients trust.
         broker: Key and certificate for 127.0.0.1 and localhost.
         client: Key and certificate of a client.
         other_authority: Certificate of an authority that signed neither.
@@ -43,7 +43,7 @@ class Certificates:
         return context
 
     def broker_settings(self, passwords: Mapping[str, str]) -> dict[str, str]:
-        """Settings for listeners SASL_SSL (PLAIN for these users, SCRAM) and SSL."""
+        """Returns settings for the listeners SASL_SSL (PLAIN for these users, SCRAM) and SSL."""
         module = "org.apache.kafka.common.security"
         users = "".join(f' user_{user}="{password}"' for user, password in passwords.items())
         scram = f"{module}.scram.ScramLoginModule required;"
@@ -63,18 +63,18 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Makes an authority, what it signs, and another authority."""
+    """Creates an authority, the certificates that it signs, and another authority."""
     folder.mkdir(parents=True, exist_ok=True)
     key, authority = _authority("tests")
     _, other = _authority("others")
-    found = Certificates(
+    certificates = Certificates(
         folder / "authority.pem", folder / "broker.pem", folder / "client.pem", folder / "other.pem"
     )
-    found.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
-    found.other_authority.write_bytes(other.public_bytes(serialization.Encoding.PEM))
-    for path, name in ((found.broker, "broker"), (found.client, "client")):
+    certificates.authority.write_bytes(authority.public_bytes(serialization.Encoding.PEM))
+    certificates.other_authority.write_bytes(other.public_bytes(serialization.Encoding.PEM))
+    for path, name in ((certificates.broker, "broker"), (certificates.client, "client")):
         path.write_bytes(_signed(name, key, authority))
-    return found
+    return certificates
 
 
 def _authority(name: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

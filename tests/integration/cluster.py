@@ -1,7 +1,7 @@
-"""A real Kafka cluster with tiered storage on a folder: KRaft, on free local ports.
+"""Runs a Kafka cluster with tiered storage in a folder: KRaft, on free local ports.
 
-Node 1 is broker and controller, and holds the internal topics. A cluster with `replicas` > 1 has
-further brokers, and user topics with several replicas live on those: any of them may die.
+Node 1 is broker and controller and has the internal topics. A cluster with `replicas` > 1 has
+additional brokers for user topics, so tests can stop any of them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 START_SECONDS = 90
 BUSY = {"broker.session.timeout.ms": "18000"}
-"""Where no broker dies: a slow machine must not look like a broker that did. One that is killed may
-only come back after that time."""
+"""For tests in which no broker dies: a slow machine must not look like a dead broker. A killed
+broker can only restart after this timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """What a cluster is like.
+    """Settings of a cluster.
 
     Attributes:
-        replicas: How many brokers may hold a user topic: 1, which is node 1, or 2: nodes 2 and 3.
-        version: Of Kafka, as on Maven Central.
-        certificates: With them the brokers listen on SASL_SSL (SCRAM and PLAIN) and SSL too.
-        passwords: User to password, for PLAIN; `Admin.add_scram_user` makes SCRAM users.
+        replicas: Number of brokers for user topics: 1 (node 1) or 2 (nodes 2 and 3).
+        version: Version of Kafka on Maven Central.
+        certificates: If set, the brokers also listen on SASL_SSL (SCRAM and PLAIN) and SSL.
+        passwords: Passwords by user, for PLAIN; `Admin.add_scram_user` creates SCRAM users.
         has_acls: Whether users other than plaintext ones need ACLs.
         has_racks: Whether node n is in `rack-n` and consumers may read from their rack's replica.
-        interval_ms: How often a broker looks for segments to tier and to delete.
-        settings: More broker settings.
-        classes: Folder with classes beside Kafka's.
+        interval_ms: Interval of the broker's tiering and retention tasks.
+        settings: Additional broker settings.
+        classes: Folder with classes in addition to Kafka's.
     """
 
     replicas: int = 1
@@ -60,16 +60,16 @@ class ClusterSpec:
 
 
 class Cluster:
-    """A cluster that starts with `with` and ends with it.
+    """A cluster that runs during a `with` block.
 
     Args:
-        folder: Holds the nodes' folders `node-1`, … with their disks, and the tier in `tier`.
-        spec: What it is like.
+        folder: Contains the nodes' folders `node-1`, … with their disks, and the tier in `tier`.
+        spec: Settings.
 
     Attributes:
-        tier: The storage plugin's folder, which outlives the brokers.
-        nodes: By `node.id`.
-        admin: Asks and changes it as an administrator.
+        tier: Folder of the storage plugin, which outlives the brokers.
+        nodes: Nodes by `node.id`.
+        admin: Administers the cluster.
     """
 
     def __init__(self, folder: Path, spec: ClusterSpec | None = None) -> None:
@@ -90,19 +90,19 @@ class Cluster:
 
     @property
     def bootstrap(self) -> str:
-        """Where plaintext clients find all nodes."""
+        """Returns the plaintext addresses of all nodes."""
         return ",".join(node.bootstrap for node in self.nodes.values())
 
     def address(self, listener: str) -> str:
-        """Bootstrap servers of one listener: `PLAINTEXT`, `SASL_SSL` or `SSL`."""
+        """Returns the addresses of a listener: `PLAINTEXT`, `SASL_SSL` or `SSL`."""
         return ",".join(f"127.0.0.1:{node.ports[listener]}" for node in self.nodes.values())
 
     def replica_nodes(self) -> list[int]:
-        """The nodes that user topics live on."""
+        """Returns the nodes for user topics."""
         return [number for number in self.nodes if number > 1] or [1]
 
     def __enter__(self) -> Self:
-        """Starts all nodes and waits until they serve; formats disks that are not."""
+        """Starts all nodes and waits until they are ready; formats new disks."""
         self.tier.mkdir(parents=True, exist_ok=True)
         cluster_id = base64.urlsafe_b64encode(b"\x00" + secrets.token_bytes(15)).decode()
         for node in self.nodes.values():
@@ -114,7 +114,7 @@ class Cluster:
             for node, process in zip(new, formats, strict=True):
                 if process.wait(60) != 0:
                     raise RuntimeError(f"the disk was not formatted:\n{node.log_end()}")
-            # Alone at first, so that the internal topics come to live on node 1.
+            # Node 1 starts first, so that Kafka places the internal topics on it.
             self.start_node(1)
             for number in self.nodes:
                 if number > 1:
@@ -128,11 +128,10 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops all nodes."""
         self._stop()
 
     def start_node(self, number: int) -> None:
-        """Starts a node that was stopped or killed, and waits until it serves."""
+        """Starts a stopped or killed node and waits until it is ready."""
         self.nodes[number].start()
         self.wait_ready()
 
@@ -142,15 +141,15 @@ class Cluster:
         self.start_node(number)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Waits until every node that runs answers and is known to all others.
+        """Waits until every running node responds and is known to all others.
 
         Raises:
-            RuntimeError: A node ended, or the time passed; with the ends of the logs.
+            RuntimeError: A node ended, or the timeout is over; contains the ends of the logs.
         """
         deadline = time.monotonic() + seconds
         running = [node for node in self.nodes.values() if node.is_running]
-        wanted = {node.number for node in running}
-        while not all(self._knows(node, wanted) for node in running):
+        expected = {node.number for node in running}
+        while not all(self._knows(node, expected) for node in running):
             dead = [node.number for node in running if not node.is_running]
             if dead or time.monotonic() > deadline:
                 logs = "\n".join(node.log_end() for node in running)
@@ -158,12 +157,12 @@ class Cluster:
             time.sleep(0.1)
 
     def log_ends(self) -> str:
-        """The ends of all nodes' logs, for error messages."""
+        """Returns the ends of all nodes' logs, for error messages."""
         return "\n".join(node.log_end() for node in self.nodes.values())
 
-    def _knows(self, node: Node, wanted: set[int]) -> bool:
+    def _knows(self, node: Node, expected: set[int]) -> bool:
         try:
-            return set(self.admin.brokers_known_to(node.number)) >= wanted
+            return set(self.admin.brokers_known_to(node.number)) >= expected
         except KafkaException:
             return False
 
@@ -181,22 +180,22 @@ class Cluster:
 
     def _settings(self, number: int) -> dict[str, str]:
         spec = self.spec
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         if spec.certificates:
-            found |= spec.certificates.broker_settings(spec.passwords)
+            settings |= spec.certificates.broker_settings(spec.passwords)
         if spec.has_acls:
-            found["authorizer.class.name"] = (
+            settings["authorizer.class.name"] = (
                 "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
             )
-            found["super.users"] = "User:ANONYMOUS"
+            settings["super.users"] = "User:ANONYMOUS"
         if spec.has_racks:
-            found["broker.rack"] = f"rack-{number}"
-            found["replica.selector.class"] = (
+            settings["broker.rack"] = f"rack-{number}"
+            settings["replica.selector.class"] = (
                 "org.apache.kafka.common.replica.RackAwareReplicaSelector"
             )
-        return found | dict(spec.settings)
+        return settings | dict(spec.settings)
 
     def _stop(self) -> None:
-        # The controller last: a broker's clean shutdown asks it.
+        # The controller stops last, because a broker's clean shutdown needs it.
         for number in sorted(self.nodes, reverse=True):
             self.nodes[number].stop()

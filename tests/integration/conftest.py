@@ -1,4 +1,4 @@
-"""Fixtures that integration tests share: what takes a broker and minutes is made once."""
+"""Fixtures of the integration tests, with session scope because brokers take minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
-from tests.integration.differential_world import World, compared
+from tests.integration.differential_world import World, run_comparison
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests that share a broker in one worker: those of a file, or of `differential`."""
+    """Runs tests that share a broker in one worker: those of a file, or those of `differential`."""
     for item in items:
         if item.path.is_relative_to(HERE):
             is_differential = "differential" in getattr(item, "fixturenames", ())
@@ -30,13 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def differential(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """What Spark's Kafka source and ours read of the same broker."""
-    return compared(tmp_path_factory.mktemp("differential"))
+    """Reads the same broker with Spark's Kafka source and with this one."""
+    return run_comparison(tmp_path_factory.mktemp("differential"))
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of one node; each test has topics of its own."""
+    """Runs a cluster of one node; each test creates its own topics."""
     needs("java", "mvn")
     with Cluster(
         tmp_path_factory.mktemp("one-node") / "cluster", ClusterSpec(settings=BUSY)

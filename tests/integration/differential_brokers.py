@@ -1,6 +1,6 @@
-"""Option combinations about what only brokers know, and what stays different when ours has them.
+"""Differential cases that need brokers, and the differences that remain with brokers.
 
-A difference is a row of the table in `docs/kafka-source.md`; `ROWS` says which cases show it.
+Each difference is a row of the table in `docs/kafka-source.md`; `ROWS` lists the cases of each row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests.integration.differential_case import (
     Case,
     Options,
     Verdict,
-    fixed,
+    fixed_options,
     time_of,
-    timed,
+    timed_options,
 )
-from tests.integration.differential_refusals import ours
+from tests.integration.differential_refusals import only_ours_rejects
 from tests.integration.workload import GONE_RECORDS, PLAIN_RECORDS, TOPICS, UNTIERED
 
 if TYPE_CHECKING:
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 EVERY: Final = {**TOPICS, **UNTIERED}
 NAMES: Final = ",".join(EVERY)
 COMMITTED: Final = {"kafka.isolation.level": "read_committed"}
-IN_A_HURRY: Final = {
+SHORT_TIMEOUTS: Final = {
     "kafka.request.timeout.ms": "1500",
     "kafka.default.api.timeout.ms": "2500",
     "kafka.socket.connection.setup.timeout.ms": "1000",
 }
 
 
-def around(facts: TierFacts, topics: str, of_tier: int) -> str:
-    """JSON with an offset so far from the end of every partition's tier, within its log."""
+def offsets_near_tier_end(facts: TierFacts, topics: str, of_tier: int) -> str:
+    """Returns JSON with offsets at a distance from each partition's tier end, within its log."""
     named: dict[str, dict[str, int]] = {}
     for topic in topics.split(","):
         for number in range(EVERY[topic]):
-            place = topic, number
-            at = facts.tier_stable[place] + of_tier
-            inside = min(max(at, facts.starts[place]), facts.stable[place])
-            named.setdefault(topic, {})[str(number)] = inside
+            key = topic, number
+            offset = facts.tier_stable[key] + of_tier
+            clamped = min(max(offset, facts.starts[key]), facts.stable[key])
+            named.setdefault(topic, {})[str(number)] = clamped
     return json.dumps(named)
 
 
-def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
-    """JSON with the end of every partition, or so many offsets behind it."""
+def end_offsets_json(facts: TierFacts, topics: str, more: int = 0) -> str:
+    """Returns JSON with the end of every partition, plus `more` offsets."""
     return json.dumps(
         {
             topic: {str(n): facts.latest[topic, n] + more for n in range(EVERY[topic])}
@@ -57,46 +57,46 @@ def ends(facts: TierFacts, topics: str, more: int = 0) -> str:
     )
 
 
-def times(facts: TierFacts, topic: str, of_tier: int) -> str:
-    """JSON with the time of the record so far from the end of every partition's tier."""
-    places = [(topic, number) for number in range(EVERY[topic])]
+def times_near_tier_end(facts: TierFacts, topic: str, of_tier: int) -> str:
+    """Returns JSON with the times of records at a distance from each partition's tier end."""
+    keys = [(topic, number) for number in range(EVERY[topic])]
     return json.dumps(
-        {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in places}}
+        {topic: {str(n): time_of(facts.tier_ends[name, n] + of_tier) for name, n in keys}}
     )
 
 
 _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "everything there is": fixed(subscribe=NAMES),
-    "everything, the isolation level left out": fixed(subscribe=NAMES),
-    "everything by pattern": fixed(subscribePattern="^(plain|txn|app|trim|empty|gone)"),
-    "everything with headers": fixed(subscribe=NAMES, includeHeaders="true"),
-    "everything in more partitions": fixed(subscribe=NAMES, minPartitions="29"),
-    "everything, few records each": fixed(subscribe=NAMES, maxRecordsPerPartition="111"),
-    "across the border": lambda facts: {
+    "everything": fixed_options(subscribe=NAMES),
+    "everything, default isolation level": fixed_options(subscribe=NAMES),
+    "everything by pattern": fixed_options(subscribePattern="^(plain|txn|app|trim|empty|gone)"),
+    "everything with headers": fixed_options(subscribe=NAMES, includeHeaders="true"),
+    "everything in more partitions": fixed_options(subscribe=NAMES, minPartitions="29"),
+    "everything, few records each": fixed_options(subscribe=NAMES, maxRecordsPerPartition="111"),
+    "across the end of the tier": lambda facts: {
         "subscribe": "plain,append",
-        "startingOffsets": around(facts, "plain,append", -40),
-        "endingOffsets": around(facts, "plain,append", 25),
+        "startingOffsets": offsets_near_tier_end(facts, "plain,append", -40),
+        "endingOffsets": offsets_near_tier_end(facts, "plain,append", 25),
     },
-    "across the border, in more partitions": lambda facts: {
+    "across the end of the tier, in more partitions": lambda facts: {
         "subscribe": "plain,txn",
-        "startingOffsets": around(facts, "plain,txn", -70),
-        "endingOffsets": around(facts, "plain,txn", 90),
+        "startingOffsets": offsets_near_tier_end(facts, "plain,txn", -70),
+        "endingOffsets": offsets_near_tier_end(facts, "plain,txn", 90),
         "minPartitions": "11",
         "includeHeaders": "true",
     },
-    "behind the tier": lambda facts: {
+    "after the tier": lambda facts: {
         "subscribe": NAMES,
-        "startingOffsets": around(facts, NAMES, 0),
-        "endingOffsets": around(facts, NAMES, 1_000_000),
+        "startingOffsets": offsets_near_tier_end(facts, NAMES, 0),
+        "endingOffsets": offsets_near_tier_end(facts, NAMES, 1_000_000),
     },
-    "one record behind the tier": lambda facts: {
+    "one record after the tier": lambda facts: {
         "assign": '{"append":[0]}',
         "startingOffsets": json.dumps({"append": {"0": facts.tier_ends["append", 0]}}),
         "endingOffsets": json.dumps({"append": {"0": facts.tier_ends["append", 0] + 1}}),
     },
-    "up to the very end": lambda facts: {
+    "up to the high watermark": lambda facts: {
         "subscribe": "plain,append,trimmed,plain-sparse",
-        "endingOffsets": ends(facts, "plain,append,trimmed,plain-sparse"),
+        "endingOffsets": end_offsets_json(facts, "plain,append,trimmed,plain-sparse"),
     },
     "some from earliest, some to latest": lambda facts: {
         "assign": '{"plain":[0,1],"gone":[0,1],"empty":[0]}',
@@ -115,35 +115,35 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
             }
         ),
     },
-    "start times behind the tier": lambda facts: {
+    "start times after the tier": lambda facts: {
         "subscribe": "plain",
-        "startingOffsetsByTimestamp": times(facts, "plain", 150),
+        "startingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 150),
     },
-    "end times behind the tier": lambda facts: {
+    "end times after the tier": lambda facts: {
         "subscribe": "plain",
-        "endingOffsetsByTimestamp": times(facts, "plain", 150),
+        "endingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 150),
     },
-    "times on both sides of the border": lambda facts: {
+    "times before and after the end of the tier": lambda facts: {
         "subscribe": "plain",
-        "startingOffsetsByTimestamp": times(facts, "plain", -60),
-        "endingOffsetsByTimestamp": times(facts, "plain", 60),
+        "startingOffsetsByTimestamp": times_near_tier_end(facts, "plain", -60),
+        "endingOffsetsByTimestamp": times_near_tier_end(facts, "plain", 60),
     },
-    "end time behind the tier": timed(endingTimestamp=PLAIN_RECORDS - 130),
-    "a start time that some have, strategy latest": fixed(
+    "end time after the tier": timed_options(endingTimestamp=PLAIN_RECORDS - 130),
+    "a start time with records in some topics, strategy latest": fixed_options(
         subscribe=NAMES,
         startingTimestamp=str(time_of(PLAIN_RECORDS - 100)),
         startingOffsetsByTimestampStrategy="latest",
     ),
-    "an end time, with topics that have no record": fixed(
+    "an end time, with topics without records": fixed_options(
         subscribe="plain,empty,gone", endingTimestamp=str(time_of(400))
     ),
-    "a partition that was never written": fixed(assign='{"gone":[1],"plain-sparse":[0,1]}'),
-    "below what was deleted, data loss allowed": fixed(
+    "a partition without records": fixed_options(assign='{"gone":[1],"plain-sparse":[0,1]}'),
+    "below deleted records, data loss allowed": fixed_options(
         assign='{"gone":[0],"trimmed":[0]}',
         failOnDataLoss="false",
         startingOffsets='{"gone":{"0":3},"trimmed":{"0":70}}',
     ),
-    "small answers": fixed(
+    "small responses": fixed_options(
         subscribe="plain,txn",
         kafka_max_partition_fetch_bytes="1",
         kafka_fetch_max_bytes="5000",
@@ -153,7 +153,7 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         kafka_client_rack="far",
         kafka_request_timeout_ms="20000",
     ),
-    "groups and polls": fixed(
+    "groups and polls": fixed_options(
         subscribe="append",
         kafka_group_id="some",
         kafka_max_poll_records="7",
@@ -161,8 +161,10 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
         kafka_metadata_max_age_ms="20000",
         kafka_receive_buffer_bytes="70000",
     ),
-    "the protocol by name": fixed(subscribe="append", kafka_security_protocol="PLAINTEXT"),
-    "the protocol in small letters": fixed(subscribe="append", kafka_security_protocol="plaintext"),
+    "the protocol by name": fixed_options(subscribe="append", kafka_security_protocol="PLAINTEXT"),
+    "the protocol in small letters": fixed_options(
+        subscribe="append", kafka_security_protocol="plaintext"
+    ),
     "servers with blanks and twice": lambda facts: {
         "subscribe": "append",
         "kafka.bootstrap.servers": f" {facts.bootstrap} , {facts.bootstrap},",
@@ -174,32 +176,32 @@ _ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
 }
 
 _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "an empty topic": fixed(subscribe="empty"),
-    "an empty topic by its offsets": fixed(
+    "an empty topic": fixed_options(subscribe="empty"),
+    "an empty topic by its offsets": fixed_options(
         subscribe="empty",
         startingOffsets='{"empty":{"0":0}}',
         endingOffsets='{"empty":{"0":0}}',
     ),
-    "an empty topic by names of offsets": fixed(
+    "an empty topic by names of offsets": fixed_options(
         subscribe="empty",
         startingOffsets='{"empty":{"0":-2}}',
         endingOffsets='{"empty":{"0":-1}}',
     ),
-    "an empty topic up to a time": fixed(subscribe="empty", endingTimestamp="5"),
-    "an empty topic from a time, strategy latest": fixed(
+    "an empty topic up to a time": fixed_options(subscribe="empty", endingTimestamp="5"),
+    "an empty topic from a time, strategy latest": fixed_options(
         subscribe="empty", startingTimestamp="5", startingOffsetsByTimestampStrategy="latest"
     ),
-    "an empty topic in more partitions": fixed(subscribe="empty", minPartitions="3"),
-    "a topic of which all is deleted": fixed(subscribe="gone"),
-    "its end": lambda _facts: {
+    "an empty topic in more partitions": fixed_options(subscribe="empty", minPartitions="3"),
+    "a topic with all records deleted": fixed_options(subscribe="gone"),
+    "the end of a topic with all records deleted": lambda _facts: {
         "subscribe": "gone",
         "startingOffsets": json.dumps({"gone": {"0": GONE_RECORDS, "1": 0}}),
     },
-    "from the very end": lambda facts: {
+    "from the high watermark": lambda facts: {
         "subscribe": "plain",
-        "startingOffsets": ends(facts, "plain"),
+        "startingOffsets": end_offsets_json(facts, "plain"),
     },
-    "a time that none has, strategy latest": fixed(
+    "a time after all records, strategy latest": fixed_options(
         subscribe=NAMES,
         startingTimestamp=str(FAR_FUTURE_MS),
         startingOffsetsByTimestampStrategy="latest",
@@ -207,99 +209,110 @@ _NO_ROWS: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
 }
 
 _REFUSED: Final[Mapping[str, Callable[[TierFacts], Options]]] = {
-    "an empty topic from a time": fixed(subscribe="empty", startingTimestamp="5"),
-    "a time that some topics have not": fixed(subscribe="plain,gone", startingTimestamp="5"),
-    "above an empty topic": fixed(subscribe="empty", startingOffsets='{"empty":{"0":1}}'),
-    "an end above an empty topic": fixed(subscribe="empty", endingOffsets='{"empty":{"0":1}}'),
-    "below what was deleted": fixed(assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'),
-    "an end above a transaction that is open": lambda facts: {
+    "an empty topic from a time": fixed_options(subscribe="empty", startingTimestamp="5"),
+    "a start time without records in some topics": fixed_options(
+        subscribe="plain,gone", startingTimestamp="5"
+    ),
+    "above an empty topic": fixed_options(subscribe="empty", startingOffsets='{"empty":{"0":1}}'),
+    "an end above an empty topic": fixed_options(
+        subscribe="empty", endingOffsets='{"empty":{"0":1}}'
+    ),
+    "below deleted records": fixed_options(
+        assign='{"gone":[0]}', startingOffsets='{"gone":{"0":3}}'
+    ),
+    "an end above an open transaction": lambda facts: {
         **COMMITTED,
         "assign": '{"txn":[1]}',
         "endingOffsets": json.dumps({"txn": {"1": facts.latest["txn", 1]}}),
     },
-    "end offsets of one more partition": fixed(
+    "end offsets of one more partition": fixed_options(
         subscribe="append", endingOffsets='{"append":{"0":100,"1":0}}'
     ),
-    "no servers": fixed(subscribe="append", kafka_bootstrap_servers=""),
-    "a server without a port": fixed(subscribe="append", kafka_bootstrap_servers="127.0.0.1"),
-    "a server that is not there": lambda _facts: {
+    "no servers": fixed_options(subscribe="append", kafka_bootstrap_servers=""),
+    "a server without a port": fixed_options(
+        subscribe="append", kafka_bootstrap_servers="127.0.0.1"
+    ),
+    "an unreachable server": lambda _facts: {
         "subscribe": "append",
         "kafka.bootstrap.servers": "127.0.0.1:1",
-        **IN_A_HURRY,
+        **SHORT_TIMEOUTS,
     },
-    "an unknown protocol": fixed(subscribe="append", kafka_security_protocol="SSH"),
-    "TLS with brokers that speak none": lambda _facts: {
+    "an unknown protocol": fixed_options(subscribe="append", kafka_security_protocol="SSH"),
+    "TLS with brokers without TLS": lambda _facts: {
         "subscribe": "append",
         "kafka.security.protocol": "SSL",
-        **IN_A_HURRY,
+        **SHORT_TIMEOUTS,
     },
-    "SASL without a login": fixed(
+    "SASL without a login": fixed_options(
         subscribe="append", kafka_security_protocol="SASL_PLAINTEXT", kafka_sasl_mechanism="PLAIN"
     ),
-    "an unknown mechanism": fixed(
+    "an unknown mechanism": fixed_options(
         subscribe="append",
         kafka_security_protocol="SASL_PLAINTEXT",
         kafka_sasl_mechanism="NONE",
         kafka_sasl_jaas_config="some.Module required;",
     ),
-    "a trust store that is not there": fixed(
+    "a missing trust store": fixed_options(
         subscribe="append",
         kafka_security_protocol="SSL",
         kafka_ssl_truststore_location="/nowhere/trust.jks",
     ),
-    "a wait in words": fixed(subscribe="append", kafka_fetch_max_wait_ms="long"),
-    "fewer bytes than none": fixed(subscribe="append", kafka_max_partition_fetch_bytes="-1"),
+    "a wait in words": fixed_options(subscribe="append", kafka_fetch_max_wait_ms="long"),
+    "a negative number of bytes": fixed_options(
+        subscribe="append", kafka_max_partition_fetch_bytes="-1"
+    ),
 }
 
 MORE: Final[Mapping[str, Case]] = {
     **{name: Case(options) for name, options in _ROWS.items()},
     **{name: Case(options, Verdict.NO_ROWS) for name, options in _NO_ROWS.items()},
     **{name: Case(options, Verdict.BOTH_REFUSE) for name, options in _REFUSED.items()},
-    "a security provider without TLS": ours(
-        fixed(subscribe="append", kafka_ssl_provider="any"), "what cannot be honoured is refused"
+    "a security provider without TLS": only_ours_rejects(
+        fixed_options(subscribe="append", kafka_ssl_provider="any"),
+        "settings that cannot be honored are rejected",
     ),
-    "a trust store without TLS": ours(
-        fixed(subscribe="append", kafka_ssl_truststore_location="/nowhere/trust.jks"),
-        "who gives certificates wants TLS",
+    "a trust store without TLS": only_ours_rejects(
+        fixed_options(subscribe="append", kafka_ssl_truststore_location="/nowhere/trust.jks"),
+        "certificates without TLS are a mistake",
     ),
 }
-"""Cases that the tier alone cannot answer."""
+"""Cases that need brokers."""
 
 ROWS: Final[Mapping[str, tuple[str, ...]]] = {
-    "an end, a start or a starting time behind the tier, without brokers": (
-        "an end that is not tiered yet",
-        "a start behind the tier",
-        "a start time behind the tier",
-        "an end above a transaction that the tier cannot decide",
+    "an end, a start or a starting time after the tier, without brokers": (
+        "an untiered end",
+        "a start after the tier",
+        "a start time after the tier",
+        "an end above an undecided transaction",
     ),
     "JSON bounds, without brokers": (
         "a start of one more partition",
         "an end of one more partition",
-        "a start without a partition that is not tiered",
+        "a start without an untiered partition",
     ),
     "a start above the end or an end below the log start, with `failOnDataLoss=false`": (
         "a start above everything, data loss allowed",
         "an end below the log start, data loss allowed",
     ),
-    "a mistake without effect: an unknown option, a malformed one that another overrides": (
+    "an unknown option, or a malformed option that another overrides": (
         "an unknown option",
         "a malformed option without effect",
     ),
-    "JSON with a key twice, a fraction or text behind its end": (
+    "JSON with a duplicate key, a fraction or text after its end": (
         "a partition twice",
         "a topic twice",
         "an offset with a fraction",
-        "more behind the JSON",
+        "text after the JSON",
     ),
-    "`assign` of nothing, `subscribePattern` that no topic matches": (
-        "a pattern that no topic has",
+    "empty `assign`, `subscribePattern` without a matching topic": (
+        "a pattern without a match",
         "assign nothing",
         "assign no partition",
         "assign a number below zero",
     ),
-    "`assign` of a partition that is not, with brokers": ("assign a partition that is not",),
-    "`subscribePattern`": ("a class that only Java's expressions have",),
-    "times below zero": (
+    "`assign` of a partition that does not exist, with brokers": ("assign a missing partition",),
+    "`subscribePattern`": ("a character class that only Java has",),
+    "negative times": (
         "start time below zero",
         "end time below zero",
         "start times below zero",
@@ -317,7 +330,7 @@ ROWS: Final[Mapping[str, tuple[str, ...]]] = {
         "value serializer",
     ),
 }
-"""First cell of a row of the docs to the cases that show it."""
+"""Cases by first cell of the docs row that they show."""
 
 _WITHOUT_BROKERS: Final = tuple(row for row in ROWS if row.endswith("without brokers"))
 STILL_DIFFERENT: Final = frozenset(

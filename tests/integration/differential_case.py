@@ -1,4 +1,4 @@
-"""What a case of the differential test is, and how options are made from the facts of the tier."""
+"""Cases of the differential test, and helpers that build their options for a tier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMED: Final = "plain,txn"
 
 
 class Verdict(Enum):
-    """How the two sources compare."""
+    """Expected relation between the results of the two sources."""
 
     SAME_ROWS = "same rows"
     NO_ROWS = "no rows of the tier from either"
@@ -32,12 +32,12 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of options, without the isolation level.
+    """A combination of options, without the isolation level.
 
     Attributes:
-        options: From facts to options.
-        verdict: What is expected of the two.
-        reason: Why they differ, where they do.
+        options: Returns the options for a tier.
+        verdict: Expected relation between the two results.
+        reason: Why the results differ, if they do.
     """
 
     options: Callable[[TierFacts], Options]
@@ -45,27 +45,27 @@ class Case:
     reason: str = ""
 
 
-def offsets(facts: TierFacts, topics: str, share: float, **special: int) -> str:
-    """JSON with the offset at a share of every partition's tier.
+def offsets_json(facts: TierFacts, topics: str, share: float, **special: int) -> str:
+    """Returns JSON with an offset of each partition, at a fraction of its tier.
 
     Args:
-        facts: Where the tier of each partition begins and ends.
-        topics: Names, separated by commas.
-        share: 0 is the log start, 1 the end that a read_committed read of the tier has.
-        special: `topic_partition` to an offset that stands instead.
+        facts: Start and end of each partition's tier.
+        topics: Topics, separated by commas.
+        share: 0 is the log start; 1 is the end of a read_committed read of the tier.
+        special: Other offsets by `topic_partition`.
     """
     named: PartitionNumbers = {}
     for topic in topics.split(","):
         for number in range(TOPICS[topic]):
             start, stop = facts.starts[topic, number], facts.tier_stable[topic, number]
-            at = start + round((stop - start) * share) if stop > start else start
-            chosen = special.get(f"{topic.replace('-', '_')}_{number}", at)
+            offset = start + round((stop - start) * share) if stop > start else start
+            chosen = special.get(f"{topic.replace('-', '_')}_{number}", offset)
             named.setdefault(topic, {})[str(number)] = chosen
     return json.dumps(named)
 
 
-def stamps(topics: str, *seconds: int) -> str:
-    """JSON with a create time for each partition: the first takes the first time, and so on."""
+def timestamps_json(topics: str, *seconds: int) -> str:
+    """Returns JSON with a create time for each partition; times are used in order and repeat."""
     every = itertools.cycle(seconds)
     return json.dumps(
         {
@@ -76,15 +76,17 @@ def stamps(topics: str, *seconds: int) -> str:
 
 
 def time_of(second: float) -> int:
-    """Create time of the record of that number, unless it is a late one."""
+    """Returns the create time of the record with this number, unless it is a late one."""
     return BASE_MS + round(second * STEP_MS)
 
 
-def fixed(**options: str) -> Callable[[TierFacts], Options]:
-    """Options that do not depend on the tier; `_` in a name stands for `.`."""
+def fixed_options(**options: str) -> Callable[[TierFacts], Options]:
+    """Returns options that do not depend on the tier; `_` in a name means `.`."""
     return lambda _facts: {name.replace("_", "."): value for name, value in options.items()}
 
 
-def timed(**seconds: float) -> Callable[[TierFacts], Options]:
-    """`startingTimestamp` and the like, by record numbers."""
-    return fixed(subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()})
+def timed_options(**seconds: float) -> Callable[[TierFacts], Options]:
+    """Returns time options, such as `startingTimestamp`, given as record numbers."""
+    return fixed_options(
+        subscribe=TIMED, **{name: str(time_of(at)) for name, at in seconds.items()}
+    )

@@ -1,4 +1,4 @@
-"""Option combinations that give the same rows from Spark's Kafka source and from ours."""
+"""Differential cases for which Spark's Kafka source and this one return the same rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.integration.differential_case import (
     TIMED,
     Case,
     Verdict,
-    fixed,
-    offsets,
-    stamps,
+    fixed_options,
+    offsets_json,
     time_of,
-    timed,
+    timed_options,
+    timestamps_json,
 )
 
 if TYPE_CHECKING:
@@ -23,45 +23,45 @@ if TYPE_CHECKING:
 
 
 SAME: Final[Mapping[str, Case]] = {
-    # Which topics and partitions.
-    "subscribe one": Case(fixed(subscribe="plain")),
-    "subscribe several with blanks": Case(fixed(subscribe=" plain , txn,")),
-    "subscribe all": Case(fixed(subscribe=ALL)),
-    "subscribe one twice": Case(fixed(subscribe="txn,txn")),
-    "pattern of a prefix": Case(fixed(subscribePattern="plain.*")),
-    "pattern within names": Case(fixed(subscribePattern="l.in")),
-    "pattern of a whole name": Case(fixed(subscribePattern="^pl.in$")),
-    "pattern with a choice": Case(fixed(subscribePattern="txn|append")),
-    "assign some": Case(fixed(assign='{"plain":[0,2]}')),
-    "assign several topics": Case(fixed(assign='{"txn":[1],"plain":[1]}')),
-    "assign one partition twice": Case(fixed(assign='{"plain":[1,1]}')),
-    "assign a partition that is not": Case(fixed(assign='{"append":[0,9]}')),
-    "assign a partition without a tier": Case(fixed(assign='{"plain-sparse":[1,0]}')),
+    # Topics and partitions.
+    "subscribe one": Case(fixed_options(subscribe="plain")),
+    "subscribe several with blanks": Case(fixed_options(subscribe=" plain , txn,")),
+    "subscribe all": Case(fixed_options(subscribe=ALL)),
+    "subscribe one twice": Case(fixed_options(subscribe="txn,txn")),
+    "pattern of a prefix": Case(fixed_options(subscribePattern="plain.*")),
+    "pattern within names": Case(fixed_options(subscribePattern="l.in")),
+    "pattern of a full name": Case(fixed_options(subscribePattern="^pl.in$")),
+    "pattern with a choice": Case(fixed_options(subscribePattern="txn|append")),
+    "assign some": Case(fixed_options(assign='{"plain":[0,2]}')),
+    "assign several topics": Case(fixed_options(assign='{"txn":[1],"plain":[1]}')),
+    "assign one partition twice": Case(fixed_options(assign='{"plain":[1,1]}')),
+    "assign a missing partition": Case(fixed_options(assign='{"append":[0,9]}')),
+    "assign a partition without a tier": Case(fixed_options(assign='{"plain-sparse":[1,0]}')),
     # Offsets.
     "earliest and latest by name": Case(
-        fixed(subscribe=ALL, startingOffsets="earliest", endingOffsets="latest")
+        fixed_options(subscribe=ALL, startingOffsets="earliest", endingOffsets="latest")
     ),
     "names in capitals": Case(
-        fixed(subscribe="txn", startingOffsets="EARLIEST", endingOffsets="Latest")
+        fixed_options(subscribe="txn", startingOffsets="EARLIEST", endingOffsets="Latest")
     ),
     "start offsets": Case(
-        lambda facts: {"subscribe": ALL, "startingOffsets": offsets(facts, ALL, 0.4)}
+        lambda facts: {"subscribe": ALL, "startingOffsets": offsets_json(facts, ALL, 0.4)}
     ),
     "end offsets": Case(
-        lambda facts: {"subscribe": ALL, "endingOffsets": offsets(facts, ALL, 0.6)}
+        lambda facts: {"subscribe": ALL, "endingOffsets": offsets_json(facts, ALL, 0.6)}
     ),
     "start and end offsets": Case(
         lambda facts: {
             "subscribe": ALL,
-            "startingOffsets": offsets(facts, ALL, 0.21),
-            "endingOffsets": offsets(facts, ALL, 0.83),
+            "startingOffsets": offsets_json(facts, ALL, 0.21),
+            "endingOffsets": offsets_json(facts, ALL, 0.83),
         }
     ),
     "some partitions from earliest to latest": Case(
         lambda facts: {
             "subscribe": TIMED,
-            "startingOffsets": offsets(facts, TIMED, 0.5, plain_1=-2, txn_0=-2),
-            "endingOffsets": offsets(facts, TIMED, 0.9, plain_1=-1, txn_1=-1),
+            "startingOffsets": offsets_json(facts, TIMED, 0.5, plain_1=-2, txn_0=-2),
+            "endingOffsets": offsets_json(facts, TIMED, 0.9, plain_1=-1, txn_1=-1),
         }
     ),
     "start offsets of assigned partitions": Case(
@@ -72,7 +72,7 @@ SAME: Final[Mapping[str, Case]] = {
         }
     ),
     "one record": Case(
-        fixed(
+        fixed_options(
             assign='{"plain":[1]}',
             startingOffsets='{"plain":{"1":123}}',
             endingOffsets='{"plain":{"1":124}}',
@@ -81,8 +81,8 @@ SAME: Final[Mapping[str, Case]] = {
     "an empty range": Case(
         lambda facts: {
             "subscribe": ALL,
-            "startingOffsets": offsets(facts, ALL, 0.5),
-            "endingOffsets": offsets(facts, ALL, 0.5),
+            "startingOffsets": offsets_json(facts, ALL, 0.5),
+            "endingOffsets": offsets_json(facts, ALL, 0.5),
         },
         Verdict.NO_ROWS,
     ),
@@ -100,66 +100,72 @@ SAME: Final[Mapping[str, Case]] = {
         }
     ),
     # Timestamps.
-    "start time": Case(timed(startingTimestamp=300)),
-    "start time between records": Case(timed(startingTimestamp=300.5)),
-    "start time among late records": Case(timed(startingTimestamp=265 - 90)),
-    "start time before everything": Case(fixed(subscribe=TIMED, startingTimestamp="0")),
-    "start time that only markers have": Case(
-        fixed(subscribe="txn", startingTimestamp=str(time_of(10_000_000)))
+    "start time": Case(timed_options(startingTimestamp=300)),
+    "start time between records": Case(timed_options(startingTimestamp=300.5)),
+    "start time among late records": Case(timed_options(startingTimestamp=265 - 90)),
+    "start time before everything": Case(fixed_options(subscribe=TIMED, startingTimestamp="0")),
+    "start time with only markers after it": Case(
+        fixed_options(subscribe="txn", startingTimestamp=str(time_of(10_000_000)))
     ),
-    "end time": Case(timed(endingTimestamp=300)),
-    "end time between records": Case(timed(endingTimestamp=250.25)),
+    "end time": Case(timed_options(endingTimestamp=300)),
+    "end time between records": Case(timed_options(endingTimestamp=250.25)),
     "end time before everything": Case(
-        fixed(subscribe=TIMED, endingTimestamp="1"), Verdict.NO_ROWS
+        fixed_options(subscribe=TIMED, endingTimestamp="1"), Verdict.NO_ROWS
     ),
-    "end time after everything": Case(fixed(subscribe=TIMED, endingTimestamp=str(FAR_FUTURE_MS))),
-    "start and end time": Case(timed(startingTimestamp=111, endingTimestamp=333)),
+    "end time after everything": Case(
+        fixed_options(subscribe=TIMED, endingTimestamp=str(FAR_FUTURE_MS))
+    ),
+    "start and end time": Case(timed_options(startingTimestamp=111, endingTimestamp=333)),
     "start and end time alike": Case(
-        timed(startingTimestamp=200, endingTimestamp=200), Verdict.NO_ROWS
+        timed_options(startingTimestamp=200, endingTimestamp=200), Verdict.NO_ROWS
     ),
     "start times by partition": Case(
-        fixed(subscribe=TIMED, startingOffsetsByTimestamp=stamps(TIMED, 20, 350, 120, 7, 260))
+        fixed_options(
+            subscribe=TIMED, startingOffsetsByTimestamp=timestamps_json(TIMED, 20, 350, 120, 7, 260)
+        )
     ),
     "end times by partition": Case(
-        fixed(subscribe=TIMED, endingOffsetsByTimestamp=stamps(TIMED, 300, 210, 33, 150, 90))
+        fixed_options(
+            subscribe=TIMED, endingOffsetsByTimestamp=timestamps_json(TIMED, 300, 210, 33, 150, 90)
+        )
     ),
     "start and end times by partition": Case(
-        fixed(
+        fixed_options(
             subscribe=TIMED,
-            startingOffsetsByTimestamp=stamps(TIMED, 10, 20, 30, 40, 50),
-            endingOffsetsByTimestamp=stamps(TIMED, 300, 210, 133, 150, 290),
+            startingOffsetsByTimestamp=timestamps_json(TIMED, 10, 20, 30, 40, 50),
+            endingOffsetsByTimestamp=timestamps_json(TIMED, 300, 210, 133, 150, 290),
         )
     ),
     "start time, end offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
             "startingTimestamp": str(time_of(50)),
-            "endingOffsets": offsets(facts, TIMED, 0.9),
+            "endingOffsets": offsets_json(facts, TIMED, 0.9),
         }
     ),
     "start offsets, end time": Case(
         lambda facts: {
             "subscribe": TIMED,
-            "startingOffsets": offsets(facts, TIMED, 0.05),
+            "startingOffsets": offsets_json(facts, TIMED, 0.05),
             "endingTimestamp": str(time_of(290)),
         }
     ),
     "times with blanks around": Case(
-        fixed(
+        fixed_options(
             subscribe=TIMED, startingTimestamp=f" {time_of(30)} ", endingTimestamp=f" {time_of(90)}"
         )
     ),
-    "log append time": Case(fixed(subscribe="append", startingTimestamp=str(time_of(0)))),
+    "log append time": Case(fixed_options(subscribe="append", startingTimestamp=str(time_of(0)))),
     "no match, strategy latest": Case(
-        fixed(
+        fixed_options(
             subscribe=TIMED,
             startingTimestamp=str(FAR_FUTURE_MS),
             startingOffsetsByTimestampStrategy="latest",
         ),
         Verdict.NO_ROWS,
     ),
-    "a match behind the tier, strategy latest": Case(
-        fixed(
+    "a match after the tier, strategy latest": Case(
+        fixed_options(
             subscribe="plain",
             startingTimestamp=str(time_of(1499)),
             startingOffsetsByTimestampStrategy="latest",
@@ -167,61 +173,63 @@ SAME: Final[Mapping[str, Case]] = {
         Verdict.NO_ROWS,
     ),
     "a match, strategy latest": Case(
-        fixed(
+        fixed_options(
             subscribe=TIMED,
-            startingOffsetsByTimestamp=stamps(TIMED, 99),
+            startingOffsetsByTimestamp=timestamps_json(TIMED, 99),
             startingOffsetsByTimestampStrategy="LATEST",
         )
     ),
-    # Precedence: the one timestamp, then timestamps by partition, then offsets.
+    # Precedence: the single timestamp, then timestamps by partition, then offsets.
     "start time over times and offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
             "startingTimestamp": str(time_of(222)),
-            "startingOffsetsByTimestamp": stamps(TIMED, 1),
-            "startingOffsets": offsets(facts, TIMED, 0),
+            "startingOffsetsByTimestamp": timestamps_json(TIMED, 1),
+            "startingOffsets": offsets_json(facts, TIMED, 0),
         }
     ),
     "start times over offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
-            "startingOffsetsByTimestamp": stamps(TIMED, 222),
-            "startingOffsets": offsets(facts, TIMED, 0),
+            "startingOffsetsByTimestamp": timestamps_json(TIMED, 222),
+            "startingOffsets": offsets_json(facts, TIMED, 0),
         }
     ),
     "start time over latest": Case(
-        fixed(subscribe=TIMED, startingTimestamp=str(time_of(222)), startingOffsets="latest")
+        fixed_options(
+            subscribe=TIMED, startingTimestamp=str(time_of(222)), startingOffsets="latest"
+        )
     ),
     "end time over times and offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
             "endingTimestamp": str(time_of(222)),
-            "endingOffsetsByTimestamp": stamps(TIMED, 1),
-            "endingOffsets": offsets(facts, TIMED, 0),
+            "endingOffsetsByTimestamp": timestamps_json(TIMED, 1),
+            "endingOffsets": offsets_json(facts, TIMED, 0),
         }
     ),
     "end times over offsets": Case(
         lambda facts: {
             "subscribe": TIMED,
-            "endingOffsetsByTimestamp": stamps(TIMED, 222),
-            "endingOffsets": offsets(facts, TIMED, 0),
+            "endingOffsetsByTimestamp": timestamps_json(TIMED, 222),
+            "endingOffsets": offsets_json(facts, TIMED, 0),
         }
     ),
     "end time over earliest": Case(
-        fixed(subscribe=TIMED, endingTimestamp=str(time_of(222)), endingOffsets="earliest")
+        fixed_options(subscribe=TIMED, endingTimestamp=str(time_of(222)), endingOffsets="earliest")
     ),
-    # The rest.
-    "headers": Case(fixed(subscribe=ALL, includeHeaders="true")),
-    "headers in capitals": Case(fixed(subscribe="plain", includeHeaders="TRUE")),
-    "no headers": Case(fixed(subscribe="plain", includeHeaders="false")),
-    "more partitions": Case(fixed(subscribe=ALL, minPartitions="13")),
-    "few records each": Case(fixed(subscribe=TIMED, maxRecordsPerPartition="300")),
+    # Other options.
+    "headers": Case(fixed_options(subscribe=ALL, includeHeaders="true")),
+    "headers in capitals": Case(fixed_options(subscribe="plain", includeHeaders="TRUE")),
+    "no headers": Case(fixed_options(subscribe="plain", includeHeaders="false")),
+    "more partitions": Case(fixed_options(subscribe=ALL, minPartitions="13")),
+    "few records each": Case(fixed_options(subscribe=TIMED, maxRecordsPerPartition="300")),
     "few records each in more partitions": Case(
-        fixed(subscribe="txn", maxRecordsPerPartition="500", minPartitions="5")
+        fixed_options(subscribe="txn", maxRecordsPerPartition="500", minPartitions="5")
     ),
-    "data loss allowed": Case(fixed(subscribe=ALL, failOnDataLoss="false")),
+    "data loss allowed": Case(fixed_options(subscribe=ALL, failOnDataLoss="false")),
     "below the log start, data loss allowed": Case(
-        fixed(
+        fixed_options(
             subscribe="trimmed",
             failOnDataLoss="false",
             startingOffsets='{"trimmed":{"0":5}}',
@@ -242,7 +250,7 @@ SAME: Final[Mapping[str, Case]] = {
         Verdict.NO_ROWS,
     ),
     "a strategy without times": Case(
-        fixed(subscribe="txn", startingOffsetsByTimestampStrategy="latest")
+        fixed_options(subscribe="txn", startingOffsetsByTimestampStrategy="latest")
     ),
     "options of consumers and streams": Case(
         lambda _facts: {

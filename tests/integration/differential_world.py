@@ -1,4 +1,4 @@
-"""Reads of one broker: by Spark's Kafka source, by ours with the brokers, and what they leave."""
+"""Reads one broker with Spark's Kafka source and with this one, which also reads the tier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integration.differential_case import Verdict
 from tests.integration.differential_refusals import DIFFERENT, REFUSED
 from tests.integration.differential_same import SAME
 from tests.integration.kafka_jars import spark_kafka_jars
-from tests.integration.spark_kafka import Counts, Outcome, counts_of, run_reads
+from tests.integration.spark_kafka import Counts, Outcome, read_counts, run_reads
 from tests.integration.workload import TierFacts, fill
 from tests.kts_source.planning.scanning import scan
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 CASES: Mapping[str, Case] = {**SAME, **REFUSED, **DIFFERENT, **MORE}
 LEVEL_OPTION = "kafka.isolation.level"
-LEVEL_LEFT_OUT = "everything, the isolation level left out"
-BOTH_LEVELS = "everything there is"
+DEFAULT_LEVEL = "everything, default isolation level"
+BOTH_LEVELS = "everything"
 SEED = os.environ.get("KTS_DIFFERENTIAL_SEED", str(random.SystemRandom().randrange(1 << 31)))
-"""Decides the isolation level of cases that are read with one of them."""
+"""Seed that selects the isolation level of cases that are read with only one."""
 SERVERS_OPTION = "kafka.bootstrap.servers"
 GROWING = "growing"
-"""A topic that gets more records while DataFrames on it are used."""
+"""A topic that gets more records while DataFrames of it are in use."""
 
 TIER, UNION, BROKERS = "tier", "tier and brokers", "brokers"
-"""What ours is given."""
+"""Storage that this source reads."""
 
 THROUGH_SPARK = (
     "subscribe all",
@@ -53,14 +53,14 @@ THROUGH_SPARK = (
 )
 THROUGH_SPARK_WITH_BROKERS = (
     *THROUGH_SPARK,
-    "across the border, in more partitions",
+    "across the end of the tier, in more partitions",
     "end offsets of one more partition",
 )
 
 
 @dataclass(frozen=True)
 class Ours:
-    """What one scan of ours gave."""
+    """Result of one scan with this source."""
 
     table: pa.Table | None
     error: Exception | None
@@ -68,14 +68,14 @@ class Ours:
 
 @dataclass(frozen=True)
 class World:
-    """What both sources read while a broker ran, and the tier that it left.
+    """Results of both sources while a broker ran, and the tier that it left.
 
     Attributes:
-        spark: Spark's own source, by `read_name`.
-        ours: Our scans with the brokers, by what they were given and `read_name`.
-        through_spark: The same through Spark, and of the tier alone.
-        spark_counts: How many rows a DataFrame of Spark's source had before and after a topic grew.
-        our_counts: The same of ours.
+        spark: Results of Spark's own source, by `read_name`.
+        ours: Results of this source with brokers, by storage and `read_name`.
+        through_spark: Results of this source in Spark, also for the tier alone.
+        spark_counts: Row counts of a DataFrame of Spark's source before and after a topic grew.
+        our_counts: The same for this source.
     """
 
     facts: TierFacts
@@ -88,51 +88,51 @@ class World:
 
     @property
     def of_tier(self) -> dict[str, str]:
-        """Options that lead our source to the tier."""
+        """Returns the options that select the tier."""
         return {"path": str(self.tier), "layout": "local-tiered-storage"}
 
-    def given(self, name: str, level: str) -> dict[str, str]:
-        """The options of a case, the isolation level among them."""
-        return given(self.facts, name, level)
+    def options(self, name: str, level: str) -> dict[str, str]:
+        """Returns the options of a case, including the isolation level."""
+        return case_options(self.facts, name, level)
 
     def expected(self, name: str, level: str) -> pa.Table:
-        """Spark's rows, cut per partition where the tier ends."""
-        table = self.whole(name, level)
+        """Returns Spark's rows, limited to the end of each partition's tier."""
+        table = self.spark_rows(name, level)
         limits = self.facts.limit(level)
         pairs = zip(table["topic"].to_pylist(), table["partition"].to_pylist(), strict=True)
         ends = pa.array([limits[pair] for pair in pairs], pa.int64())
         return table.filter(pc.less(table["offset"], ends))
 
-    def whole(self, name: str, level: str) -> pa.Table:
-        """Spark's rows."""
+    def spark_rows(self, name: str, level: str) -> pa.Table:
+        """Returns Spark's rows."""
         table = self.spark[read_name(name, level)].table
         assert table is not None
         return without_null_headers(table)
 
 
-def given(facts: TierFacts, name: str, level: str) -> dict[str, str]:
-    """The options of a case, the isolation level among them."""
-    chosen = {} if name == LEVEL_LEFT_OUT else {LEVEL_OPTION: level}
+def case_options(facts: TierFacts, name: str, level: str) -> dict[str, str]:
+    """Returns the options of a case, including the isolation level."""
+    chosen = {} if name == DEFAULT_LEVEL else {LEVEL_OPTION: level}
     return {**chosen, **CASES[name].options(facts)}
 
 
 def without_null_headers(table: pa.Table) -> pa.Table:
-    """Headers of a record that has none: null in Spark's source, an empty list in ours."""
+    """Replaces null headers, which Spark's source returns for none, by empty lists."""
     if "headers" not in table.column_names:
         return table
     kind = SPARK_SCHEMA.field("headers").type
     filled = [[] if headers is None else headers for headers in table["headers"].to_pylist()]
-    where = table.column_names.index("headers")
-    return table.set_column(where, SPARK_SCHEMA.field("headers"), pa.array(filled, kind))
+    index = table.column_names.index("headers")
+    return table.set_column(index, SPARK_SCHEMA.field("headers"), pa.array(filled, kind))
 
 
 def read_name(name: str, level: str) -> str:
-    """Name of one read of a case."""
+    """Returns the name of a read of a case."""
     return f"{list(CASES).index(name):03d}-{level}"
 
 
-def levels(name: str) -> tuple[IsolationLevel, ...]:
-    """The isolation levels that a case is read with; Spark's reads take their time."""
+def isolation_levels_of(name: str) -> tuple[IsolationLevel, ...]:
+    """Returns the isolation levels of a case; only one for most, because Spark's reads are slow."""
     if name in SAME or name == BOTH_LEVELS:
         return ISOLATION_LEVELS
     if CASES[name].verdict not in (Verdict.SAME_ROWS, Verdict.NO_ROWS):
@@ -140,25 +140,26 @@ def levels(name: str) -> tuple[IsolationLevel, ...]:
     return (random.Random(f"{SEED} {name}").choice(ISOLATION_LEVELS),)
 
 
-def compared(folder: Path) -> World:
-    """Fills a broker, lets both sources read from it, and stops it."""
+def run_comparison(folder: Path) -> World:
+    """Fills a broker, reads it with both sources, and stops it."""
     spark_kafka_jars()  # skips before anything has started
-    with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as beside:
-        print(f"KTS_DIFFERENTIAL_SEED={SEED}")  # noqa: T201  # shown where a test fails
+    with running_broker(folder / "broker") as broker, ThreadPoolExecutor(1) as pool:
+        print(f"KTS_DIFFERENTIAL_SEED={SEED}")  # noqa: T201  # shown if a test fails
         facts = fill(broker)
         broker.create_topics({GROWING: 1})
         tier = {"path": str(broker.tier), "layout": "local-tiered-storage"}
         reads = {
-            read_name(name, level): given(facts, name, level)
+            read_name(name, level): case_options(facts, name, level)
             for name in CASES
-            for level in levels(name)
+            for level in isolation_levels_of(name)
         }
-        # Reads that fail only because nothing comes must not wait for two minutes.
+        # A short timeout for reads that fail because they receive nothing; the default is two
+        # minutes.
         options = {SERVERS_OPTION: facts.bootstrap, "kafkaConsumer.pollTimeoutMs": "10000"}
         growing = {SERVERS_OPTION: facts.bootstrap, "subscribe": GROWING}
-        begun = beside.submit(run_reads, "kafka", reads, folder / "spark", options, growing)
+        spark_reads = pool.submit(run_reads, "kafka", reads, folder / "spark", options, growing)
         ours = dict(_ours(facts, tier))
-        spark = begun.result()
+        spark = spark_reads.result()
         through_spark = _through_spark(facts, tier, folder / "ours", growing)
         return World(
             facts,
@@ -166,19 +167,19 @@ def compared(folder: Path) -> World:
             spark,
             ours,
             through_spark,
-            counts_of(folder / "spark"),
-            counts_of(folder / "ours"),
+            read_counts(folder / "spark"),
+            read_counts(folder / "ours"),
         )
 
 
 def _ours(facts: TierFacts, tier: Mapping[str, str]) -> Iterable[tuple[tuple[str, str], Ours]]:
-    for source, places in ((UNION, tier), (BROKERS, {})):
+    for source, storage in ((UNION, tier), (BROKERS, {})):
         for name in CASES:
-            for level in levels(name):
-                options = {SERVERS_OPTION: facts.bootstrap, **given(facts, name, level)}
+            for level in isolation_levels_of(name):
+                options = {SERVERS_OPTION: facts.bootstrap, **case_options(facts, name, level)}
                 try:
-                    outcome = Ours(scan({**options, **places}), None)
-                except Exception as error:  # noqa: BLE001 - tests say which may be
+                    outcome = Ours(scan({**options, **storage}), None)
+                except Exception as error:  # noqa: BLE001 - tests check which are allowed
                     outcome = Ours(None, error)
                 yield (source, read_name(name, level)), outcome
 
@@ -188,11 +189,11 @@ def _through_spark(
 ) -> dict[tuple[str, str], Outcome]:
     servers = {SERVERS_OPTION: facts.bootstrap}
     reads = {
-        f"{source}-{read_name(name, levels(name)[0])}".replace(" ", "-"): (
+        f"{source}-{read_name(name, isolation_levels_of(name)[0])}".replace(" ", "-"): (
             (source, name),
-            {**places, **given(facts, name, levels(name)[0])},
+            {**storage, **case_options(facts, name, isolation_levels_of(name)[0])},
         )
-        for source, names, places in (
+        for source, names, storage in (
             (TIER, THROUGH_SPARK, tier),
             (UNION, THROUGH_SPARK_WITH_BROKERS, {**servers, **tier}),
             (BROKERS, THROUGH_SPARK_WITH_BROKERS, servers),
@@ -202,4 +203,4 @@ def _through_spark(
     outcomes = run_reads(
         "tiered-kafka", {read: options for read, (_, options) in reads.items()}, folder, {}, growing
     )
-    return {place: outcomes[read] for read, (place, _) in reads.items()}
+    return {key: outcomes[read] for read, (key, _) in reads.items()}

@@ -1,4 +1,4 @@
-"""Runs Kafka's own DumpLogSegments over many files in one JVM and parses what it prints."""
+"""Runs Kafka's DumpLogSegments on many files in one JVM and parses its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-# Linux takes at most 128 KiB in one argument, and the file names are one argument.
+# Linux allows at most 128 KiB per argument, and all file names are one argument.
 _MAX_NAMES_BYTES = 100_000
 _FIELD = re.compile(r"(\w+): (OptionalLong\.empty|OptionalLong\[-?\d+\]|\[[^\]]*\]|[^ ]*)")
 
@@ -22,7 +22,7 @@ Fields = dict[str, str]
 
 @dataclass(slots=True)
 class DumpedBatch:
-    """One entry of a log: its own line, and the lines of its records."""
+    """Fields of a log entry and of its records."""
 
     fields: Fields
     records: list[Fields] = field(default_factory=list)
@@ -30,46 +30,46 @@ class DumpedBatch:
 
 @dataclass(slots=True)
 class Dump:
-    """What the tool printed.
+    """Output of the tool.
 
     Attributes:
-        lines: Per file, relative to the folder, its lines.
-        complaints: What it wrote to its error stream.
+        lines: Lines by file, relative to the folder.
+        complaints: Lines of the error stream.
     """
 
     lines: dict[str, list[str]]
     complaints: list[str]
 
     def batches(self, file: str) -> list[DumpedBatch]:
-        """The entries of a `.log` file."""
-        found: list[DumpedBatch] = []
+        """Returns the entries of a `.log` file."""
+        batches: list[DumpedBatch] = []
         for line in self.lines[file]:
             if line.startswith("| "):
-                found[-1].records.append(fields_of(line))
+                batches[-1].records.append(fields_of(line))
             elif not line.startswith("Log starting offset"):
-                found.append(DumpedBatch(fields_of(line)))
-        return found
+                batches.append(DumpedBatch(fields_of(line)))
+        return batches
 
     def entries(self, file: str) -> list[Fields]:
-        """The entries of any side file."""
+        """Returns the entries of an index file, snapshot or checkpoint."""
         return [fields_of(line) for line in self.lines[file]]
 
 
 def fields_of(line: str) -> Fields:
-    """The `name: value` pairs of a line; values hold no blanks."""
+    """Parses the `name: value` pairs of a line; values contain no blanks."""
     return dict(_FIELD.findall(line))
 
 
 def dump_log_segments(
     folder: Path, files: Iterable[str], *options: str, version: str = KAFKA_VERSION
 ) -> Dump:
-    """Return what DumpLogSegments prints about these files.
+    """Runs DumpLogSegments on files.
 
     Args:
-        folder: The file names are relative to it.
-        files: Names; the base name has to be the one a broker would give.
-        options: Of the tool, such as `--print-data-log`.
-        version: The release of Kafka that the tool belongs to.
+        folder: Folder of the files.
+        files: Names relative to the folder; the base names must be those that brokers use.
+        options: Options of the tool, such as `--print-data-log`.
+        version: Kafka version of the tool.
     """
     # Kafka 4.4 moved the tool.
     package = "kafka.tools" if release_of(version) < (4, 4) else "org.apache.kafka.tools"

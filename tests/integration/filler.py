@@ -1,4 +1,4 @@
-"""Random records with all that a record may have, by producers of every kind."""
+"""Sends random records with all record features, by producers of every kind."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 BASE_MS = 1_700_000_000_000
 STEP_MS = 1_000
-"""Create time of the record number n of a partition: `BASE_MS + n * STEP_MS`, some are late."""
+"""Create time of a partition's record n: `BASE_MS + n * STEP_MS`; some are late."""
 LATE_MS = 90_000
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 class Filler:
-    """Sends random records to partitions of one cluster, the same ones for the same seed.
+    """Sends random records to partitions of a cluster; the same records for the same seed.
 
     Args:
         bootstrap: Address of the cluster.
-        seed: Decides keys, values and headers.
+        seed: Seed of keys, values and headers.
     """
 
     def __init__(self, bootstrap: str, seed: int) -> None:
@@ -34,7 +34,7 @@ class Filler:
         self._producers: dict[str, Producer] = {}
 
     def producer(self, name: str, **settings: str | int) -> Producer:
-        """One producer a name, made at its first use."""
+        """Returns the producer with this name; creates it at the first call."""
         if name not in self._producers:
             config: dict[str, str | int] = {
                 "bootstrap.servers": self._bootstrap,
@@ -48,7 +48,7 @@ class Filler:
         return self._producers[name]
 
     def transactional(self, name: str) -> Producer:
-        """A producer that is ready to begin a transaction."""
+        """Returns a producer that can begin a transaction."""
         is_new = name not in self._producers
         settings: dict[str, str | int] = {
             "transactional.id": name,
@@ -60,11 +60,11 @@ class Filler:
         return producer
 
     def plain(self, codec: str) -> Producer:
-        """A producer without transactions."""
+        """Returns a producer without transactions."""
         return self.producer(f"codec {codec}", **{"compression.type": codec})
 
     def send(self, producer: Producer, topic: str, partition: int, count: int) -> None:
-        """Sends and waits until the broker has them."""
+        """Sends records and waits until the broker has them."""
         numbers = self._sent.setdefault((topic, partition), itertools.count())
         for number in itertools.islice(numbers, count):
             late = LATE_MS if number % 13 == 5 else 0

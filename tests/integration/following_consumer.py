@@ -1,6 +1,4 @@
-"""A consumer that reads all along and keeps what it is given: the truth for a stream of topics that
-retention shortens.
-"""
+"""A consumer that reads continuously, as reference for streams of topics with retention."""
 
 from __future__ import annotations
 
@@ -10,32 +8,35 @@ from typing import TYPE_CHECKING, Self
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tests.integration.admin import wait_until
-from tests.integration.oracle import row_of
+from tests.integration.oracle import to_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tests.integration.hybrid import Rows
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 
 
 class FollowingConsumer:
-    """Reads partitions from their first offset on, from `with` to its end, whatever is deleted
-    meanwhile and however often the broker is restarted.
+    """Reads partitions from offset 0 during a `with` block.
+
+    It continues while the broker deletes records and restarts.
 
     Args:
         bootstrap: Address of the cluster.
-        places: Topics and partitions, empty ones.
+        partition_keys: Topics and partitions, still empty.
         isolation: `read_committed` or `read_uncommitted`.
 
     Attributes:
-        rows: All that it was given, in order.
+        rows: All rows that it received, in order.
     """
 
-    def __init__(self, bootstrap: str, places: Sequence[Place], isolation: str) -> None:
-        self.rows: Rows = {place: [] for place in places}
-        self._reached = dict.fromkeys(places, 0)
+    def __init__(
+        self, bootstrap: str, partition_keys: Sequence[PartitionKey], isolation: str
+    ) -> None:
+        self.rows: Rows = {key: [] for key in partition_keys}
+        self._reached = dict.fromkeys(partition_keys, 0)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=isolation, daemon=True)
         self._refused: list[str] = []
@@ -53,44 +54,40 @@ class FollowingConsumer:
         )
 
     def __enter__(self) -> Self:
-        """Begins."""
-        self._consumer.assign([TopicPartition(*place, 0) for place in self.rows])
+        self._consumer.assign([TopicPartition(*key, 0) for key in self.rows])
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops."""
         self._stopped.set()
         self._thread.join(60)
         self._consumer.close()
 
-    def wait_for(self, ends: Mapping[Place, int]) -> None:
-        """Waits until all below these offsets was read.
+    def wait_for(self, ends: Mapping[PartitionKey, int]) -> None:
+        """Waits until all offsets below these are read.
 
         Raises:
-            AssertionError: The consumer lost rows itself, so nothing can be compared.
+            AssertionError: The consumer itself lost rows, so a comparison is impossible.
         """
         wait_until(
-            lambda: (
-                bool(self._refused) or all(self._reached[place] >= ends[place] for place in ends)
-            )
+            lambda: bool(self._refused) or all(self._reached[key] >= ends[key] for key in ends)
         )
         assert not self._refused, self._refused
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             for message in self._consumer.consume(10_000, 0.2):
-                error, at = message.error(), message.offset()
+                error, offset = message.error(), message.offset()
                 topic, partition = message.topic(), message.partition()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     assert topic is not None
                     assert partition is not None
-                    assert at is not None
-                    self._reached[topic, partition] = max(self._reached[topic, partition], at)
+                    assert offset is not None
+                    self._reached[topic, partition] = max(self._reached[topic, partition], offset)
                 elif error is None:
                     assert topic is not None
                     assert partition is not None
-                    row = row_of(message)
+                    row = to_row(message)
                     self.rows[topic, partition].append(row)
                     self._reached[topic, partition] = row.offset + 1
                 elif error.code() in (

@@ -1,4 +1,4 @@
-"""Scans of tier and brokers beside what a consumer is given."""
+"""Scans tier and brokers together, and compares with the rows of a consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kts_source.options import parse_options
 from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
 from tests.integration.admin import wait_until
-from tests.integration.oracle import Row, consumed
+from tests.integration.oracle import Row, consume_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,89 +28,95 @@ _COLUMNS = "topic,partition,offset,timestamp,timestampType,key,value,headers"
 
 
 def hybrid_options(bootstrap: str, tier: object = None, **more: str) -> dict[str, str]:
-    """Options that read topics from brokers, and from a tier if one is given."""
+    """Returns options that read topics from brokers, and from `tier` if it is set."""
     options = {"kafka.bootstrap.servers": bootstrap, "columns": _COLUMNS, **more}
     if tier is not None:
         options |= {"path": str(tier), "layout": "local-tiered-storage"}
     return {name.replace("__", "."): text for name, text in options.items()}
 
 
-def planned(options: Mapping[str, str]) -> ScanPlan:
-    """The plan of these options."""
+def make_plan(options: Mapping[str, str]) -> ScanPlan:
+    """Plans a scan with these options."""
     return plan_scan(parse_options(options))
 
 
-def rows_of(
+def read_rows(
     plan: ScanPlan, options: Mapping[str, str], ended: list[TaskMetrics] | None = None
 ) -> Rows:
-    """What the tasks of a plan return, by partition, in the order of tasks."""
+    """Runs all tasks of a plan and returns their rows by partition, in the order of the tasks."""
     parsed = parse_options(options)
     take = (ended if ended is not None else []).append
     batches = [batch for task in plan.tasks for batch in run_task(task, parsed, on_end=take)]
-    return by_partition(batches)
+    return group_by_partition(batches)
 
 
-def consumed_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """What a consumer is given of the offsets that a plan covers."""
+def consume_rows(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+    """Consumes the offsets that a plan covers and returns the rows by partition."""
     return {
-        (part.topic, part.partition): consumed(
-            bootstrap, part.topic, part.partition, part.start, part.stop, isolation=isolation
+        (planned_partition.topic, planned_partition.partition): consume_range(
+            bootstrap,
+            planned_partition.topic,
+            planned_partition.partition,
+            planned_partition.start,
+            planned_partition.stop,
+            isolation=isolation,
         )
-        for part in plan.partitions
+        for planned_partition in plan.partitions
     }
 
 
-def consumed_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
-    """The same of brokers that have just started, once they know their tier."""
+def consume_rows_after_start(bootstrap: str, plan: ScanPlan, isolation: str) -> Rows:
+    """Retries `consume_rows` until brokers that have just started know their tier."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return consumed_rows(bootstrap, plan, isolation)
+            return consume_rows(bootstrap, plan, isolation)
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
 
 
-def wait_written_down(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
-    """Waits until the high watermarks on a node's disk are these: brokers write them down every now
-    and then, and what is behind them was not there for whoever reads the disk alone.
+def wait_checkpointed(node: Node, ends: Mapping[tuple[str, int], int]) -> None:
+    """Waits until the high watermarks on a node's disk have these values.
+
+    Brokers write them periodically; a reader of the disk does not see records above them.
     """
 
-    def lacking() -> dict[tuple[str, int], int]:
-        found = node.checkpoint("replication-offset-checkpoint")
-        return {place: end for place, end in ends.items() if found.get(place, 0) < end}
+    def pending() -> dict[tuple[str, int], int]:
+        written = node.checkpoint("replication-offset-checkpoint")
+        return {key: end for key, end in ends.items() if written.get(key, 0) < end}
 
-    wait_until(lambda: not lacking(), lambda: f"node {node.number} lacks {lacking()}")
+    wait_until(lambda: not pending(), lambda: f"node {node.number} lacks {pending()}")
 
 
-def assert_as_consumed(found: Rows, expected: Rows) -> None:
-    """The same rows in the same order, and no partition more or less."""
-    for place in sorted(found.keys() | expected.keys()):
-        mine, theirs = found.get(place, []), expected.get(place, [])
-        if mine != theirs:
-            offsets = [row.offset for row in mine], [row.offset for row in theirs]
+def assert_as_consumed(actual: Rows, expected: Rows) -> None:
+    """Asserts that both have the same partitions with the same rows in the same order."""
+    for key in sorted(actual.keys() | expected.keys()):
+        actual_rows, expected_rows = actual.get(key, []), expected.get(key, [])
+        if actual_rows != expected_rows:
+            offsets = [row.offset for row in actual_rows], [row.offset for row in expected_rows]
             missing = sorted(set(offsets[1]) - set(offsets[0]))[:10]
             extra = sorted(set(offsets[0]) - set(offsets[1]))[:10]
             raise AssertionError(
-                f"{place}: {len(mine)} rows, a consumer has {len(theirs)}; missing {missing}, not"
-                f" a consumer's {extra}"
+                f"{key}: {len(actual_rows)} rows, a consumer has {len(expected_rows)};"
+                f" missing {missing}, unexpected {extra}"
             )
 
 
-def by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
-    """The rows of batches, by partition, in their order."""
-    found: Rows = defaultdict(list)
+def group_by_partition(batches: Iterable[pa.RecordBatch]) -> Rows:
+    """Returns the rows of batches by partition, in order."""
+    rows: Rows = defaultdict(list)
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64())
-        for at, row in enumerate(batch.drop_columns("timestamp").to_pylist()):
-            headers = tuple((one["key"], one["value"]) for one in row["headers"])
-            place = row["topic"], row["partition"]
-            milliseconds = times[at].as_py() // 1000
-            found[place].append(
+        for index, row in enumerate(batch.drop_columns("timestamp").to_pylist()):
+            headers = tuple((header["key"], header["value"]) for header in row["headers"])
+            key = row["topic"], row["partition"]
+            milliseconds = times[index].as_py() // 1000
+            rows[key].append(
                 Row(
                     *(row["offset"], milliseconds, row["timestampType"]),
                     *(row["key"], row["value"], headers),
                 )
             )
-    return dict(found)
+    return dict(rows)

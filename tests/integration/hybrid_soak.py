@@ -1,10 +1,11 @@
-"""Random scans of tier and brokers while everything moves, each beside what a consumer is given.
+"""Random scans of tier and brokers while the topics change, each compared with a consumer's rows.
 
-Producers write (every codec, transactions, aborts, transactions that stay open for a while), the
-broker uploads segments and deletes its own copies, retention and DeleteRecords move log starts, and
-objects of the tier are missing for the reader alone: before it lists, or between plan and read.
-A scan gives the consumer's rows of the offsets that it planned. It may fail with a data-loss error
-only where the log start has really passed a planned offset.
+Producers write with every codec, commit, abort, and keep transactions open for a while. The broker
+uploads segments and deletes its local copies; retention and DeleteRecords move log starts. Objects
+of the tier are missing for the reader only: before it lists, or between plan and read.
+
+A scan must return the consumer's rows of the planned offsets. It may raise a data-loss error only
+if the log start has moved past a planned offset.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from kts_source.planning.planner import plan_scan
 from kts_source.read.read_task import run_task
 from tests.integration.filler import BASE_MS, STEP_MS
 from tests.integration.hybrid import hybrid_options
-from tests.integration.oracle import Row, consumed
-from tests.integration.tier_mischief import remove_random, tiered_segments
+from tests.integration.oracle import Row, consume_range
+from tests.integration.tier_mischief import list_tiered_segments, remove_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from kts_source.planning.partition_plan import PartitionPlan
     from kts_source.planning.scan_plan import ScanPlan
     from kts_source.read.task_metrics import TaskMetrics
-    from tests.integration.moving_topics import MovingTopics, Place
+    from tests.integration.moving_topics import MovingTopics, PartitionKey
 
-Shown = tuple[object, ...]
+RowValues = tuple[object, ...]
 
 LEVELS = ("read_committed", "read_uncommitted")
 _ATTEMPTS = 20
@@ -74,14 +75,14 @@ def _like(key: bytes | None, value: bytes | None) -> bool:
 
 
 @dataclass(slots=True)
-class Soaked:
-    """How the scans went.
+class SoakResult:
+    """Results of the scans.
 
     Attributes:
-        scans: How many.
-        rows: Compared.
-        outcomes: What came of the scans, and what they met.
-        failures: What was wrong, with the scan's options.
+        scans: Number of scans.
+        rows: Number of compared rows.
+        outcomes: Counts of results and of conditions during the scans.
+        failures: Errors with the scan's options.
     """
 
     scans: int = 0
@@ -92,14 +93,14 @@ class Soaked:
 
 @dataclass(frozen=True, slots=True)
 class RandomScan:
-    """One scan.
+    """Options of a scan.
 
     Attributes:
-        options: Of the source.
-        columns: Those compared, in their order.
-        fits: What `where` lets through.
-        gone_before: Objects of the tier that are missing before it is listed.
-        gone_between: The same between plan and read.
+        options: Options of the data source.
+        columns: Compared columns, in order.
+        fits: Returns whether a row satisfies `where`.
+        gone_before: Number of objects to remove from the tier before planning.
+        gone_between: Number of objects to remove between planning and reading.
     """
 
     options: dict[str, str]
@@ -110,24 +111,23 @@ class RandomScan:
 
     @property
     def level(self) -> str:
-        """The isolation level."""
         return self.options["isolationLevel"]
 
-    def first_asked(self, topic: str, partition: int) -> int:
-        """The offset that the options begin at; negative where they name none."""
-        asked = json.loads(self.options.get("startingOffsets", "{}"))
-        return int(asked.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
+    def requested_start(self, topic: str, partition: int) -> int:
+        """Returns the start offset in the options; negative if there is none."""
+        starts = json.loads(self.options.get("startingOffsets", "{}"))
+        return int(starts.get(topic, {}).get(str(partition), EARLIEST_OFFSET))
 
 
 def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> RandomScan:
-    """A scan with random options, of random topics.
+    """Returns a scan of random topics with random options.
 
     Args:
-        topics: Those that there are.
-        tier: Where the reader looks.
-        choice: Decides.
+        topics: Available topics.
+        tier: Folder of the tier for the reader.
+        choice: Source of all random choices.
     """
-    names = sorted({topic for topic, _ in topics.places})
+    names = sorted({topic for topic, _ in topics.partition_keys})
     names = choice.sample(names, choice.randint(1, len(names)))
     columns, level = choice.choice(_COLUMNS), choice.choice(LEVELS)
     more = {
@@ -151,14 +151,14 @@ def random_scan(topics: MovingTopics, tier: Path, choice: random.Random) -> Rand
     elif choice.random() < 0.2:
         more["startingTimestamp"] = str(BASE_MS + choice.randrange(20_000) * STEP_MS)
         more["startingOffsetsByTimestampStrategy"] = "latest"
-    kind = choice.random()
+    action = choice.random()
     before = between = 0
-    if kind < 0.1:
+    if action < 0.1:
         return RandomScan(hybrid_options(topics.cluster.bootstrap, **more), columns, fits, 0, 0)
-    if kind < 0.2:
+    if action < 0.2:
         more["tail"] = "false"
-        more.pop("startingOffsets", None)  # perhaps behind the tier
-    if kind > 0.3:
+        more.pop("startingOffsets", None)  # the start may be after the end of the tier
+    if action > 0.3:
         before = choice.choice((0, 1, 5, 20))
         between = choice.choice((0, 1, 5, 20))
     if choice.random() < 0.3:
@@ -175,8 +175,8 @@ def _random_starts(
     for (topic, number), first in topics.log_starts().items():
         if topic in names:
             end = ends[topic, number]
-            wanted = choice.choice((-2, choice.randint(first, max(first, end))))
-            starts.setdefault(topic, {})[str(number)] = wanted
+            start = choice.choice((-2, choice.randint(first, max(first, end))))
+            starts.setdefault(topic, {})[str(number)] = start
     return json.dumps(starts)
 
 
@@ -184,9 +184,9 @@ class Soak:
     """Runs scans one after the other.
 
     Args:
-        topics: What is read.
-        folder: For what the reader sees of the tier.
-        seed: Decides the scans.
+        topics: Topics to read.
+        folder: Folder for the reader's copies of the tier.
+        seed: Seed of the scans.
     """
 
     def __init__(self, topics: MovingTopics, folder: Path, seed: int) -> None:
@@ -194,124 +194,135 @@ class Soak:
         self._folder = folder
         self._seed = seed
         self._gone: list[str] = []
-        self.result = Soaked()
+        self.result = SoakResult()
 
     def scan(self, number: int) -> None:
-        """Runs one scan; what is wrong is kept in the result."""
+        """Runs a scan; failures are stored in the result."""
         choice = random.Random(f"{self._seed}-{number}")
-        seen = self._folder / f"seen-{number}"
+        tier_copy = self._folder / f"seen-{number}"
         self._gone = []
-        # Before the scan names offsets: a log start that passes them afterwards has moved since.
+        # Read the log starts before the scan chooses offsets, to notice if they move past those
+        # offsets.
         starts = self._topics.log_starts()
-        scan = random_scan(self._topics, seen, choice)
+        scan = random_scan(self._topics, tier_copy, choice)
         self.result.scans += 1
         try:
-            # More than a few slices in a row fail here, and they should.
+            # Brokers may fail for many slices in a row here; the limit on equal failures must not
+            # apply.
             with patch("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1 << 30):
-                outcome = self._outcome(scan, seen, choice, starts)
+                outcome = self._outcome(scan, tier_copy, choice, starts)
             self.result.outcomes[outcome] += 1
-        except Exception:  # noqa: BLE001 - a wrong exception is as wrong as wrong rows
-            told = traceback.format_exc(limit=-6)
+        except Exception:  # noqa: BLE001 - a wrong exception is as bad as wrong rows
+            error_text = traceback.format_exc(limit=-6)
             self.result.failures.append(
-                f"seed {self._seed}, scan {number}: {scan}\nwithout {self._gone}\n{told}"
+                f"seed {self._seed}, scan {number}: {scan}\nwithout {self._gone}\n{error_text}"
             )
         finally:
-            _remove(seen)
+            _remove(tier_copy)
 
     def _outcome(
-        self, scan: RandomScan, seen: Path, choice: random.Random, starts: dict[Place, int]
+        self,
+        scan: RandomScan,
+        tier_copy: Path,
+        choice: random.Random,
+        starts: dict[PartitionKey, int],
     ) -> str:
-        _link(self._topics.cluster.tier, seen)
-        self._spoil(seen, scan.gone_before, choice)
+        _link(self._topics.cluster.tier, tier_copy)
+        self._remove_objects(tier_copy, scan.gone_before, choice)
         cut: set[str] = set()
         try:
             plan = plan_scan(parse_options(scan.options))
-            starts |= {(part.topic, part.partition): part.start for part in plan.partitions}
-            slices = [part for task in plan.tasks for part in task.slices]
-            cut = {part.segment_id for part in slices if not part.is_whole}
-            self._spoil(seen, scan.gone_between, choice)
-            found = self._read(plan, scan, choice)
+            starts |= {(p.topic, p.partition): p.start for p in plan.partitions}
+            slices = [task_slice for task in plan.tasks for task_slice in task.slices]
+            cut = {task_slice.segment_id for task_slice in slices if not task_slice.is_whole}
+            self._remove_objects(tier_copy, scan.gone_between, choice)
+            rows = self._read(plan, scan, choice)
         except ObjectNotFoundError as error:
-            # Nobody can tell then where the parts of a segment begin; a new plan reads brokers.
+            # Without the offset index, the start of a slice within a segment is unknown. A new plan
+            # would read from brokers.
             name = Path(error.uri or "").name
-            if not name.endswith(".index") or not any(one in name for one in cut):
+            if not name.endswith(".index") or not any(segment_id in name for segment_id in cut):
                 raise
-            return "an error: the offset index of a segment in parts is gone"
+            return "an error: the offset index of a split segment is missing"
         except DataLossError as error:
-            place = error.topic or "", error.partition or 0
-            now = self._topics.log_starts()[place]
-            if now <= max(starts[place], scan.first_asked(*place)):
+            key = error.topic or "", error.partition or 0
+            now = self._topics.log_starts()[key]
+            if now <= max(starts[key], scan.requested_start(*key)):
                 raise
-            return "an error: the log start passed what is read"
-        equal = True
-        for part in plan.partitions:
-            equal &= self._compare(part, scan, found.get((part.topic, part.partition), []))
-        return "equal" if equal else "equal from the log start that passed the first rows"
+            return "an error: the log start moved past planned offsets"
+        is_complete = True
+        for partition in plan.partitions:
+            key = partition.topic, partition.partition
+            is_complete &= self._compare(partition, scan, rows.get(key, []))
+        return "equal" if is_complete else "equal from the new log start"
 
     def _read(
         self, plan: ScanPlan, scan: RandomScan, choice: random.Random
-    ) -> dict[Place, list[Shown]]:
+    ) -> dict[PartitionKey, list[RowValues]]:
         parsed = parse_options(scan.options)
         ended: list[TaskMetrics] = []
-        found: dict[Place, list[Shown]] = {}
+        rows: dict[PartitionKey, list[RowValues]] = {}
         results: dict[int, list[pa.RecordBatch]] = {}
-        for at in choice.sample(range(len(plan.tasks)), len(plan.tasks)):
-            results[at] = list(run_task(plan.tasks[at], parsed, on_end=ended.append))
-        for at in sorted(results):
-            for batch in results[at]:
+        for index in choice.sample(range(len(plan.tasks)), len(plan.tasks)):
+            results[index] = list(run_task(plan.tasks[index], parsed, on_end=ended.append))
+        for index in sorted(results):
+            for batch in results[index]:
                 topics = batch.column("topic").to_pylist()
                 numbers = batch.column("partition").to_pylist()
-                for *place, row in zip(topics, numbers, _shown(batch, scan.columns), strict=True):
-                    found.setdefault((place[0], place[1]), []).append(row)
+                for topic, number, values in zip(
+                    topics, numbers, _row_values(batch, scan.columns), strict=True
+                ):
+                    rows.setdefault((topic, number), []).append(values)
         counts = self.result.outcomes
         counts["scans by the metadata topic"] += parsed.by_metadata_topic
         counts["tasks"] += len(plan.tasks)
         counts["slices of the tier"] += sum(len(task.slices) for task in plan.tasks)
         counts["ranges of brokers"] += sum(len(task.ranges) for task in plan.tasks)
-        counts["slices that brokers finished"] += sum(one.broker_fallbacks for one in ended)
-        return found
+        counts["slices that brokers finished"] += sum(task.broker_fallbacks for task in ended)
+        return rows
 
-    def _compare(self, part: PartitionPlan, scan: RandomScan, found: list[Shown]) -> bool:
-        """Whether the whole range was compared, not only what is behind a new log start."""
-        place = part.topic, part.partition
-        start = part.start
+    def _compare(self, planned: PartitionPlan, scan: RandomScan, actual: list[RowValues]) -> bool:
+        """Returns whether it compared all planned offsets, not only those after a new log start."""
+        key = planned.topic, planned.partition
+        start = planned.start
         for attempt in range(_ATTEMPTS):
             try:
-                rows = consumed(
-                    self._topics.cluster.bootstrap, *place, start, part.stop, isolation=scan.level
+                rows = consume_range(
+                    self._topics.cluster.bootstrap, *key, start, planned.stop, isolation=scan.level
                 )
                 break
             except KafkaException:
-                now = self._topics.log_starts()[place]
+                now = self._topics.log_starts()[key]
                 if now <= start or attempt + 1 == _ATTEMPTS:
                     raise
-                start = min(now, part.stop)
+                start = min(now, planned.stop)
         expected = [
             tuple(_FIELDS[name](row) for name in scan.columns) for row in rows if scan.fits(row)
         ]
         self.result.rows += len(expected)
-        passed = start > part.start
-        mine = found[max(0, len(found) - len(expected)) :] if passed else found
-        if mine != expected:
+        has_moved = start > planned.start
+        if has_moved:
+            actual = actual[max(0, len(actual) - len(expected)) :]
+        if actual != expected:
             differ = [
-                at
-                for at, pair in enumerate(zip(mine, expected, strict=False))
+                index
+                for index, pair in enumerate(zip(actual, expected, strict=False))
                 if len(set(pair)) > 1
             ]
             raise AssertionError(
-                f"{place} [{start}, {part.stop}) of a plan from {part.start}: {len(mine)} rows, a"
-                f" consumer has {len(expected)}; the first that differ {differ[:5]}:"
-                f" {[mine[at] for at in differ[:2]]} and {[expected[at] for at in differ[:2]]};"
-                f" brokers {part.brokers}"
+                f"{key} [{start}, {planned.stop}) of a plan from {planned.start}: {len(actual)}"
+                f" rows, a consumer has {len(expected)}; first differences at {differ[:5]}:"
+                f" {[actual[index] for index in differ[:2]]} and"
+                f" {[expected[index] for index in differ[:2]]}; brokers {planned.brokers}"
             )
-        return not passed
+        return not has_moved
 
-    def _spoil(self, seen: Path, count: int, choice: random.Random) -> None:
-        # Nothing in this tier tells that a segment had a transaction index.
+    def _remove_objects(self, tier_copy: Path, count: int, choice: random.Random) -> None:
+        # Keep transaction indexes: this layout does not record whether a segment has one.
         segments = [
-            replace(one, objects=tuple(p for p in one.objects if p.suffix != ".txnindex"))
-            for place in self._topics.places
-            for one in tiered_segments(seen, *place)
+            replace(segment, objects=tuple(p for p in segment.objects if p.suffix != ".txnindex"))
+            for key in self._topics.partition_keys
+            for segment in list_tiered_segments(tier_copy, *key)
         ]
         objects = sum(len(segment.objects) for segment in segments)
         gone = remove_random(segments, min(count, objects), choice)
@@ -319,34 +330,35 @@ class Soak:
         self._gone += [path.name for path in gone]
 
 
-def _shown(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[Shown]:
-    """The rows of a batch, with values as a consumer has them."""
-    found: list[list[object]] = []
+def _row_values(batch: pa.RecordBatch, columns: tuple[str, ...]) -> list[RowValues]:
+    """Returns the rows of a batch, with values like a consumer's."""
+    columns_of_values: list[list[object]] = []
     for name in columns:
         column = batch.column(name)
         if name == "timestamp":
-            found.append([at // 1000 for at in column.cast(pa.int64()).to_pylist()])
+            microseconds = column.cast(pa.int64()).to_pylist()
+            columns_of_values.append([time // 1000 for time in microseconds])
         elif name == "headers":
-            found.append(
+            columns_of_values.append(
                 [
-                    tuple((one["key"], one["value"]) for one in headers or ())
+                    tuple((header["key"], header["value"]) for header in headers or ())
                     for headers in column.to_pylist()
                 ]
             )
         else:
-            found.append(column.to_pylist())
-    return list(zip(*found, strict=True))
+            columns_of_values.append(column.to_pylist())
+    return list(zip(*columns_of_values, strict=True))
 
 
-def _link(tier: Path, seen: Path) -> None:
-    """What the tier holds now under other names: whatever is removed there stays in the tier."""
+def _link(tier: Path, tier_copy: Path) -> None:
+    """Hard-links all files of the tier, so that removing links leaves the tier unchanged."""
     for folder, _, names in os.walk(tier):
-        mine = seen / os.path.relpath(folder, tier)
-        mine.mkdir(parents=True, exist_ok=True)
+        target = tier_copy / os.path.relpath(folder, tier)
+        target.mkdir(parents=True, exist_ok=True)
         for name in names:
             try:
-                os.link(os.path.join(folder, name), mine / name)  # noqa: PTH118 - thousands of them
-            except FileNotFoundError:  # retention was faster
+                os.link(os.path.join(folder, name), target / name)  # noqa: PTH118 - thousands of files
+            except FileNotFoundError:  # deleted by retention
                 continue
 
 

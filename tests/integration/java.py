@@ -1,4 +1,4 @@
-"""Classes of Java, used from Python: a JVM without a compiler must do."""
+"""Runs a JVM and uses its classes from Python, without a Java compiler."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def java(class_path: str) -> Iterator[Any]:
-    """Classes by their full names, as in `found.java.util.HashMap()`, for the block.
+    """Runs a JVM for the block; yields its classes by full name, as in `jvm.java.util.HashMap()`.
 
-    Skips the calling test where java is absent, or fails it when the run promised it.
+    Skips the calling test if java is missing; fails it if the run requires all tools.
 
     Args:
-        class_path: Where they are.
+        class_path: Class path of the JVM.
     """
     needs("java")
     command = ["java", "-Xmx300m", "-cp", os.pathsep.join((find_jar_path(), class_path))]
-    # It listens on loopback only, on a port of its choice, and ends with its standard input.
+    # The server listens on a free port of loopback only and ends when its standard input is closed.
     command += ["py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0"]
     with subprocess.Popen(
         command,
@@ -43,7 +43,7 @@ def java(class_path: str) -> Iterator[Any]:
                 port=int(port),
                 auth_token=token,
                 auto_convert=True,
-                # Else objects that are collected after the JVM's end connect to it once more.
+                # Otherwise, objects that are collected after the JVM's end connect to it again.
                 enable_memory_management=False,
             )
             gateway = JavaGateway(gateway_parameters=settings)

@@ -1,5 +1,6 @@
-"""Jars of Kafka, of Spark's Kafka source and of Spark's readers of Delta and Iceberg tables. Maven
-resolves them once; they are kept in the repository's cache folder.
+"""Jars of Kafka, Spark's Kafka source, and Spark's readers of Delta and Iceberg tables.
+
+Maven resolves them once; they are kept in the repository's cache folder.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka-jars"
 
 OLDEST_KAFKA = "3.9.2"
 NEWEST_KAFKA = "4.4.0"
-"""The first release line whose tiered storage is meant for production, and the newest release."""
+"""The first release with production-ready tiered storage, and the newest release."""
 LAST_STORAGE_TESTS = "4.3.1"
-"""The last release with a `kafka-storage` test jar on Maven; `LocalTieredStorage` is in it."""
+"""The last release with a `kafka-storage` test jar on Maven; it contains `LocalTieredStorage`."""
 
 SPARK_KAFKA = {
     "4.0": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
     "4.2": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
 }
-"""Spark's Kafka source, for each Spark with which it is tested. For 4.3 Maven has none yet."""
+"""Spark's Kafka source by tested Spark version. Maven has none for 4.3 yet."""
 SPARK_AVRO = "org.apache.spark:spark-avro_2.13:4.0.0"
-# PySpark brings these.
+# PySpark contains these.
 SPARK_PROVIDES = ("org.apache.spark:spark-sql_2.13", "org.apache.hadoop:*")
 
-# The last one opens the catalog that PyIceberg keeps in SQLite.
+# The last one opens PyIceberg's SQLite catalog.
 SPARK_LAKE = (
     "io.delta:delta-spark_2.13:4.0.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
@@ -42,7 +43,7 @@ SPARK_DELTA = {
     "4.1": "io.delta:delta-spark_4.1_2.13:4.4.0",
     "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0",
 }
-"""Delta's own writer, for each Spark for which there is a release."""
+"""Delta's own writer by Spark version, as far as released."""
 SPARK_PROVIDES_ALL = ("org.apache.spark:*", "org.scala-lang:*", "org.antlr:*", "org.slf4j:*")
 
 _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -55,7 +56,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 
 
-# Spark's POMs name a second repository, which is not needed and may be out of reach.
+# Spark's POMs name a second repository, which is not needed and may be unreachable.
 _SETTINGS = """<settings>
   <mirrors>
     <mirror>
@@ -69,9 +70,9 @@ _SETTINGS = """<settings>
 
 
 def kafka_class_path(version: str = KAFKA_VERSION) -> str:
-    """Return a class path with a broker, its tools and `LocalTieredStorage`.
+    """Returns a class path with a broker, its tools and `LocalTieredStorage`.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
     Args:
         version: The broker's release.
@@ -79,13 +80,13 @@ def kafka_class_path(version: str = KAFKA_VERSION) -> str:
     artifacts = (
         f"org.apache.kafka:kafka_2.13:{version}",
         f"org.apache.kafka:kafka-tools:{version}",
-        # Lets the broker's log be read.
+        # For the broker's log.
         "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3",
     )
     if release_of(version) <= release_of(LAST_STORAGE_TESTS):
         return class_path((*artifacts, f"org.apache.kafka:kafka-storage:{version}:test"))
-    # LocalTieredStorage also needs classes that later releases of kafka-clients moved. The jars of
-    # the broker's release come first, so all other classes are those of that release.
+    # LocalTieredStorage also needs classes that later releases of kafka-clients moved. The broker's
+    # own jars come first, so all other classes are from its release.
     older = _jars(_pom((f"org.apache.kafka:kafka-storage:{LAST_STORAGE_TESTS}:test",)))
     names = (
         f"kafka-storage-{LAST_STORAGE_TESTS}-test.jar",
@@ -95,14 +96,14 @@ def kafka_class_path(version: str = KAFKA_VERSION) -> str:
 
 
 def release_of(version: str) -> tuple[int, ...]:
-    """Return the numbers of a release, for comparisons."""
+    """Returns the numbers of a release, for comparisons."""
     return tuple(int(number) for number in version.split("."))
 
 
 def class_path(artifacts: tuple[str, ...]) -> str:
-    """Return a class path with these Maven artifacts and their dependencies.
+    """Returns a class path with these Maven artifacts and their dependencies.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
     Args:
         artifacts: `group:artifact:version` or `group:artifact:version:classifier`.
@@ -111,18 +112,18 @@ def class_path(artifacts: tuple[str, ...]) -> str:
 
 
 def spark_kafka_jars(spark: str = "4.0") -> tuple[Path, ...]:
-    """The jars that a Spark needs for `format("kafka")`, without those that PySpark has.
+    """Returns the jars that a Spark needs for `format("kafka")`, except those in PySpark.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
     Args:
-        spark: One of `SPARK_KAFKA`.
+        spark: A version in `SPARK_KAFKA`.
     """
     return _spark_jars(SPARK_KAFKA[spark])
 
 
 def spark_avro_jars() -> tuple[Path, ...]:
-    """The jars that Spark 4.0 needs for `from_avro`, as `spark_kafka_jars`."""
+    """Returns the jars that Spark 4.0 needs for `from_avro`; skips like `spark_kafka_jars`."""
     return _spark_jars(SPARK_AVRO)
 
 
@@ -132,28 +133,28 @@ def _spark_jars(artifact: str) -> tuple[Path, ...]:
 
 
 def spark_lake_jars() -> tuple[Path, ...]:
-    """The jars that Spark 4.0 needs for Delta tables and for Iceberg tables of a SQLite catalog.
+    """Returns the jars that Spark 4.0 needs for Delta tables and Iceberg tables in SQLite catalogs.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
     """
     folder = _jars(_pom(SPARK_LAKE, SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def spark_delta_jars(spark: str) -> tuple[Path, ...]:
-    """The jars that a Spark needs to write Delta tables.
+    """Returns the jars that a Spark needs to write Delta tables.
 
-    Skips the calling test where java or mvn is absent, or fails it when the run promised them.
+    Skips the calling test if java or mvn is missing; fails it if the run requires all tools.
 
     Args:
-        spark: One of `SPARK_DELTA`.
+        spark: A version in `SPARK_DELTA`.
     """
     folder = _jars(_pom((SPARK_DELTA[spark],), SPARK_PROVIDES_ALL), "-DincludeScope=runtime")
     return tuple(sorted(folder.glob("*.jar")))
 
 
 def _jars(pom: str, *options: str) -> Path:
-    """The folder with the jars of a POM, filled once."""
+    """Returns a folder with the jars of a POM; downloads them at the first call."""
     needs("java", "mvn")
     folder = CACHE / hashlib.sha256(pom.encode()).hexdigest()[:16]
     with build_lock("kafka-jars"):

@@ -1,18 +1,18 @@
-"""A script that reads tables in one Spark session, with the readers that Delta and Iceberg bring.
+"""Reads tables in a Spark session with the readers of Delta and Iceberg.
 
-It runs in an environment of its own, with the oldest supported Spark, and imports nothing of ours.
-Its one argument is a JSON file:
+Runs in a separate environment, with the oldest supported Spark, and imports nothing of the product.
+The only argument is a JSON file:
 
     jars       list of paths for `spark.jars`
-    settings   more Spark settings
-    tables     name to what Spark SQL calls the table
-    conditions what Delta's log is asked to prune by
-    queries    name to SQL; may be left out
+    settings   additional Spark settings
+    tables     name to the table's name in Spark SQL
+    conditions conditions for which Delta prunes files
+    queries    name to SQL; optional
     out        folder
 
-It leaves `<name>.parquet` with the rows, of tables with the file of each (`_file`), `pruned.json`
-with the files that each condition leaves to be read of the Delta table, and `bounds.json` with what
-Iceberg's manifests say of each file.
+Writes `<name>.parquet` with the rows, for tables also with the file of each row (`_file`),
+`pruned.json` with the files of the Delta table that remain for each condition, and `bounds.json`
+with the column bounds of each file in Iceberg's manifests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from {}.files
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Reads both tables, and what they know of their files."""
+    """Reads both tables and their file metadata."""
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=2, settings=spec["settings"])
     for name, table in spec["tables"].items():

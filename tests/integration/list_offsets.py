@@ -1,4 +1,4 @@
-"""Kafka's ListOffsets request, version 9, for the questions that librdkafka does not ask."""
+"""Kafka's ListOffsets request, version 9, for special timestamps that librdkafka rejects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TIMEOUT_SECONDS = 10
 
 
 class ListOffsetsError(RuntimeError):
-    """The broker answers an error.
+    """The broker responded with an error.
 
     Attributes:
-        code: Kafka's.
+        code: Kafka's error code.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -25,7 +25,7 @@ class ListOffsetsError(RuntimeError):
 
 
 def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int:
-    """The offset that a partition's leader answers.
+    """Lists an offset of a partition.
 
     Args:
         address: `host:port` of the leader, plaintext.
@@ -34,10 +34,10 @@ def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int
         timestamp: `EARLIEST_LOCAL`, or `LATEST_TIERED` (inclusive, -1: nothing is tiered).
 
     Raises:
-        ListOffsetsError: The broker answers an error.
+        ListOffsetsError: The broker responded with an error.
     """
     name = topic.encode()
-    # Compact lengths are one more than the length; each struct ends with its (no) tagged fields.
+    # Compact lengths are encoded as length + 1. Each struct ends with its tagged fields, here none.
     body = b"".join(
         (
             struct.pack(">ib", -1, 0),
@@ -52,10 +52,10 @@ def list_offset(address: str, topic: str, partition: int, timestamp: int) -> int
         connection.sendall(struct.pack(">i", len(header + body)) + header + body)
         stream = connection.makefile("rb")
         (length,) = struct.unpack(">i", stream.read(4))
-        answer = stream.read(length)
+        response = stream.read(length)
     # Correlation id, tags, throttle time, one topic, its name, one partition.
-    at = 4 + 1 + 4 + 1 + 1 + len(name) + 1
-    _, error, _, offset, _ = struct.unpack_from(">ihqqi", answer, at)
+    position = 4 + 1 + 4 + 1 + 1 + len(name) + 1
+    _, error, _, offset, _ = struct.unpack_from(">ihqqi", response, position)
     if error:
         raise ListOffsetsError(f"ListOffsets({timestamp}) of {topic}-{partition}", error)
     return int(offset)

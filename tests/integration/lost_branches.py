@@ -1,4 +1,4 @@
-"""Recipes for histories that are lost: the tier has segments that the leader never knew."""
+"""Creates lost histories: the tier has segments that the leader does not know."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CHECKPOINTS = (
 
 
 def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
-    """Makes the one node forget the newest part of a partition, as a disk that lost writes would.
+    """Removes the newest part of a partition from node 1's disk, like a disk that lost writes.
 
-    The topic keeps its segments locally (`local_retention_bytes="-2"`, `retention_ms="-1"`) and
-    has several of them, tiered. Half of the first one's batches stay; the tier keeps all.
+    The topic must keep its segments locally (`local_retention_bytes="-2"`, `retention_ms="-1"`)
+    and have several tiered ones. Half of the first segment's batches stay; the tier is unchanged.
 
     Returns:
-        The new end: the offset that the next record gets, under a new leader epoch.
+        The new end: the offset of the next record, which has a new leader epoch.
     """
     node = cluster.nodes[1]
     node.stop()
@@ -49,15 +49,15 @@ def lose_branch(cluster: Cluster, topic: str, partition: int = 0) -> int:
 def elect_unclean(
     cluster: Cluster, topic: str, lost: Callable[[], None], partition: int = 0
 ) -> tuple[int, int]:
-    """Lets the replica of a topic on two nodes lead that has not seen the newest records.
+    """Elects a replica without the newest records as the leader of a topic on two nodes.
 
-    Afterwards the old leader is down; `Cluster.start_node` makes it follow and cut its log.
+    Afterwards the old leader is down; after `Cluster.start_node` it follows and truncates its log.
 
     Args:
-        cluster: With two replicas.
-        topic: Created with `replicas=(2, 3)`, either order.
-        lost: Writes what will be lost, and waits until it is tiered if the tier should have it.
-        partition: Of the topic.
+        cluster: A cluster with two replicas.
+        topic: Created with `replicas=(2, 3)`, in any order.
+        lost: Writes the records that will be lost; waits until they are tiered if they should be.
+        partition: Number of the partition.
 
     Returns:
         The old leader and the new one.
@@ -76,16 +76,16 @@ def elect_unclean(
 
 
 def _cut_in_half(log: Path) -> int:
-    """Cuts a segment behind half of its batches; returns the offset after the last one left."""
+    """Truncates a segment after half of its batches; returns the new end offset."""
     data = log.read_bytes()
     ends: list[tuple[int, int]] = []
-    at = 0
+    position = 0
     # Kafka's DefaultRecordBatch: base offset, length, ..., last offset delta at byte 23.
-    while at + 61 <= len(data):
-        base, length = struct.unpack_from(">qi", data, at)
-        (delta,) = struct.unpack_from(">i", data, at + 23)
-        at += 12 + length
-        ends.append((at, base + delta + 1))
+    while position + 61 <= len(data):
+        base, length = struct.unpack_from(">qi", data, position)
+        (delta,) = struct.unpack_from(">i", data, position + 23)
+        position += 12 + length
+        ends.append((position, base + delta + 1))
     if len(ends) < 2:
         raise ValueError(f"{log} has {len(ends)} batches; two are needed")
     size, offset = ends[len(ends) // 2 - 1]
@@ -94,7 +94,7 @@ def _cut_in_half(log: Path) -> int:
 
 
 def _forget(checkpoint: Path, topic: str, partition: int) -> None:
-    """Drops a partition from a checkpoint: version, count, then a line a partition."""
+    """Removes a partition from a checkpoint file: version, count, then a line per partition."""
     version, _, *lines = checkpoint.read_text().splitlines()
     kept = [line for line in lines if not line.startswith(f"{topic} {partition} ")]
     checkpoint.write_text("\n".join([version, str(len(kept)), *kept]) + "\n")

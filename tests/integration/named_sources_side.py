@@ -1,12 +1,12 @@
-"""A script that runs streaming queries whose sources have names, one after the other, each until
-all that is there is written, in the environment of a Spark that has names for sources.
+"""Runs streaming queries with named sources, one after the other, until all rows are written.
 
-Its one argument is a JSON file:
+Runs in a separate environment, with a Spark that supports names of sources. The only argument is a
+JSON file:
 
     jars     list of paths for `spark.jars`
-    queries  a folder to name to the format and the options of a source. The query is the union of
-             these sources; the folder gets its `checkpoint`, and its rows in `table` as Parquet
-    out      folder for what Spark leaves on disk
+    queries  folder to sources: name to format and options. Each query writes the union of its
+             sources to `table` in the folder, as Parquet, and its `checkpoint` next to it
+    out      folder for Spark's own files
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ SETTINGS = {
 
 
 def main(spec: Mapping[str, Any]) -> None:
-    """Runs the queries."""
     spark = other_spark(Path(spec["out"]), jars=spec["jars"], cores=2, settings=SETTINGS)
     for folder, sources in spec["queries"].items():
         frames = [

@@ -1,4 +1,4 @@
-"""One process of a Kafka cluster: its settings, its folder, its log, how it starts and ends."""
+"""A process of a Kafka cluster: its settings, its folder, its log, how it starts and stops."""
 
 from __future__ import annotations
 
@@ -64,12 +64,13 @@ appender.console.layout.pattern=%d %p %c{1}: %m%n
 
 @dataclass(slots=True)
 class Node:
-    """A Kafka process that may be stopped, killed and started again on the same folder and ports.
+    """A Kafka process that can be stopped, killed and restarted with the same folder and ports.
 
     Attributes:
         number: Its `node.id`.
-        folder: Its settings, log file and `logs`.
-        ports: Listener name to port.
+        folder: Contains its settings, its log file and `logs`.
+        class_path: Class path with the broker.
+        ports: Ports by listener.
     """
 
     number: int
@@ -80,22 +81,22 @@ class Node:
 
     @property
     def logs(self) -> Path:
-        """The one folder in `log.dirs`."""
+        """Returns the only folder in `log.dirs`."""
         return self.folder / "logs"
 
     @property
     def bootstrap(self) -> str:
-        """Where plaintext clients find it."""
+        """Returns the address for plaintext clients."""
         return f"127.0.0.1:{self.ports['PLAINTEXT']}"
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process; it may still be on its way up."""
+        """Returns whether the process is running; it may still be starting."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process that runs."""
+        """Returns the process id."""
         if self._process is None:
             raise RuntimeError(f"node {self.number} is not running")
         return self._process.pid
@@ -103,13 +104,13 @@ class Node:
     def configure(
         self, tier: Path, controller_port: int, interval_ms: int, settings: Mapping[str, str]
     ) -> None:
-        """Writes the settings; the later ones win.
+        """Writes the settings file.
 
         Args:
-            tier: The folder that all nodes tier into.
-            controller_port: Where node 1 listens as the controller.
-            interval_ms: How often the node looks for segments to tier and to delete.
-            settings: Kafka's own names, on top of what a fast test broker needs.
+            tier: Folder of the tier, common to all nodes.
+            controller_port: Port of the controller on node 1.
+            interval_ms: Interval of the node's tiering and retention tasks.
+            settings: Additional settings, which override the defaults for tests.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         is_controller = "CONTROLLER" in self.ports
@@ -129,33 +130,35 @@ class Node:
         (self.folder / "log4j2.properties").write_text(_LOG4J2)
 
     def begin_format(self, cluster_id: str) -> subprocess.Popen[bytes]:
-        """Starts to format the disk; `start` may follow when the process has ended with 0."""
+        """Starts to format the disk; `start` needs exit code 0 of the returned process."""
         command = ("kafka.tools.StorageTool", "format", "-t", cluster_id.rstrip("="))
         return self._java("-Xmx128m", *command, "-c", str(self._properties))
 
     def start(self) -> None:
-        """Starts the process, which is not ready at once."""
+        """Starts the process without waiting until it is ready."""
         if self.is_running:
             raise RuntimeError(f"node {self.number} is running")
         self._process = self._java("-Xmx512m", "kafka.Kafka", str(self._properties))
 
     def stop(self) -> None:
-        """Stops it cleanly; kills it when it does not end in `STOP_SECONDS`."""
+        """Stops the process cleanly; kills it after `STOP_SECONDS`."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it at once, as a crash would."""
+        """Kills the process, like a crash."""
         self._end(signal.SIGKILL)
 
     def checkpoint(self, name: str) -> dict[tuple[str, int], int]:
-        """Offsets that it writes down every now and then, by topic and partition, such as those of
-        `replication-offset-checkpoint`; nothing before it did.
+        """Returns the offsets in a checkpoint file, by topic and partition.
+
+        The broker writes these files periodically, for example `replication-offset-checkpoint`. If
+        the file does not exist yet, the result is empty.
         """
         path = self.logs / name
         return parse_offset_checkpoint(path.read_bytes()) if path.exists() else {}
 
     def log_end(self) -> str:
-        """The last lines that it wrote, for error messages."""
+        """Returns the last lines of its log, for error messages."""
         return f"node {self.number}:\n{self._log.read_text(errors='replace')[-LOG_CHARS:]}"
 
     @property
@@ -167,7 +170,7 @@ class Node:
         return self.folder / "server.properties"
 
     def _java(self, heap: str, *command: str) -> subprocess.Popen[bytes]:
-        # These make a short-lived JVM start a third faster.
+        # These options let a short-lived JVM start a third faster.
         quick = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
         log4j = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
         with self._log.open("ab") as output:

@@ -1,4 +1,4 @@
-"""What a consumer of librdkafka is given of one range of offsets: the truth for our own reads."""
+"""Reads ranges of offsets with librdkafka's consumer, as reference for the product's reads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class Row(NamedTuple):
-    """One record, as Spark's Kafka source shows it.
+    """A record with the fields of Spark's Kafka source.
 
     Attributes:
-        offset: In its partition.
+        offset: Offset in its partition.
         timestamp: Milliseconds since 1970.
         timestamp_type: 0: CreateTime, 1: LogAppendTime.
-        key: Null is None.
-        value: Null is None.
-        headers: In their order; none at all is an empty tuple.
+        key: None for null.
+        value: None for null.
+        headers: In order; an empty tuple if there are none.
     """
 
     offset: int
@@ -33,16 +33,16 @@ class Row(NamedTuple):
     headers: tuple[tuple[str | bytes | None, ...], ...]
 
 
-def row_of(message: Message) -> Row:
-    """The record of a message that is no error."""
-    at = message.offset()
-    assert at is not None
+def to_row(message: Message) -> Row:
+    """Converts a message without error to a row."""
+    offset = message.offset()
+    assert offset is not None
     kind, timestamp = message.timestamp()
     headers = tuple(tuple(header) for header in message.headers() or ())
-    return Row(at, timestamp, kind - 1, message.key(), message.value(), headers)
+    return Row(offset, timestamp, kind - 1, message.key(), message.value(), headers)
 
 
-def consumed(
+def consume_range(
     bootstrap: str,
     topic: str,
     partition: int,
@@ -53,26 +53,26 @@ def consumed(
     seconds: float = 60,
     settings: Mapping[str, str | int] | None = None,
 ) -> list[Row]:
-    """Reads [start, stop) and nothing more, whatever is produced meanwhile.
+    """Reads [start, stop) even if more is produced in the meantime.
 
     Args:
         bootstrap: Address of the cluster.
         topic: Its name.
         partition: Its number.
         start: First offset, inclusive, not below the log start.
-        stop: Last offset, exclusive, not above the end that `isolation` lets a reader see.
+        stop: Last offset, exclusive, not above the end that `isolation` can read.
         isolation: `read_committed` or `read_uncommitted`.
-        seconds: How long this may take.
-        settings: More of librdkafka's settings, such as those of security.
+        seconds: Timeout.
+        settings: Additional librdkafka settings, such as those of security.
 
     Raises:
-        TimeoutError: `stop` was not reached; says how far it came.
-        KafkaException: The broker refuses, for example because `start` is out of range.
+        TimeoutError: `stop` was not reached; contains the progress.
+        KafkaException: The broker returned an error, for example because `start` is out of range.
     """
     rows: list[Row] = []
     if start >= stop:
         return rows
-    heard: list[str] = []
+    errors: list[str] = []
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -85,7 +85,7 @@ def consumed(
             "fetch.wait.max.ms": 20,
             "allow.auto.create.topics": "false",
             "log_level": 0,
-            "error_cb": lambda error: heard.append(str(error)),
+            "error_cb": lambda error: errors.append(str(error)),
             **(settings or {}),
         }
     )
@@ -95,23 +95,23 @@ def consumed(
         consumer.assign([TopicPartition(topic, partition, start)])
         while reached < stop:
             if time.monotonic() > deadline:
-                where = f"{topic}-{partition} [{start}, {stop})"
-                told = f"at {reached} after {seconds} s, {len(rows)} rows, {heard[-1:]}"
-                raise TimeoutError(f"{where}: {told}")
+                position = f"{topic}-{partition} [{start}, {stop})"
+                progress = f"at {reached} after {seconds} s, {len(rows)} rows, {errors[-1:]}"
+                raise TimeoutError(f"{position}: {progress}")
             for message in consumer.consume(10_000, 0.2):
                 error = message.error()
-                # Control batches and aborted records are never seen; they were passed when a
-                # later record comes, or the end of what may be read.
+                # The consumer does not return control batches and aborted records. A later record,
+                # or the end of the partition, shows that it has passed them.
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    # No group is used, but librdkafka looks for its coordinator.
+                    # This consumer uses no group, but librdkafka looks for the group's coordinator.
                     if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                         continue
                     raise KafkaException(error)
-                at = message.offset()
-                assert at is not None
-                reached = max(reached, at if error else at + 1)
-                if error is None and at < stop:
-                    rows.append(row_of(message))
+                offset = message.offset()
+                assert offset is not None
+                reached = max(reached, offset if error else offset + 1)
+                if error is None and offset < stop:
+                    rows.append(to_row(message))
     finally:
         consumer.close()
     return rows

@@ -1,6 +1,4 @@
-"""The Spark session of scripts that run in an environment of their own: pyspark and nothing else is
-imported.
-"""
+"""Starts Spark for scripts in separate environments; imports only pyspark."""
 
 from __future__ import annotations
 
@@ -16,13 +14,13 @@ if TYPE_CHECKING:
 def other_spark(
     out: Path, *, jars: Sequence[str], cores: int, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A quiet session whose rows are as exact as ours.
+    """Starts a session without log output that writes timestamps with microseconds.
 
     Args:
-        out: Folder for what Spark leaves on disk.
+        out: Folder for Spark's own files.
         jars: Paths for `spark.jars`.
-        cores: How many tasks run at a time.
-        settings: More Spark settings.
+        cores: Number of concurrent tasks.
+        settings: Additional Spark settings.
     """
     all_settings = {
         "spark.jars": ",".join(jars),

@@ -1,4 +1,4 @@
-"""What a consumer gets from a broker that was started again on somebody's disk."""
+"""Reads what a restarted broker serves from a given disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 Row = tuple[str, int, int, int, bytes | None, bytes | None]
 
 
-def served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
-    """What a consumer gets, up to offsets."""
+def consume_until(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list[Row]:
+    """Consumes all partitions up to the given offsets."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -27,20 +27,20 @@ def served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list
     )
     consumer.assign([TopicPartition(*pair, 0) for pair in ends])
     rows: list[Row] = []
-    left = set(ends)
+    pending = set(ends)
     try:
-        while left:
+        while pending:
             message = consumer.poll(30)
             if (
                 message is None
-            ):  # librdkafka tells no end where the log start is the last stable one
-                left -= _nothing_left(consumer, broker, left, ends, level)
+            ):  # librdkafka reports no EOF if the log start is the last stable offset
+                pending -= _without_more_rows(consumer, broker, pending, ends, level)
                 continue
             pair = (str(message.topic()), int(message.partition() or 0))
             error = message.error()
             if error is not None:
                 assert error.code() == -191, error  # _PARTITION_EOF
-                left.discard(pair)
+                pending.discard(pair)
                 continue
             offset = int(message.offset() or 0)
             if offset < ends[pair]:
@@ -52,24 +52,24 @@ def served(broker: Broker, level: str, ends: dict[tuple[str, int], int]) -> list
     return sorted(rows, key=lambda row: row[:3])
 
 
-def _nothing_left(
+def _without_more_rows(
     consumer: Consumer,
     broker: Broker,
     silent: set[tuple[str, int]],
     ends: dict[tuple[str, int], int],
     level: str,
 ) -> set[tuple[str, int]]:
-    """Partitions that are silent because the broker has no more for this consumer.
+    """Returns the silent partitions after checking that the broker has no more rows for them.
 
-    The consumer does not count what it is not given, such as markers and what compaction left
-    empty, so where it seems to be too early, Kafka's own consumer is asked.
+    The consumer's position does not include records that it never returns, such as markers and
+    batches that compaction emptied. If the position seems too low, Kafka's own consumer is asked.
     """
     stable = broker.last_stable_offsets(sorted(silent))
-    at = {
-        (one.topic, one.partition): one.offset
-        for one in consumer.position([TopicPartition(*pair) for pair in silent])
+    positions = {
+        (position.topic, position.partition): position.offset
+        for position in consumer.position([TopicPartition(*pair) for pair in silent])
     }
-    for (topic, number), last in at.items():
+    for (topic, number), last in positions.items():
         end = min(stable[topic, number], ends[topic, number])
         if max(last, 0) < end:
             more = broker.console_offsets(topic, number, max(last, 0), level)

@@ -1,4 +1,4 @@
-"""Runs Spark in a process and an environment of its own, mostly 4.0; fetches what reads gave."""
+"""Runs Spark in a separate process and environment, mostly Spark 4.0, and returns the results."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ RUN_SECONDS = 600
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one read gave: rows or an error."""
+    """Result of a read: rows or an error."""
 
     table: pa.Table | None
     error: str | None
 
 
 class Counts(NamedTuple):
-    """Rows of one DataFrame whose topic gets a record after each look.
+    """Row counts of one DataFrame; its topic gets a record after each action.
 
     Attributes:
-        collected: By `collect`.
-        again: By `collect`, once more.
-        counted: By `count`, which is another query.
+        collected: Rows of the first `collect`.
+        again: Rows of the second `collect`.
+        counted: Result of `count`, which is another query.
     """
 
     collected: int
@@ -48,8 +48,9 @@ class Counts(NamedTuple):
 
 
 def spark_python(spark: str = "4.0") -> Path:
-    """The interpreter of the environment with a Spark, built if need be; the oldest supported one
-    if none is named.
+    """Returns the interpreter of the environment with a Spark version; creates it if necessary.
+
+    The default is the oldest supported version.
     """
     release = spark.replace(".", "")
     python = ROOT / f".venv-spark{release}" / "bin" / "python"
@@ -60,16 +61,16 @@ def spark_python(spark: str = "4.0") -> Path:
 
 
 def run_script(script: Path, spec: Mapping[str, Any], folder: Path, spark: str = "4.0") -> None:
-    """Runs a script in the environment with a Spark.
+    """Runs a script in the environment with a Spark version.
 
     Args:
-        script: What to run.
-        spec: Its argument, as a JSON file.
-        folder: Where that file and the log go, and where the script is started.
-        spark: Its release, as `4.0`.
+        script: Script to run.
+        spec: Its argument, written as a JSON file.
+        folder: Folder for that file and the log, and current folder of the script.
+        spark: Spark version, such as `4.0`.
 
     Raises:
-        RuntimeError: It failed; the end of its log.
+        RuntimeError: The script failed; contains the end of its log.
     """
     (folder / "spec.json").write_text(json.dumps(spec))
     python = spark_python(spark)
@@ -104,16 +105,15 @@ def run_reads(
     growing: Mapping[str, str] = MappingProxyType({}),
     streams: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
-    """Runs every read in one Spark session; `counts_of` has what it counted.
+    """Runs all reads in one Spark session; `read_counts` returns the counts of `growing`.
 
     Args:
-        source: `kafka`, Spark's own source, or `tiered-kafka`, ours.
-        reads: Name to options.
-        folder: Empty or absent.
-        options: Given to every read.
-        growing: Those of a DataFrame whose one topic gets records between two of its actions; none
-            where it is empty.
-        streams: Name to options, of queries that end where the topic ended when they began.
+        source: `kafka` for Spark's own source, `tiered-kafka` for this one.
+        reads: Options by name.
+        folder: Empty or missing folder.
+        options: Options of every read.
+        growing: Options of a DataFrame whose topic gets records between its actions; may be empty.
+        streams: Options by name, of streaming queries that end at the topic's end at their start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jars = [str(path) for path in spark_kafka_jars()] if source == "kafka" else []
@@ -121,9 +121,9 @@ def run_reads(
         "format": source,
         "jars": jars,
         "options": dict(options),
-        "reads": {name: dict(given) for name, given in reads.items()},
+        "reads": {name: dict(read_options) for name, read_options in reads.items()},
         "growing": dict(growing),
-        "streams": {name: dict(given) for name, given in streams.items()},
+        "streams": {name: dict(read_options) for name, read_options in streams.items()},
         "out": str(folder),
     }
     run_script(SCRIPT, spec, folder)
@@ -134,13 +134,13 @@ def run_reads(
     }
 
 
-def counts_of(folder: Path) -> Counts:
-    """What a run counted while the topic grew."""
+def read_counts(folder: Path) -> Counts:
+    """Returns the counts of the DataFrame whose topic grew."""
     return Counts(*json.loads((folder / "counts.json").read_text()))
 
 
 def _table(folder: Path) -> pa.Table:
-    """What Spark wrote, in the column types of `SPARK_SCHEMA`."""
+    """Reads Spark's output and casts it to the types of `SPARK_SCHEMA`."""
     table = pq.read_table(folder)
     fields = [SPARK_SCHEMA.field(name) for name in table.column_names]
     return table.cast(pa.schema(fields))

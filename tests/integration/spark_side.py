@@ -1,17 +1,17 @@
-"""A script that runs many reads in one Spark session and leaves what each of them gave.
+"""Runs many reads in one Spark session and writes their results.
 
-It runs in an environment of its own, with the oldest supported Spark; Spark finds our source by
-itself. Its one argument is a JSON file:
+Runs in a separate environment, with the oldest supported Spark, which finds the product's data
+source automatically. The only argument is a JSON file:
 
     format     short name of the data source
     jars       list of paths for `spark.jars`
-    options    given to every read
+    options    options of every read
     reads      name to options
-    streams    name to options, of queries that end where the topic ended when they began
-    growing    options of a DataFrame that is read again and again while its topic gets records;
-               empty for none
-    out        folder: `<name>.parquet` for what was read; `outcomes.json` with `null` or an error;
-               `counts.json` with how many records that DataFrame had
+    streams    name to options, of streaming queries that end at the topic's end at their start
+    growing    options of a DataFrame that is read repeatedly while its topic gets records; may be
+               empty
+    out        folder: `<name>.parquet` with the rows; `outcomes.json` with `null` or an error;
+               `counts.json` with the record counts of that DataFrame
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ THREADS = 4
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs the reads, some at a time: they wait for the broker more than they work."""
+    """Runs the reads concurrently, because they mostly wait for the broker."""
     out = Path(spec["out"])
     spark = other_spark(out, jars=spec["jars"], cores=THREADS)
     if spec["format"] == "tiered-kafka":
-        # Spark passes over a source that cannot be imported, without a word.
+        # Spark silently ignores a source that cannot be imported, so import it here.
         importlib.import_module("kts_source.spark.datasource")
     started = time.monotonic()
     reads = {**spec["reads"], **spec["streams"]}
-    # Spark looks for Python data sources at the first use of one, and not for several threads.
+    # Spark discovers Python data sources at the first use, which is not thread-safe.
     with contextlib.suppress(Exception):
         spark.read.format(spec["format"]).load()
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda name: _read(spark, spec, name, out), reads)
-        outcomes = dict(zip(reads, found, strict=True))
+        errors = pool.map(lambda name: _read(spark, spec, name, out), reads)
+        outcomes = dict(zip(reads, errors, strict=True))
     (out / "outcomes.json").write_text(json.dumps(outcomes))
     if spec["growing"]:
         growing = spark.read.format(spec["format"]).options(**spec["growing"])
@@ -70,7 +70,7 @@ def _read(spark: SparkSession, spec: dict[str, Any], name: str, out: Path) -> st
             writer.trigger(availableNow=True).start(table, format="parquet").awaitTermination()
         else:
             spark.read.format(spec["format"]).options(**options).load().write.parquet(table)
-    except Exception as error:  # noqa: BLE001 - whatever Spark raises is the outcome
+    except Exception as error:  # noqa: BLE001 - any error of Spark is a result
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -1,4 +1,4 @@
-"""Avro values as Apicurio's own Java serializer writes them, by the schemas of its registry."""
+"""Reads Avro values that Apicurio's Java serializer wrote, with the schemas of its registry."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(720)]
 
 @pytest.fixture(scope="module")
 def serde() -> Iterator[Serde]:
-    with apicurio_serde() as found:
-        found.serialize("one", record("First", a="int"), {"a": 1})  # has id 1
-        yield found
+    with apicurio_serde() as started:
+        started.serialize("one", record("First", a="int"), {"a": 1})  # gets id 1
+        yield started
 
 
 def read(
     root: Path, serde: Serde, values: Sequence[bytes | SimpleRecord | None], /, **more: str
 ) -> Any:  # noqa: ANN401  # untyped
-    """A tier of one topic `orders`, read by the registry's latest schema of it."""
+    """Writes a tier with the topic `orders` and scans it with the registry's latest schema."""
     log = LogBuilder()
-    log.append([one if isinstance(one, SimpleRecord) else SimpleRecord(one) for one in values])
+    log.append(
+        [value if isinstance(value, SimpleRecord) else SimpleRecord(value) for value in values]
+    )
     files = log.roll()
     assert files is not None
     AivenTierWriter(str(root), topic="orders", partition=0).write_segment(files)
@@ -61,16 +63,16 @@ def read(
     return kts_source.scan(options).to_table()
 
 
-def test_ten_flat_fields_of_two_versions(serde: Serde, tmp_path: Path) -> None:
+def test_scan_decodes_flat_records_of_two_schema_versions(serde: Serde, tmp_path: Path) -> None:
     rows = [order(number) for number in range(40)]
     first = serde.serialize("orders", ORDER, *rows[:20], **CONFLUENT)
-    both = [{**row, "v": at} for at, row in enumerate(rows[20:])]
+    both = [{**row, "v": number} for number, row in enumerate(rows[20:])]
     second = serde.serialize("orders", NEXT_ORDER, *both, **CONFLUENT)
     assert serde.serializer(**CONFLUENT).serialize("orders", None) is None
-    values = [one for pair in zip(first, second, strict=True) for one in pair]
-    found = read(tmp_path, serde, [*values, None])["value"].to_pylist()
+    values = [value for pair in zip(first, second, strict=True) for value in pair]
+    decoded = read(tmp_path, serde, [*values, None])["value"].to_pylist()
     old = [{**row, "v": 9} for row in rows[:20]]
-    assert found == [*(one for pair in zip(old, both, strict=True) for one in pair), None]
+    assert decoded == [*(row for pair in zip(old, both, strict=True) for row in pair), None]
     assert len({value[:5] for value in values}) == 2
     filtered = read(
         *(tmp_path / "where", serde, values),
@@ -81,15 +83,15 @@ def test_ten_flat_fields_of_two_versions(serde: Serde, tmp_path: Path) -> None:
     assert filtered["value"].to_pylist() == expected
 
 
-def test_nested_records_and_unions(serde: Serde, tmp_path: Path) -> None:
-    values = serde.serialize("baskets", BASKET, *(given for given, _ in BASKETS), **CONFLUENT)
+def test_scan_decodes_nested_records_and_unions(serde: Serde, tmp_path: Path) -> None:
+    values = serde.serialize("baskets", BASKET, *(row for row, _ in BASKETS), **CONFLUENT)
     rows = read(tmp_path, serde, values, value__subject="baskets-value")
     assert rows["value"].to_pylist() == [expected for _, expected in BASKETS]
 
 
 def logical(kind: str, base: str | dict[str, Any], **more: int) -> dict[str, Any]:
-    made = {"type": base} if isinstance(base, str) else dict(base)
-    return {**made, "logicalType": kind, **more}
+    avro_type = {"type": base} if isinstance(base, str) else dict(base)
+    return {**avro_type, "logicalType": kind, **more}
 
 
 TIMES = record(
@@ -114,14 +116,14 @@ CONVERSIONS = (
 )
 
 
-def test_logical_types_from_javas_own(serde: Serde, tmp_path: Path) -> None:
+def test_scan_decodes_logical_types_from_java_classes(serde: Serde, tmp_path: Path) -> None:
     java, avro = serde.classes.java, serde.classes.org.apache.avro
     for name in CONVERSIONS:
         package, _, kind = name.rpartition(".")
-        place = getattr(avro, package) if package else avro
-        avro.generic.GenericData.get().addLogicalTypeConversion(getattr(place, kind)())
-    one = getattr(avro.generic, "GenericData$Record")(serde.schema(TIMES))
-    given = {
+        conversions = getattr(avro, package) if package else avro
+        avro.generic.GenericData.get().addLogicalTypeConversion(getattr(conversions, kind)())
+    java_record = getattr(avro.generic, "GenericData$Record")(serde.schema(TIMES))
+    java_values = {
         "day": java.time.LocalDate.of(2024, 2, 29),
         "at": java.time.Instant.parse("1969-12-31T23:59:58.123Z"),
         "exactly": java.time.Instant.parse("2024-02-29T12:34:56.789012Z"),
@@ -132,11 +134,11 @@ def test_logical_types_from_javas_own(serde: Serde, tmp_path: Path) -> None:
         "id": java.util.UUID.fromString("f81d4fae-7dec-11d0-a765-00a0c91e6bf6"),
         "seen": java.time.Instant.ofEpochMilli(1_700_000_000_001),
     }
-    for name, value in given.items():
-        one.put(name, value)
-    values = [serde.serializer(**CONFLUENT).serialize("times", one)]
-    one.put("seen", None)
-    values.append(serde.serializer(**CONFLUENT).serialize("times", one))
+    for name, value in java_values.items():
+        java_record.put(name, value)
+    values = [serde.serializer(**CONFLUENT).serialize("times", java_record)]
+    java_record.put("seen", None)
+    values.append(serde.serializer(**CONFLUENT).serialize("times", java_record))
     expected = {
         "day": date(2024, 2, 29),
         "at": datetime(1969, 12, 31, 23, 59, 58, 123_000, UTC),
@@ -152,19 +154,20 @@ def test_logical_types_from_javas_own(serde: Serde, tmp_path: Path) -> None:
     assert rows == [expected, {**expected, "seen": None}]
 
 
-def test_ids_of_eight_bytes_are_refused_by_name(serde: Serde, tmp_path: Path) -> None:
-    given = order(1)
-    (good,) = serde.serialize("orders", ORDER, given, **CONFLUENT)
-    for at, which in enumerate(("globalId", "contentId")):
-        (value,) = serde.serialize("orders", ORDER, given, **{"apicurio.registry.use-id": which})
+def test_scan_eight_byte_ids_raises_error_naming_id_handler(serde: Serde, tmp_path: Path) -> None:
+    row = order(1)
+    (good,) = serde.serialize("orders", ORDER, row, **CONFLUENT)
+    for number, kind in enumerate(("globalId", "contentId")):
+        (value,) = serde.serialize("orders", ORDER, row, **{"apicurio.registry.use-id": kind})
         assert value[9:] == good[5:]
         with pytest.raises(
             InvalidValueError, match=r"id-handler = .*Legacy4ByteIdHandler"
         ) as raised:
-            read(tmp_path / f"fails {at}", serde, [good, value])
+            read(tmp_path / f"fails {number}", serde, [good, value])
         assert raised.value.offset == 1
-        rows = read(tmp_path / f"null {at}", serde, [good, value], value__mode="PERMISSIVE")
-        assert [one and one["city"] for one in rows["value"].to_pylist()] == [given["city"], None]
+        rows = read(tmp_path / f"null {number}", serde, [good, value], value__mode="PERMISSIVE")
+        decoded = rows["value"].to_pylist()
+        assert [value and value["city"] for value in decoded] == [row["city"], None]
         assert "ids of 8 bytes" in rows["valueError"][1].as_py()
 
 
@@ -173,110 +176,120 @@ HOLLOW = record("Hollow", **dict.fromkeys("abcd", NULLABLE), e="int", f="int")
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_ids_in_headers_are_refused_by_name(serde: Serde, tmp_path: Path, which: str) -> None:
+def test_scan_ids_in_headers_raises_error_naming_setting(
+    serde: Serde, tmp_path: Path, which: str
+) -> None:
     hollow = {**dict.fromkeys("abcd"), "e": -1, "f": 7}
     settings = {**HANDLER, "apicurio.registry.use-id": which}  # headers are the default
-    one = serde.record("hollow", serde.value(HOLLOW, hollow), serde.serializer(**settings))
-    assert f"apicurio.value.{which}" in [name for name, _ in one.headers]
-    # What looks like an id is that of a schema with one int.
-    assert one.value == b"\0\0\0\0\1\x0e"
-    bare = SimpleRecord(one.value)
+    hollow_record = serde.record(
+        "hollow", serde.value(HOLLOW, hollow), serde.serializer(**settings)
+    )
+    assert f"apicurio.value.{which}" in [name for name, _ in hollow_record.headers]
+    # The bytes at the id's position are the id of a schema with one int.
+    assert hollow_record.value == b"\0\0\0\0\1\x0e"
+    bare = SimpleRecord(hollow_record.value)
     rows = read(tmp_path / "bare", serde, [bare], value__subject="one-value")
     assert rows["value"].to_pylist() == [{"a": 7}]
-    records = [bare, one, SimpleRecord(None, None, one.headers)]
+    records = [bare, hollow_record, SimpleRecord(None, None, hollow_record.headers)]
     options = {"value.subject": "one-value"}
     with pytest.raises(InvalidValueError, match=r"apicurio\.registry\.headers\.enabled = false"):
         read(tmp_path / "fails", serde, records, **options)
     rows = read(tmp_path / "null", serde, records, **options, value__mode="PERMISSIVE")
     assert rows["value"].to_pylist() == [{"a": 7}, None, None]
-    assert [one and one[:11] for one in rows["valueError"].to_pylist()] == [
+    reasons = rows["valueError"].to_pylist()
+    assert [reason and reason[:11] for reason in reasons] == [
         None,
         "schema id 0",
         None,
     ]
-    # Of one writer's schema, such values can be read.
+    # With the schema of the only writer, such values can be decoded.
     alone = {"value.format": "avro", "value.schema": json.dumps(HOLLOW)}
-    assert read(tmp_path / "avro", serde, [one], **alone)["value"].to_pylist() == [hollow]
+    decoded = read(tmp_path / "avro", serde, [hollow_record], **alone)["value"].to_pylist()
+    assert decoded == [hollow]
 
 
 TEXT = record("Text", n="long", s="string")
 
 
-def test_avros_json_encoding_is_refused_by_name(serde: Serde, tmp_path: Path) -> None:
+def test_scan_json_encoding_raises_error_naming_encoding(serde: Serde, tmp_path: Path) -> None:
     as_json = {"apicurio.registry.avro.encoding": "JSON"}
-    # Read as binary, the first one is a long and a string of 17 bytes.
+    # Decoded as binary, the first value is a long and a string of 17 bytes.
     rows = [{"n": 1, "s": "hello"}, {"n": 2, "s": "some other text"}]
     good = serde.serialize("texts", TEXT, *rows, **CONFLUENT)
     texts = serde.serialize("texts", TEXT, *rows, **CONFLUENT | as_json)
     assert texts[0][5:] == b'{"n":1,"s":"hello"}'
     options = {"value.subject": "texts-value", "value.mode": "PERMISSIVE"}
-    found = read(tmp_path / "confluent", serde, [texts[0], good[1], texts[1], good[0]], **options)
-    assert found["value"].to_pylist() == [None, rows[1], None, rows[0]]
-    reasons = found["valueError"].to_pylist()
+    decoded = read(tmp_path / "confluent", serde, [texts[0], good[1], texts[1], good[0]], **options)
+    assert decoded["value"].to_pylist() == [None, rows[1], None, rows[0]]
+    reasons = decoded["valueError"].to_pylist()
     assert reasons[0] == reasons[2]
     assert "Avro's JSON encoding" in reasons[0]
     with pytest.raises(InvalidValueError, match="encoding=BINARY"):
         read(tmp_path / "fails", serde, [*good, *texts], value__subject="texts-value")
     alone = {"value.format": "avro", "value.schema": json.dumps(TEXT), "value.mode": "PERMISSIVE"}
-    found = read(tmp_path / "avro", serde, [one[5:] for one in (*texts, *good)], **alone)
-    assert found["value"].to_pylist() == [None, None, *rows]
-    one = serde.record("texts", serde.value(TEXT, rows[0]), serde.serializer(**as_json))
-    assert one.value == texts[0][5:]
-    assert read(tmp_path / "headers", serde, [one], **options)["value"].to_pylist() == [None]
+    decoded = read(tmp_path / "avro", serde, [value[5:] for value in (*texts, *good)], **alone)
+    assert decoded["value"].to_pylist() == [None, None, *rows]
+    json_record = serde.record("texts", serde.value(TEXT, rows[0]), serde.serializer(**as_json))
+    assert json_record.value == texts[0][5:]
+    assert read(tmp_path / "headers", serde, [json_record], **options)["value"].to_pylist() == [
+        None
+    ]
 
 
-def test_which_ids_the_registry_knows(serde: Serde, tmp_path: Path) -> None:
-    """By default those of contents; global ones are others, unless it is told to know those."""
+def test_registry_api_knows_content_ids_unless_configured_for_global_ids(
+    serde: Serde, tmp_path: Path
+) -> None:
     rows = [order(3), order(4)]
     by_content, _ = serde.serialize("first", ORDER, *rows, **CONFLUENT)
-    # Its content has the id of the first place where it is.
+    # Content that is registered twice has the id of its first registration.
     by_global, _ = serde.serialize("second", ORDER, *rows, **HANDLER)
     assert serde.serialize("second", ORDER, *rows, **CONFLUENT)[0] == by_content
     assert by_global[:5] != by_content[:5]
     assert by_global[5:] == by_content[5:]
     options = {"value.schema": json.dumps(ORDER), "value.mode": "PERMISSIVE"}
-    found = read(tmp_path / "as it is", serde, [by_global, by_content], **options)
-    assert found["value"].to_pylist() == [None, rows[0]]
-    assert "does not know" in found["valueError"][0].as_py()
-    # Of another address, what an id was says nothing.
+    decoded = read(tmp_path / "as it is", serde, [by_global, by_content], **options)
+    assert decoded["value"].to_pylist() == [None, rows[0]]
+    assert "does not know" in decoded["valueError"][0].as_py()
+    # The client caches unknown ids by address, so use another address.
     other = serde._replace(url=serde.url.replace("127.0.0.1", "localhost"))
     with global_ids(serde):
-        found = read(tmp_path / "told", other, [by_global], **options)
-    assert found["value"].to_pylist() == [rows[0]]
+        decoded = read(tmp_path / "global", other, [by_global], **options)
+    assert decoded["value"].to_pylist() == [rows[0]]
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_what_it_writes_by_default(serde: Serde, tmp_path: Path, which: str) -> None:
-    """Ids in headers, ids of eight bytes: by the registry's own API, whatever the kind of ids."""
-    place = f"defaults-{which}"
-    serde.serialize(f"before-{place}", ORDER, order(0))  # so that the two kinds differ
+def test_scan_by_own_api_decodes_header_and_eight_byte_ids(
+    serde: Serde, tmp_path: Path, which: str
+) -> None:
+    topic = f"defaults-{which}"
+    serde.serialize(f"before-{topic}", ORDER, order(0))  # so that content ids and global ids differ
     ids = {"apicurio.registry.use-id": which}
     rows = [{**order(number), "v": number} for number in range(20)]
-    old = [SimpleRecord(one) for one in serde.serialize(place, ORDER, *rows[:10], **ids)]
+    old = [SimpleRecord(value) for value in serde.serialize(topic, ORDER, *rows[:10], **ids)]
     for row in rows[:10]:
         row["v"] = 9
-    made = serde.serializer(**ids)
-    new = [serde.record(place, serde.value(NEXT_ORDER, row), made) for row in rows[10:]]
+    serializer = serde.serializer(**ids)
+    new = [serde.record(topic, serde.value(NEXT_ORDER, row), serializer) for row in rows[10:]]
     assert next(name for name, _ in new[0].headers) == f"apicurio.value.{which}"
     other = "contentId" if which == "globalId" else "globalId"
     others = {"apicurio.registry.use-id": other}
     as_json = {**ids, "apicurio.registry.avro.encoding": "JSON"}
-    refused = [
-        serde.record(place, serde.value(NEXT_ORDER, rows[-1]), serde.serializer(**settings))
+    rejected = [
+        serde.record(topic, serde.value(NEXT_ORDER, rows[-1]), serde.serializer(**settings))
         for settings in (others, as_json)
     ]
-    refused.append(SimpleRecord(serde.serialize(place, NEXT_ORDER, rows[-1], **as_json)[0]))
-    records = [one for pair in zip(old, new, strict=True) for one in pair]
-    records += [*refused, SimpleRecord(None, None, new[0].headers)]
-    found = read(
+    rejected.append(SimpleRecord(serde.serialize(topic, NEXT_ORDER, rows[-1], **as_json)[0]))
+    records = [entry for pair in zip(old, new, strict=True) for entry in pair]
+    records += [*rejected, SimpleRecord(None, None, new[0].headers)]
+    decoded = read(
         *(tmp_path, serde, records),
         value__format="avro-apicurio",
         value__schema=json.dumps(NEXT_ORDER),
         **{"value.schema-registry.use-id": which, "value.mode": "PERMISSIVE"},
     )
-    expected = [one for pair in zip(rows[:10], rows[10:], strict=True) for one in pair]
-    assert found["value"].to_pylist() == [*expected, None, None, None, None]
-    reasons = found["valueError"].to_pylist()
+    expected = [row for pair in zip(rows[:10], rows[10:], strict=True) for row in pair]
+    assert decoded["value"].to_pylist() == [*expected, None, None, None, None]
+    reasons = decoded["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "option schema-registry.use-id" in reasons[20]
     assert "JSON encoding" in reasons[21]
@@ -284,23 +297,25 @@ def test_what_it_writes_by_default(serde: Serde, tmp_path: Path, which: str) -> 
     assert reasons[23] is None
 
 
-def test_schemas_that_refer_to_others(serde: Serde, tmp_path: Path) -> None:
-    """Nested records are registered as schemas of their own, and referred to."""
-    made = serde.serializer(**{"apicurio.registry.dereference-schema": "false"})
-    records = [serde.record("own", serde.value(BASKET, given), made) for given, _ in BASKETS]
+def test_scan_resolves_references_between_schemas(serde: Serde, tmp_path: Path) -> None:
+    serializer = serde.serializer(**{"apicurio.registry.dereference-schema": "false"})
+    records = [serde.record("own", serde.value(BASKET, row), serializer) for row, _ in BASKETS]
     schema_id = int.from_bytes(records[0].headers[0][1] or b"", "big")
-    with urllib.request.urlopen(f"{serde.api}/ids/globalIds/{schema_id}/references") as answer:
-        assert {one["name"] for one in json.load(answer)} >= {"shop.Person", "shop.Line"}
-    found = read(
+    with urllib.request.urlopen(f"{serde.api}/ids/globalIds/{schema_id}/references") as response:
+        assert {reference["name"] for reference in json.load(response)} >= {
+            "shop.Person",
+            "shop.Line",
+        }
+    decoded = read(
         *(tmp_path, serde, records),
         value__format="avro-apicurio",
         value__schema=json.dumps(BASKET),
     )
-    assert found["value"].to_pylist() == [expected for _, expected in BASKETS]
+    assert decoded["value"].to_pylist() == [expected for _, expected in BASKETS]
 
 
-def test_a_topic_of_a_java_producer(serde: Serde, cluster: Cluster) -> None:
-    """Serialized in the producer, sent through a broker, and read from where the broker put it."""
+def test_scan_decodes_topic_of_java_producer(serde: Serde, cluster: Cluster) -> None:
+    """Java producers serialize and send; the scan reads the segments that the broker tiered."""
     topic, kafka = "apicurio-orders", serde.classes.org.apache.kafka.clients.producer
     cluster.admin.create_topic(topic)
     common = {
@@ -330,17 +345,17 @@ def test_a_topic_of_a_java_producer(serde: Serde, cluster: Cluster) -> None:
     }
     del options["kafka.bootstrap.servers"]
     assert end > 20
-    # Each format reads what one of the producers wrote, and refuses the other's.
+    # Each format decodes the values of one producer and rejects those of the other.
     by_header = {number for number in range(end) if number % 10 == 3}
     by_id = {number for number in range(end) if number % 10} - by_header
-    for form, url, good, bad in (
+    for value_format, url, good, bad in (
         ("avro-confluent", serde.url, by_id, by_header),
         ("avro-apicurio", serde.api, by_header, by_id),
     ):
-        of_form = {"value.format": form, "value.schema-registry.url": url}
-        table = kts_source.scan(options | of_form).to_table()
+        format_options = {"value.format": value_format, "value.schema-registry.url": url}
+        table = kts_source.scan(options | format_options).to_table()
         assert table["offset"].to_pylist() == list(range(end))
         expected = [row if number in good else None for number, row in enumerate(rows[:end])]
         assert table["value"].to_pylist() == expected
         reasons = table["valueError"].to_pylist()
-        assert {number for number, one in enumerate(reasons) if one is not None} == bad
+        assert {number for number, reason in enumerate(reasons) if reason is not None} == bad

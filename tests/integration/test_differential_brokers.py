@@ -1,7 +1,7 @@
-"""With the brokers, ours is what Spark's own Kafka source is: the same rows, the same refusals.
+"""With brokers, this source returns the same rows and errors as Spark's own Kafka source.
 
-Both read from the same broker while it runs; ours with its tier beside it, and without. What
-differs is in `STILL_DIFFERENT`, and each of that in the table of `docs/kafka-source.md`.
+Both read from the same running broker; this source with and without the tier. `STILL_DIFFERENT`
+contains the differences, which are also in the table of `docs/kafka-source.md`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.integration.differential_world import (
     BOTH_LEVELS,
     BROKERS,
     CASES,
-    LEVEL_LEFT_OUT,
+    DEFAULT_LEVEL,
     THROUGH_SPARK_WITH_BROKERS,
     UNION,
     World,
-    levels,
+    isolation_levels_of,
     read_name,
 )
 
@@ -37,16 +37,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "kafka-source.md"
 SOURCES = (UNION, BROKERS)
-ALIKE = [name for name in CASES if name not in STILL_DIFFERENT | {LEVEL_LEFT_OUT}]
+ALIKE = [name for name in CASES if name not in STILL_DIFFERENT | {DEFAULT_LEVEL}]
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_as_sparks_source(differential: World, name: str) -> None:
-    for level in levels(name):
-        _check_alike(differential, name, level)
+def test_scan_with_brokers_matches_spark(differential: World, name: str) -> None:
+    for level in isolation_levels_of(name):
+        _check_same(differential, name, level)
 
 
-def _check_alike(differential: World, name: str, level: IsolationLevel) -> None:
+def _check_same(differential: World, name: str, level: IsolationLevel) -> None:
     spark = differential.spark[read_name(name, level)]
     for source in SOURCES:
         ours = differential.ours[source, read_name(name, level)]
@@ -54,7 +54,7 @@ def _check_alike(differential: World, name: str, level: IsolationLevel) -> None:
             assert isinstance(ours.error, TieredKafkaError), (source, spark.error, ours.error)
             continue
         assert ours.table is not None, (source, ours.error)
-        expected = differential.whole(name, level)
+        expected = differential.spark_rows(name, level)
         assert ours.table.column_names == expected.column_names
         if expected.num_rows:
             assert_same_rows(ours.table, expected)
@@ -63,9 +63,8 @@ def _check_alike(differential: World, name: str, level: IsolationLevel) -> None:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_what_only_brokers_know(differential: World, name: str) -> None:
-    """The new cases are about what they say: rows, none, or a refusal."""
-    for level in levels(name):
+def test_broker_case_matches_its_verdict(differential: World, name: str) -> None:
+    for level in isolation_levels_of(name):
         spark = differential.spark[read_name(name, level)]
         verdict = MORE[name].verdict
         assert (spark.error is not None) == (verdict is Verdict.BOTH_REFUSE), spark.error
@@ -74,7 +73,7 @@ def test_what_only_brokers_know(differential: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STILL_DIFFERENT))
-def test_what_stays_different(differential: World, name: str) -> None:
+def test_different_case_fails_in_one_source_only(differential: World, name: str) -> None:
     spark = differential.spark[read_name(name, "read_uncommitted")]
     for source in SOURCES:
         ours = differential.ours[source, read_name(name, "read_uncommitted")]
@@ -82,33 +81,32 @@ def test_what_stays_different(differential: World, name: str) -> None:
         assert ours.error is None or isinstance(ours.error, TieredKafkaError)
 
 
-def test_the_default_is_read_committed(differential: World) -> None:
-    committed = differential.whole(BOTH_LEVELS, "read_committed")
-    uncommitted = differential.whole(BOTH_LEVELS, "read_uncommitted")
+def test_scan_with_brokers_reads_committed_by_default(differential: World) -> None:
+    committed = differential.spark_rows(BOTH_LEVELS, "read_committed")
+    uncommitted = differential.spark_rows(BOTH_LEVELS, "read_uncommitted")
     assert committed.num_rows < uncommitted.num_rows
-    (level,) = levels(LEVEL_LEFT_OUT)
-    assert_same_rows(differential.whole(LEVEL_LEFT_OUT, level), uncommitted)
+    (level,) = isolation_levels_of(DEFAULT_LEVEL)
+    assert_same_rows(differential.spark_rows(DEFAULT_LEVEL, level), uncommitted)
     for source in SOURCES:
-        ours = differential.ours[source, read_name(LEVEL_LEFT_OUT, level)].table
+        ours = differential.ours[source, read_name(DEFAULT_LEVEL, level)].table
         assert ours is not None
         assert_same_rows(ours, committed)
 
 
-def test_a_record_without_headers(differential: World) -> None:
-    name = read_name("everything with headers", levels("everything with headers")[0])
+def test_missing_headers_are_empty_list_not_null(differential: World) -> None:
+    name = read_name("everything with headers", isolation_levels_of("everything with headers")[0])
     spark = differential.spark[name].table
     assert spark is not None
-    without = [headers is None for headers in spark["headers"].to_pylist()]
-    assert any(without)
-    assert not all(without)
+    is_null = [headers is None for headers in spark["headers"].to_pylist()]
+    assert any(is_null)
+    assert not all(is_null)
     for source in SOURCES:
         ours = differential.ours[source, name].table
         assert ours is not None
-        assert sum(headers == [] for headers in ours["headers"].to_pylist()) == sum(without)
+        assert sum(headers == [] for headers in ours["headers"].to_pylist()) == sum(is_null)
 
 
-def test_one_data_frame_of_a_topic_that_grows(differential: World) -> None:
-    """Collected, collected again, and counted, which is another query."""
+def test_data_frame_collected_twice_returns_same_rows(differential: World) -> None:
     spark, ours = differential.spark_counts, differential.our_counts
     assert (spark.again - spark.collected, spark.counted - spark.collected) == (1, 2)
     assert (ours.again - ours.collected, ours.counted - ours.collected) == (0, 2)
@@ -116,35 +114,41 @@ def test_one_data_frame_of_a_topic_that_grows(differential: World) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", THROUGH_SPARK_WITH_BROKERS)
-def test_through_spark(differential: World, name: str, source: str) -> None:
+def test_scan_in_spark_matches_spark_source(differential: World, name: str, source: str) -> None:
     outcome = differential.through_spark[source, name]
     if CASES[name].verdict is Verdict.BOTH_REFUSE:
         assert outcome.table is None
     else:
         assert outcome.table is not None, outcome.error
-        assert_same_rows(outcome.table, differential.whole(name, levels(name)[0]))
+        assert_same_rows(outcome.table, differential.spark_rows(name, isolation_levels_of(name)[0]))
 
 
 HERE = "integration/test_differential_brokers.py"
 ELSEWHERE = {
-    "default isolation level": (HERE, "test_the_default_is_read_committed"),
-    "what is read, and `latest`, without brokers": (
+    "default isolation level": (HERE, "test_scan_with_brokers_reads_committed_by_default"),
+    "rows, and `latest`, without brokers": (
         "integration/test_differential_options.py",
-        "test_same_rows",
+        "test_scan_of_tier_matches_spark",
     ),
-    "a record without headers": (HERE, "test_a_record_without_headers"),
+    "a record without headers": (HERE, "test_missing_headers_are_empty_list_not_null"),
     "several incarnations of a topic, without brokers": (
         "kts_source/planning/test_golden_scan.py",
         "test_scan_with_topic_id_reads_older_incarnation",
     ),
-    "one DataFrame, collected twice": (HERE, "test_one_data_frame_of_a_topic_that_grows"),
-    "streams": ("integration/test_stream_hybrid.py", "test_batches_on_both_sides_of_the_seam"),
-    "writing": ("spark/test_errors_spark.py", "test_does_not_write"),
+    "one DataFrame, collected twice": (
+        HERE,
+        "test_data_frame_collected_twice_returns_same_rows",
+    ),
+    "streams": (
+        "integration/test_stream_hybrid.py",
+        "test_stream_reads_each_row_once_from_tier_or_brokers",
+    ),
+    "writing": ("spark/test_errors_spark.py", "test_write_raises_analysis_exception"),
 }
-"""Rows of the docs that are no combination of options, and what shows them."""
+"""Rows of the docs without a case, and the tests that show them."""
 
 
-def test_the_table_of_the_docs() -> None:
+def test_docs_table_lists_all_differences() -> None:
     rows = re.findall(r"^\| (\S.*?) \|", PAGE.read_text(), re.MULTILINE)
     rows.remove("| `tiered-kafka`")
     assert len(rows) == len(set(rows))
@@ -152,5 +156,5 @@ def test_the_table_of_the_docs() -> None:
     for file, test in ELSEWHERE.values():
         assert f"def {test}(" in (TESTS / file).read_text()
     shown = {name for names in ROWS.values() for name in names}
-    different = set(DIFFERENT) | {n for n, one in MORE.items() if one.reason}
-    assert shown == different | {"assign a partition that is not"}
+    different = set(DIFFERENT) | {name for name, case in MORE.items() if case.reason}
+    assert shown == different | {"assign a missing partition"}

@@ -1,8 +1,8 @@
-"""The same options give the same rows and the same refusals as Spark's own Kafka source.
+"""The same options return the same rows and errors as in Spark's own Kafka source.
 
-Spark reads from a broker whose closed segments are tiered; ours reads the tier after the broker has
-stopped. Spark sees more, because the active segment is never tiered: its rows are cut where the
-broker says that the tier ends.
+Spark reads from a broker with tiered closed segments; this source reads the tier after the broker
+stopped. The active segment is never tiered, so Spark's rows are cut where the tier ends according
+to the broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from tests.golden_data import ISOLATION_LEVELS, assert_same_rows
 from tests.integration.differential_case import Verdict
 from tests.integration.differential_refusals import DIFFERENT, REFUSED
 from tests.integration.differential_same import SAME
-from tests.integration.differential_world import THROUGH_SPARK, TIER, World, levels, read_name
+from tests.integration.differential_world import (
+    THROUGH_SPARK,
+    TIER,
+    World,
+    isolation_levels_of,
+    read_name,
+)
 from tests.integration.workload import TOPICS
 from tests.kts_source.planning.scanning import scan
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(720)]
 
 
-def test_the_tier_has_what_the_test_is_about(differential: World) -> None:
+def test_tier_has_conditions_that_cases_need(differential: World) -> None:
     facts = differential.facts
     assert set(facts.tier_ends) >= {(name, n) for name in TOPICS for n in range(TOPICS[name])}
     assert facts.tier_ends["plain-sparse", 1] == 0 < facts.latest["plain-sparse", 1]
@@ -40,10 +46,10 @@ def test_the_tier_has_what_the_test_is_about(differential: World) -> None:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("name", SAME)
-def test_same_rows(differential: World, name: str, level: IsolationLevel) -> None:
+def test_scan_of_tier_matches_spark(differential: World, name: str, level: IsolationLevel) -> None:
     assert differential.spark[read_name(name, level)].error is None
     expected = differential.expected(name, level)
-    table = scan({**differential.of_tier, **differential.given(name, level)})
+    table = scan({**differential.of_tier, **differential.options(name, level)})
     assert table.column_names == expected.column_names
     assert (expected.num_rows == 0) == (SAME[name].verdict is Verdict.NO_ROWS)
     if expected.num_rows:
@@ -53,37 +59,37 @@ def test_same_rows(differential: World, name: str, level: IsolationLevel) -> Non
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_both_refuse(differential: World, name: str) -> None:
+def test_rejected_case_fails_in_both_sources(differential: World, name: str) -> None:
     assert differential.spark[read_name(name, "read_uncommitted")].error is not None
     with pytest.raises(TieredKafkaError):
-        scan({**differential.of_tier, **differential.given(name, "read_uncommitted")})
+        scan({**differential.of_tier, **differential.options(name, "read_uncommitted")})
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_one_refuses_for_a_reason(differential: World, name: str) -> None:
+def test_different_case_fails_in_one_source_with_a_reason(differential: World, name: str) -> None:
     case, outcome = DIFFERENT[name], differential.spark[read_name(name, "read_uncommitted")]
     assert case.reason
-    given = {**differential.of_tier, **differential.given(name, "read_uncommitted")}
+    options = {**differential.of_tier, **differential.options(name, "read_uncommitted")}
     if case.verdict is Verdict.ONLY_OURS_REFUSES:
         assert outcome.error is None
         with pytest.raises(TieredKafkaError):
-            scan(given)
+            scan(options)
     else:
         assert case.verdict is Verdict.ONLY_SPARK_REFUSES
         assert outcome.error is not None
-        scan(given)
+        scan(options)
 
 
-def test_the_default_is_read_committed(differential: World) -> None:
+def test_scan_of_tier_reads_committed_by_default(differential: World) -> None:
     table = scan({**differential.of_tier, "subscribe": ",".join(TOPICS)})
     assert_same_rows(table, differential.expected("subscribe all", "read_committed"))
 
 
 @pytest.mark.parametrize("name", THROUGH_SPARK)
-def test_through_spark(differential: World, name: str) -> None:
+def test_scan_of_tier_in_spark_matches_spark_source(differential: World, name: str) -> None:
     outcome = differential.through_spark[TIER, name]
     if name in REFUSED:
         assert outcome.table is None
     else:
         assert outcome.table is not None, outcome.error
-        assert_same_rows(outcome.table, differential.expected(name, levels(name)[0]))
+        assert_same_rows(outcome.table, differential.expected(name, isolation_levels_of(name)[0]))

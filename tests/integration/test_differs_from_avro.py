@@ -1,5 +1,6 @@
-"""The table of `docs/typed.md` that says where this differs from Spark's `from_avro`, row by row,
-and the types of Avro, which are the same.
+"""Tests the table in `docs/typed-reference.md` of differences from Spark's `from_avro`, row by row.
+
+Also tests that Avro types map to the same Spark types.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kts_source.spark.datasource import spark_schema
 from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from segment_format.values.registry_framing import CONFLUENT
-from tests.docs.tables import rows_under
+from tests.docs.tables import read_table
 from tests.integration.kafka_jars import spark_avro_jars
 from tests.integration.spark_kafka import run_script
 
@@ -32,18 +33,20 @@ MALFORMED = "malformed"
 
 
 def record(kind: object, name: str = "a") -> str:
-    """A record of one field."""
+    """Returns the schema of a record with one field."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": name, "type": kind}]})
 
 
 @dataclass(frozen=True)
 class Case:
-    """A value, what becomes of it here, and what there; a struct is a list of its fields.
+    """A value, the result of this decoder, and the result of Spark; structs are lists of fields.
 
     Attributes:
-        schema: The reader's and the writer's.
-        there: A value, or a part of an error's text.
-        options: Of `from_avro`.
+        schema: Schema of reader and writer.
+        value: Bytes to decode.
+        here: Result of this decoder.
+        there: Result of Spark, or a part of its error.
+        options: Options of `from_avro`.
     """
 
     schema: str
@@ -55,16 +58,17 @@ class Case:
 
 DATE_OR_LONG = [{"type": "int", "logicalType": "date"}, "long"]
 CASES = {
-    "bytes behind the value": Case(record("int"), b"\2\0", MALFORMED, [1]),
+    "bytes after the value": Case(record("int"), b"\2\0", MALFORMED, [1]),
     "text that is not UTF-8": Case(record("string"), b"\2\xff", MALFORMED, ["\ufffd"]),
     "a boolean of 2": Case(record("boolean"), b"\2", MALFORMED, [False]),
-    # What PERMISSIVE and DROPMALFORMED are here, is told by tests of the modes.
+    # Other tests cover what these modes do in this decoder.
     "`PERMISSIVE`": Case(record("int"), b"", MALFORMED, [None], {"mode": "PERMISSIVE"}),
     "`DROPMALFORMED`": Case(
         record("int"), b"", MALFORMED, "PARSE_MODE_UNSUPPORTED", {"mode": "DROPMALFORMED"}
     ),
-    # By the one schema that it is given, what another writer wrote is something else.
-    "many writers' schemas": Case(record("int"), b"\2x\4", [2], [1]),
+    # Spark decodes with its single schema, so the values of another writer decode to something
+    # else.
+    "schemas of many writers": Case(record("int"), b"\2x\4", [2], [1]),
     "a union of int and long with logical types": Case(
         record(DATE_OR_LONG), b"\0\2", [[datetime.date(1970, 1, 2), None]], [1]
     ),
@@ -114,32 +118,32 @@ TYPES: dict[str, object] = {
 }
 
 
-def test_each_row_of_the_table_has_a_case() -> None:
-    assert list(rows_under("typed.md", "Where it differs from `from_avro`")) == list(CASES)
+def test_cases_match_rows_of_docs_table() -> None:
+    assert list(read_table("typed-reference.md", "Differences from `from_avro`")) == list(CASES)
 
 
 @pytest.mark.parametrize("name", [*CASES, *SAME])
-def test_here(name: str) -> None:
+def test_decoder_returns_result_of_case(name: str) -> None:
     case = (CASES | SAME)[name]
     reader = parse_avro(case.schema)
-    if name == "many writers' schemas":
+    if name == "schemas of many writers":
         decoder: Any = FramedAvroDecoder(reader, lambda _: parse_avro(OTHER_WRITER), CONFLUENT)
         value = b"\0\0\0\0\7" + case.value
     else:
         decoder, value = AvroDecoder(reader), case.value
     decoded = decoder.decode(pa.array([value], pa.binary()))
-    (found,) = decoded.array.to_pylist(maps_as_pydicts="strict")
-    assert (MALFORMED if decoded.bad else _listed(found)) == case.here
-    assert not decoded.bad or found is None
+    (result,) = decoded.array.to_pylist(maps_as_pydicts="strict")
+    assert (MALFORMED if decoded.bad else _structs_as_lists(result)) == case.here
+    assert not decoded.bad or result is None
 
 
-def test_there(tmp_path: Path) -> None:
-    every = CASES | SAME
+def test_from_avro_returns_result_of_case(tmp_path: Path) -> None:
+    cases = CASES | SAME
     calls = {
         name: {"schema": case.schema, "value": case.value.hex(), "options": dict(case.options)}
-        for name, case in every.items()
+        for name, case in cases.items()
     }
-    # Of no bytes: the type is known all the same.
+    # The value is empty, but the type does not depend on it.
     permissive = {"mode": "PERMISSIVE"}
     calls |= {
         f"type {name}": {"schema": record(kind), "value": "", "options": permissive}
@@ -147,27 +151,27 @@ def test_there(tmp_path: Path) -> None:
     }
     spec = {"jars": [str(path) for path in spark_avro_jars()], "calls": calls, "out": str(tmp_path)}
     run_script(SCRIPT, spec, tmp_path)
-    found = json.loads((tmp_path / "found.json").read_text())
-    for name, case in every.items():
+    results = json.loads((tmp_path / "found.json").read_text())
+    for name, case in cases.items():
         if isinstance(case.there, str):
-            assert case.there in found[name].get("error", ""), name
+            assert case.there in results[name].get("error", ""), name
         else:
-            assert found[name].get("value") == case.there, (name, found[name])
-    assert {name: found[f"type {name}"]["type"] for name in TYPES} == {
-        name: _type_here(record(kind)) for name, kind in TYPES.items()
+            assert results[name].get("value") == case.there, (name, results[name])
+    assert {name: results[f"type {name}"]["type"] for name in TYPES} == {
+        name: _type_of(record(kind)) for name, kind in TYPES.items()
     }
 
 
-def _type_here(schema: str) -> str:
+def _type_of(schema: str) -> str:
     form = ColumnFormat("value", AVRO, FAILFAST, schema=schema)
     return spark_schema(("value",), (form,))["value"].dataType.simpleString()
 
 
-def _listed(value: object) -> object:
-    """Structs as lists; a map is one of the top struct's fields."""
+def _structs_as_lists(value: object) -> object:
+    """Converts structs to lists; maps occur only as fields of the top struct."""
     if not isinstance(value, dict):
         return value
     return [
-        list(one.values()) if isinstance(one, dict) and "member0" in one else one
-        for one in value.values()
+        list(entry.values()) if isinstance(entry, dict) and "member0" in entry else entry
+        for entry in value.values()
     ]

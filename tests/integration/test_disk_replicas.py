@@ -1,5 +1,6 @@
-"""Disks of three brokers, one of which fell behind and one of which leads on: merged, they are what
-the restarted leaders serve.
+"""Merged disks of three brokers contain the same rows as the restarted leaders.
+
+One broker's replica lags, and one has a dead branch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     Rows,
     assert_as_consumed,
-    consumed_after_start,
-    consumed_rows,
+    consume_rows,
+    consume_rows_after_start,
     hybrid_options,
-    planned,
-    rows_of,
-    wait_written_down,
+    make_plan,
+    read_rows,
+    wait_checkpointed,
 )
 from tests.integration.lost_branches import elect_unclean
 from tests.needs import needs
@@ -43,12 +44,12 @@ SETTINGS = {
 
 
 class Disks(NamedTuple):
-    """What is left of a cluster.
+    """Remains of a stopped cluster.
 
     Attributes:
-        cluster: Nothing of it is running.
-        folder: Copies of its log directories, one a broker, and of its tier.
-        rows: By isolation level and partition, as a consumer had them.
+        cluster: All its nodes are stopped.
+        folder: Copies of its log directories, one per broker, and of its tier.
+        rows: Rows of a consumer, by isolation level and partition.
     """
 
     cluster: Cluster
@@ -58,9 +59,10 @@ class Disks(NamedTuple):
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
 def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Disks:
-    """Broker 2 led, and died; of `three` broker 1 led on, of `two` broker 3, which had missed some.
+    """Kills the leader, broker 2; for `two`, broker 3 becomes leader without the newest records.
 
-    Broker 2 has less of `three` than the others, and of `two` more, on a branch that died.
+    Afterwards, broker 2 has fewer rows of `three` than the others, and of `two` it has additional
+    rows on a dead branch.
     """
     needs("java", "mvn")
     folder = tmp_path_factory.mktemp(f"replicas-{request.param}")
@@ -86,11 +88,14 @@ def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             options = hybrid_options(
                 cluster.bootstrap, subscribe=",".join(TOPICS), isolationLevel=level
             )
-            rows[level] = consumed_rows(cluster.bootstrap, planned(options), level)
-        ends = {(one.topic, one.partition): one.stop for one in planned(options).partitions}
+            rows[level] = consume_rows(cluster.bootstrap, make_plan(options), level)
+        ends = {
+            (partition.topic, partition.partition): partition.stop
+            for partition in make_plan(options).partitions
+        }
         for number in (1, 3):
-            has = {place: end for place, end in ends.items() if (number, place[0]) != (1, "two")}
-            wait_written_down(cluster.nodes[number], has)
+            offsets = {key: end for key, end in ends.items() if (number, key[0]) != (1, "two")}
+            wait_checkpointed(cluster.nodes[number], offsets)
         for number in (3, 1):
             node = cluster.nodes[number]
             node.stop() if request.param == "stopped" else node.kill()
@@ -101,9 +106,9 @@ def disks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def _write(cluster: Cluster) -> None:
-    """Writes random work to both topics, its transactions ended."""
+    """Writes random work to both topics and ends its transactions."""
     seed = random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+    print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     work = RandomWork(cluster.bootstrap, [(topic, 0) for topic in TOPICS], seed)
     sent = 0
     while sent < 1500:
@@ -113,47 +118,50 @@ def _write(cluster: Cluster) -> None:
         cluster.admin.wait_stable(topic)
 
 
-def _options(disks: Disks, level: str, *, alone: bool) -> dict[str, str]:
-    """Options that read the disks alone, or the tier with them."""
+def _options(disks: Disks, level: str, *, is_alone: bool) -> dict[str, str]:
+    """Returns options for the disks alone, or for tier and disks."""
     options = hybrid_options("", disks.folder / "tier", isolationLevel=level)
     del options["kafka.bootstrap.servers"]
-    below = str(disks.folder / "disks")
-    if alone:
-        return {**options, "path": below, "layout": "kafka-logs", "subscribe": "two"}
-    return {**options, "tailPath": below, "subscribe": ",".join(TOPICS)}
+    folder = str(disks.folder / "disks")
+    if is_alone:
+        return {**options, "path": folder, "layout": "kafka-logs", "subscribe": "two"}
+    return {**options, "tailPath": folder, "subscribe": ",".join(TOPICS)}
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_rows_are_those_that_a_consumer_had(disks: Disks, level: str) -> None:
-    for alone in (False, True):
-        options = _options(disks, level, alone=alone)
-        wanted = options["subscribe"].split(",")
-        expected = {place: rows for place, rows in disks.rows[level].items() if place[0] in wanted}
-        assert_as_consumed(rows_of(planned(options), options), expected)
+def test_scan_of_disks_returns_rows_of_consumer(disks: Disks, level: str) -> None:
+    for is_alone in (False, True):
+        options = _options(disks, level, is_alone=is_alone)
+        topics = options["subscribe"].split(",")
+        expected = {key: rows for key, rows in disks.rows[level].items() if key[0] in topics}
+        assert_as_consumed(read_rows(make_plan(options), options), expected)
 
 
-def test_branch_that_died_is_named(disks: Disks) -> None:
-    plan = planned(_options(disks, "read_uncommitted", alone=False))
-    told = {part.topic: [str(one) for one in part.orphans] for part in plan.partitions}
-    assert any("broker-2/two-0" in text and "died" in text for text in told["two"])
-    read = {part.topic: part.disks.folder for part in plan.partitions if part.disks is not None}
+def test_plan_reports_dead_branch_as_orphan(disks: Disks) -> None:
+    plan = make_plan(_options(disks, "read_uncommitted", is_alone=False))
+    orphans = {p.topic: [str(orphan) for orphan in p.orphans] for p in plan.partitions}
+    assert any("broker-2/two-0" in text and "died" in text for text in orphans["two"])
+    read = {p.topic: p.disks.folder for p in plan.partitions if p.disks is not None}
     assert "broker-3" in read["two"]
     assert "broker-2" not in read["three"]
 
 
-def test_rows_are_those_of_the_restarted_leaders(disks: Disks) -> None:
-    plans = {level: planned(_options(disks, level, alone=False)) for level in LEVELS}
-    found = {
-        level: rows_of(plan, _options(disks, level, alone=False)) for level, plan in plans.items()
+def test_scan_of_disks_returns_rows_of_restarted_leaders(disks: Disks) -> None:
+    plans = {level: make_plan(_options(disks, level, is_alone=False)) for level in LEVELS}
+    rows = {
+        level: read_rows(plan, _options(disks, level, is_alone=False))
+        for level, plan in plans.items()
     }
     cluster = disks.cluster
     try:
-        for number in (1, 3):  # broker 2 would follow, and cut its log
+        for number in (1, 3):  # broker 2 would follow and truncate its log
             cluster.nodes[number].start()
         cluster.wait_ready()
         wait_until(lambda: all(cluster.admin.leader(topic) > 0 for topic in TOPICS))
         for level, plan in plans.items():
-            assert_as_consumed(found[level], consumed_after_start(cluster.bootstrap, plan, level))
+            assert_as_consumed(
+                rows[level], consume_rows_after_start(cluster.bootstrap, plan, level)
+            )
     finally:
         for number in (3, 1):
             cluster.nodes[number].stop()

@@ -1,11 +1,11 @@
-"""A scan of a broker's disk gives the rows that a broker serves which is restarted on that disk.
+"""A scan of a broker's disk returns the rows that a broker serves after a restart on that disk.
 
-Copies of the log directory are taken while transactions are under way. A crash is played on them:
-killing a process tears nothing, as the page cache survives it, so bytes beyond the recovery point
-are cut, zeroed or flipped at random, of logs and indexes. The restart itself writes markers, so
-read_committed is compared up to the disk's own last stable offset.
+The log directory is copied during transactions. Killing a process does not lose or tear writes,
+because the page cache survives. So the test simulates a crash: it truncates, zeroes or flips random
+bytes of logs and indexes beyond the recovery point. The restart itself writes markers, so
+read_committed rows are compared up to the disk's own last stable offset.
 
-`python -m tools.soak --only disks` plays more of them.
+`python -m tools.soak --only disks` runs more crashes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from confluent_kafka.admin import NewTopic
 
 from kts_source import describe
 from segment_format.index.checkpoints import parse_offset_checkpoint
-from tests.integration.broker import once_it_leads, running_broker
-from tests.integration.served_rows import Row, served
+from tests.integration.broker import retry_until_leader, running_broker
+from tests.integration.served_rows import Row, consume_until
 from tests.kts_source.planning.scanning import scan
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ COPIES = int(os.environ.get("KTS_DISK_COPIES", "1"))
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.timeout(300 + 20 * COPIES),  # the first test takes all copies
+    pytest.mark.timeout(300 + 20 * COPIES),  # the first test creates all copies
 ]
 
 LOG_OVERHEAD = 12
-_CRC_ENDS = 21  # what follows the checksum is covered by it
+_CRC_ENDS = 21  # the checksum covers everything after it
 LEVELS = ("read_uncommitted", "read_committed")
 PARTITIONS = 8
 TOPICS = {"orders": PARTITIONS, "latest": 2}
@@ -60,7 +60,7 @@ COMPACTED = {
 }
 LOGS = "node-1/logs"
 BUSY = {"broker.session.timeout.ms": "30000"}
-"""A machine may be so busy that a broker seems to be gone."""
+"""On a busy machine, a broker must not look dead."""
 FIRST_BROKER = {
     **BUSY,
     "replica.high.watermark.checkpoint.interval.ms": "300",
@@ -77,7 +77,7 @@ Offsets = dict[tuple[str, int], int]
 
 @pytest.fixture(scope="module")
 def seed() -> int:
-    """Printed, so that a failing run can be done again."""
+    """Prints the seed, so that a failing run can be repeated."""
     number = int(os.environ.get("KTS_DISK_SEED", secrets.randbits(31)))
     print(f"KTS_DISK_SEED={number}")  # noqa: T201
     return number
@@ -85,7 +85,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
-    """Folders with copies of a running broker's log directory; the last one is of a clean stop."""
+    """Copies a running broker's log directory repeatedly; the last entry is from a clean stop."""
     folder = tmp_path_factory.mktemp("disks")
     copies = []
     with running_broker(folder / "first", settings=FIRST_BROKER) as broker:
@@ -111,8 +111,9 @@ def disks(tmp_path_factory: pytest.TempPathFactory, seed: int) -> list[Path]:
 
 
 def _load(broker: Broker, source: random.Random) -> Iterator[None]:
-    """Writes for ever: a step is some records, or the end of a transaction; open ones stay open
-    over steps.
+    """Writes records or ends a transaction in each step, without end.
+
+    Transactions stay open over several steps.
     """
 
     def producer(**settings: str | int) -> Producer:
@@ -127,10 +128,10 @@ def _load(broker: Broker, source: random.Random) -> Iterator[None]:
         return Producer(config)
 
     writers = [producer(**{"transactional.id": f"txn {number}"}) for number in range(3)]
-    for one in writers:
-        one.init_transactions(30)
+    for writer in writers:
+        writer.init_transactions(30)
     plain = [producer(**{"compression.type": codec}) for codec in ("none", "zstd", "lz4")]
-    _decide_one_of_each(writers[0])
+    _write_decided_transactions(writers[0])
     is_open = dict.fromkeys(range(len(writers)), False)
     while True:
         number = source.randrange(len(writers))
@@ -155,9 +156,11 @@ def _load(broker: Broker, source: random.Random) -> Iterator[None]:
         yield
 
 
-def _decide_one_of_each(writer: Producer) -> None:
-    """Every partition begins with a committed transaction and an aborted one: what is random may
-    leave the first transaction open for ever, and read_committed would then give no rows at all.
+def _write_decided_transactions(writer: Producer) -> None:
+    """Writes a committed and an aborted transaction to every partition.
+
+    Otherwise, the first random transaction could stay open until the end, and read_committed would
+    return no rows.
     """
     for end in (writer.commit_transaction, writer.abort_transaction):
         writer.begin_transaction()
@@ -168,23 +171,23 @@ def _decide_one_of_each(writer: Producer) -> None:
         end(30)
 
 
-def _copy(disk: Path, to: Path) -> None:
-    """As a snapshot that was taken file by file: what vanishes meanwhile is left out."""
+def _copy(disk: Path, target_folder: Path) -> None:
+    """Copies files one after the other, like a file-level snapshot; skips files that vanish."""
     for path in sorted(disk.rglob("*")):
         if path.is_dir():
-            (to / path.relative_to(disk)).mkdir(parents=True, exist_ok=True)
+            (target_folder / path.relative_to(disk)).mkdir(parents=True, exist_ok=True)
             continue
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             continue
-        target = to / path.relative_to(disk)
+        target = target_folder / path.relative_to(disk)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
 
 
 def _crash(disk: Path, source: random.Random) -> Counter[str]:
-    """Cuts, zeroes and flips bytes beyond the recovery point; counts what it did to which files."""
+    """Damages random files beyond the recovery point; counts the kinds of damage per file type."""
     done: Counter[str] = Counter()
     points = parse_offset_checkpoint((disk / "recovery-point-offset-checkpoint").read_bytes())
     for folder in sorted(disk.glob("*-[0-9]*")):
@@ -198,51 +201,53 @@ def _crash(disk: Path, source: random.Random) -> Counter[str]:
             if base < point or path.suffix == ".snapshot":
                 continue
             if source.random() < (0.5 if is_log else 0.3):
-                done[f"{path.suffix} {_spoil(path, source, is_log=is_log)}"] += 1
+                done[f"{path.suffix} {_damage(path, source, is_log=is_log)}"] += 1
     return done
 
 
-def _spoil(path: Path, source: random.Random, *, is_log: bool) -> str:
+def _damage(path: Path, source: random.Random, *, is_log: bool) -> str:
     data = bytearray(path.read_bytes())
     if not data:
         return "empty"
-    at = source.randrange(len(data))
-    how = source.choice(("cut", "zeros", "hole", "flip") if is_log else ("cut", "zeros", "gone"))
-    if how == "cut":
-        del data[at:]
-    elif how == "zeros":
-        data[at:] = bytes(len(data) - at)
-    elif how == "hole":
-        stop = min(at + 512, len(data))
-        data[at:stop] = bytes(stop - at)
-    elif how == "flip":
-        data[_covered(data, at)] ^= 1 << source.randrange(8)
+    position = source.randrange(len(data))
+    damage = source.choice(("cut", "zeros", "hole", "flip") if is_log else ("cut", "zeros", "gone"))
+    if damage == "cut":
+        del data[position:]
+    elif damage == "zeros":
+        data[position:] = bytes(len(data) - position)
+    elif damage == "hole":
+        stop = min(position + 512, len(data))
+        data[position:stop] = bytes(stop - position)
+    elif damage == "flip":
+        data[_checksummed_position(data, position)] ^= 1 << source.randrange(8)
     path.write_bytes(data)
-    if how == "gone":
+    if damage == "gone":
         path.unlink()
-    return how
+    return damage
 
 
-def _covered(data: bytes | bytearray, at: int) -> int:
-    """A byte of the same batch that its checksum covers. Nobody can check those before, the base
-    offset above all: a broker takes any, and then loses its way in the log.
+def _checksummed_position(data: bytes | bytearray, position: int) -> int:
+    """Returns a position in the same batch that its checksum covers.
+
+    Nothing covers the bytes before, especially the base offset. A broker accepts any value there
+    and then misreads the log.
     """
     start = 0
-    while (stop := start + LOG_OVERHEAD + int.from_bytes(data[start + 8 : start + 12])) <= at:
+    while (stop := start + LOG_OVERHEAD + int.from_bytes(data[start + 8 : start + 12])) <= position:
         start = stop
-    return min(max(at, start + _CRC_ENDS), len(data) - 1)
+    return min(max(position, start + _CRC_ENDS), len(data) - 1)
 
 
-def _ours(
-    disk: Path, level: str, **given: str
+def _scan_disk(
+    disk: Path, level: str, **more: str
 ) -> tuple[list[Row], dict[tuple[str, int], tuple[int, int, int]]]:
-    """The rows of a scan; log start, end and last stable offset of every partition."""
+    """Returns a scan's rows, and the log start, end and last stable offset of each partition."""
     options = {
         "path": str(disk),
         "layout": "kafka-logs",
         "subscribe": ",".join(TOPICS),
         "isolationLevel": level,
-        **given,
+        **more,
     }
     table = scan(options)
     names = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -254,16 +259,16 @@ def _ours(
         (row[0], row[1], row[2], row[3] // 1000, *row[4:]) for row in zip(*columns, strict=True)
     ]
     marks = {}
-    for one in describe({**options, "isolationLevel": "read_committed"}).partitions:
-        # What is lost is a hole at the end.
-        end = min([one.tier_end, *(start for start, _ in one.holes)])
-        stable = min(one.last_stable_offset, end)
-        marks[one.topic, one.partition] = (one.log_start, end, stable)
+    for partition in describe({**options, "isolationLevel": "read_committed"}).partitions:
+        # Lost records are a hole at the end.
+        end = min([partition.tier_end, *(start for start, _ in partition.holes)])
+        stable = min(partition.last_stable_offset, end)
+        marks[partition.topic, partition.partition] = (partition.log_start, end, stable)
     return sorted(rows, key=lambda row: row[:3]), marks
 
 
 def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, Offsets]:
-    """Log starts and ends as the broker tells them."""
+    """Returns the log starts and ends that the broker reports."""
     consumer = Consumer(
         {
             "bootstrap.servers": broker.bootstrap,
@@ -274,27 +279,27 @@ def _watermarks(broker: Broker, pairs: list[tuple[str, int]]) -> tuple[Offsets, 
     )
     try:
 
-        def asked(pair: tuple[str, int]) -> tuple[int, int]:
-            place = TopicPartition(*pair)
-            return once_it_leads(lambda: consumer.get_watermark_offsets(place, timeout=30))
+        def watermarks(pair: tuple[str, int]) -> tuple[int, int]:
+            partition = TopicPartition(*pair)
+            return retry_until_leader(lambda: consumer.get_watermark_offsets(partition, timeout=30))
 
-        found = {pair: asked(pair) for pair in pairs}
+        marks = {pair: watermarks(pair) for pair in pairs}
     finally:
         consumer.close()
-    starts = {pair: low for pair, (low, _) in found.items()}
-    return starts, {pair: high for pair, (_, high) in found.items()}
+    starts = {pair: low for pair, (low, _) in marks.items()}
+    return starts, {pair: high for pair, (_, high) in marks.items()}
 
 
-def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
-    """Compares both levels; returns how many rows."""
-    found = {level: _ours(disk, level, **given) for level in LEVELS}
+def _compare(disk: Path, broker_folder: Path, **more: str) -> int:
+    """Compares the rows for both isolation levels; returns their number."""
+    scanned = {level: _scan_disk(disk, level, **more) for level in LEVELS}
     with running_broker(broker_folder, settings=RESTARTED) as broker:
         pairs = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
-        # A marker that the restart writes moves the end before it moves what is stable.
+        # For a marker of the restart, the end moves before the last stable offset.
         stable = broker.last_stable_offsets(pairs)
         starts, ends = _watermarks(broker, pairs)
         for level in LEVELS:
-            rows, marks = found[level]
+            rows, marks = scanned[level]
             assert {pair: mark[0] for pair, mark in marks.items()} == {
                 pair: starts[pair] for pair in marks
             }
@@ -302,40 +307,41 @@ def _compare(disk: Path, broker_folder: Path, **given: str) -> int:
                 pair: mark[2] if level == "read_committed" else mark[1]
                 for pair, mark in marks.items()
             }
-            # DeleteRecords may pass the last stable offset; a consumer then hears nothing at all.
+            # DeleteRecords may move the log start past the last stable offset. A consumer then
+            # receives nothing, not even an EOF.
             limits = {pair: end for pair, end in ends_of.items() if end > starts[pair]}
-            assert rows == served(broker, level, limits)
+            assert rows == consume_until(broker, level, limits)
         for pair, (_, end, last_stable) in marks.items():
-            # Only markers that the restart wrote may move them on.
+            # Only markers of the restart may increase them.
             assert ends[pair] >= end and stable[pair] >= last_stable, pair  # noqa: PT018
             if ends[pair] == end:
-                # Compaction may have taken an open transaction's first records.
-                every = (row[2] for row in found["read_uncommitted"][0] if row[:2] == pair)
-                assert not set(every) & set(range(last_stable, stable[pair])), pair
-        assert 0 < len(rows) < len(found["read_uncommitted"][0])
-    return sum(len(rows) for rows, _ in found.values())
+                # Compaction may have removed the first records of an open transaction.
+                offsets = (row[2] for row in scanned["read_uncommitted"][0] if row[:2] == pair)
+                assert not set(offsets) & set(range(last_stable, stable[pair])), pair
+        assert 0 < len(rows) < len(scanned["read_uncommitted"][0])
+    return sum(len(rows) for rows, _ in scanned.values())
 
 
 @pytest.mark.parametrize("number", range(COPIES))
-def test_crashed_disk_is_read_as_a_broker_serves_it(
+def test_scan_of_crashed_disk_returns_rows_of_restarted_broker(
     disks: list[Path], tmp_path: Path, seed: int, number: int
 ) -> None:
     disk = tmp_path / "logs"
     shutil.move(disks[number] / LOGS, disk)
     done = _crash(disk, random.Random(seed + number))
-    spoiled = tmp_path / "broker"
-    shutil.copytree(disk, spoiled / LOGS)
-    rows = _compare(disk, spoiled, endOfLog="true", failOnDataLoss="false")
-    spoilt = ", ".join(f"{count} {what}" for what, count in sorted(done.items()))
-    print(f"copy {number}: {rows} rows; {spoilt}")  # noqa: T201
+    damaged = tmp_path / "broker"
+    shutil.copytree(disk, damaged / LOGS)
+    rows = _compare(disk, damaged, endOfLog="true", failOnDataLoss="false")
+    damage = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items()))
+    print(f"copy {number}: {rows} rows; {damage}")  # noqa: T201
     shutil.rmtree(tmp_path)
 
 
-def test_cleanly_stopped_disk_is_read_as_a_broker_serves_it(
+def test_scan_of_stopped_disk_returns_rows_of_restarted_broker(
     disks: list[Path], tmp_path: Path
 ) -> None:
     disk = disks[-1] / LOGS
     assert (disk / ".kafka_cleanshutdown").exists()
-    again = tmp_path / "broker"
-    shutil.copytree(disk, again / LOGS)
-    _compare(disk, again)
+    copy = tmp_path / "broker"
+    shutil.copytree(disk, copy / LOGS)
+    _compare(disk, copy)

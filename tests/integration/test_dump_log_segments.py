@@ -1,4 +1,4 @@
-"""Kafka's own tool reads what the writer in `segment_format.testing` wrote, and finds no fault."""
+"""Tests the writers in `segment_format.testing` with Kafka's own tool."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Drawn = TypeVar("Drawn")
 
 LOG_COUNT = 150
 TIMESTAMP_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
-# Compaction leaves holes, and the tool finds no record with the time of an empty batch. Kafka 4.4's
-# tool also reports the start of every file, as if offset -1 came before it.
+# Compaction leaves holes, and the tool finds no record with the timestamp of an empty batch. Kafka
+# 4.4's tool also reports the first batch of every file, as if offset -1 came before it.
 OF_COMPACTION = re.compile(
     r"Non-consecutive offsets in .*|  -?\d+ is followed by \d+"
     r"|Found timestamp mismatch in :.*|  Index timestamp: \d+, log timestamp: -1"
@@ -48,7 +48,7 @@ PRINTABLE = records(contents=LETTERS.map(str.encode), header_names=LETTERS)
 
 
 def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
-    """Examples of a strategy, always the same ones, to be looked at all at once."""
+    """Returns examples of a strategy, always the same ones, as a list."""
     drawn: list[Drawn] = []
 
     @settings(
@@ -68,7 +68,7 @@ def draw_many(strategy: st.SearchStrategy[Drawn], count: int) -> list[Drawn]:
 
 
 def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]]:
-    """Writes segments as a broker names them; returns the names by suffix."""
+    """Writes segments with a broker's file names; returns the names by suffix."""
     names: dict[str, list[str]] = {}
     folder.mkdir()
     for segment in segments:
@@ -87,12 +87,12 @@ def store(folder: Path, segments: Sequence[SegmentFiles]) -> dict[str, list[str]
 
 
 def dump_logs(built: Sequence[BuiltLog], folder: Path, version: str = KAFKA_VERSION) -> Dump:
-    """Every file of every log, dumped; an index without entries has nothing to print."""
+    """Dumps every file of every log, except indexes without entries, which print nothing."""
     names = [
         name
         for number, log in enumerate(built)
-        for some in store(folder / str(number), log.segments).values()
-        for name in some
+        for files in store(folder / str(number), log.segments).values()
+        for name in files
         if (folder / name).stat().st_size
     ]
     return dump_log_segments(folder, names, "--deep-iteration", "--print-data-log", version=version)
@@ -130,7 +130,7 @@ def intent_of(row: ExpectedRow) -> dict[str, object]:
         "value": None if row.value is None else row.value.decode(),
         "headers": f"[{','.join(key for key, _ in row.headers)}]",
         "sequence": row.sequence,
-        # Legacy entries print no base offset.
+        # The tool prints no base offset for legacy entries.
         "base": -1 if row.leader_epoch == -1 else row.batch_base_offset,
         "codec": row.codec,
         "producer": row.producer_id,
@@ -160,9 +160,9 @@ def optional(text: str) -> int:
 
 def check_transactions(dump: Dump, number: int, log: BuiltLog) -> None:
     aborted = {
-        (begun.producer_id, begun.first_offset, begun.marker_offset)
-        for begun in log.transactions
-        if begun.committed is False
+        (transaction.producer_id, transaction.first_offset, transaction.marker_offset)
+        for transaction in log.transactions
+        if transaction.committed is False
     }
     indexed = [
         entry
@@ -177,10 +177,13 @@ def check_transactions(dump: Dump, number: int, log: BuiltLog) -> None:
     } == aborted
     for segment in log.segments:
         still_open = {
-            (begun.producer_id, begun.first_offset)
-            for begun in log.transactions
-            if begun.first_offset < segment.next_offset
-            and (begun.marker_offset is None or begun.marker_offset >= segment.next_offset)
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in log.transactions
+            if transaction.first_offset < segment.next_offset
+            and (
+                transaction.marker_offset is None
+                or transaction.marker_offset >= segment.next_offset
+            )
         }
         snapshot = dump.entries(f"{number}/{segment.next_offset:020d}.snapshot")
         assert {
@@ -200,7 +203,7 @@ def marker_kinds(dump: Dump, number: int, log: BuiltLog) -> dict[int, str]:
     }
 
 
-def test_control_records_of_every_type_are_understood(tmp_path: Path) -> None:
+def test_tool_decodes_control_records_of_every_type(tmp_path: Path) -> None:
     builder = LogBuilder()
     for kind in CONTROL_TYPES.values():
         if kind > COMMIT:
@@ -227,7 +230,9 @@ def test_control_records_of_every_type_are_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [KAFKA_VERSION, NEWEST_KAFKA])
 @pytest.mark.parametrize("kind", ["plain", "transactions", "compaction", "legacy"])
-def test_generated_logs_are_what_was_meant(kind: str, version: str, tmp_path: Path) -> None:
+def test_tool_prints_rows_and_transactions_of_generated_logs(
+    kind: str, version: str, tmp_path: Path
+) -> None:
     built = draw_many(
         logs(
             some=PRINTABLE,
@@ -242,25 +247,25 @@ def test_generated_logs_are_what_was_meant(kind: str, version: str, tmp_path: Pa
         check_rows(dump, number, log)
         check_transactions(dump, number, log)
         markers = marker_kinds(dump, number, log)
-        for begun in log.transactions:
-            if begun.marker_offset is not None:
-                expected = "COMMIT" if begun.committed else "ABORT"
-                assert markers[begun.marker_offset] == expected
+        for transaction in log.transactions:
+            if transaction.marker_offset is not None:
+                expected = "COMMIT" if transaction.committed else "ABORT"
+                assert markers[transaction.marker_offset] == expected
     if kind == "compaction" or version == NEWEST_KAFKA:
         dump.complaints = [line for line in dump.complaints if not OF_COMPACTION.fullmatch(line)]
     assert dump.complaints == []
     assert len({row.codec for log in built for row in log.all_rows}) >= 4
     if kind in ("transactions", "compaction"):
-        fates = {begun.committed for log in built for begun in log.transactions}
+        fates = {transaction.committed for log in built for transaction in log.transactions}
         assert fates == {True, False, None}
 
 
-def test_indexes_pass_the_brokers_sanity_check(tmp_path: Path) -> None:
+def test_indexes_pass_sanity_check_of_tool(tmp_path: Path) -> None:
     names: dict[str, list[str]] = {}
     for number, log in enumerate(draw_many(logs(), LOG_COUNT)):
-        for suffix, some in store(tmp_path / str(number), log.segments).items():
+        for suffix, files in store(tmp_path / str(number), log.segments).items():
             names.setdefault(suffix, []).extend(
-                name for name in some if (tmp_path / name).stat().st_size
+                name for name in files if (tmp_path / name).stat().st_size
             )
     indexes = names["index"] + names["timeindex"]
     dump = dump_log_segments(tmp_path, indexes, "--index-sanity-check")
@@ -268,7 +273,7 @@ def test_indexes_pass_the_brokers_sanity_check(tmp_path: Path) -> None:
     assert dump.lines == {name: [f"{name} passed sanity check."] for name in indexes}
 
 
-def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
+def test_tool_reports_wrong_index(tmp_path: Path) -> None:
     builder = LogBuilder(index_interval_bytes=0)
     for _ in range(3):
         builder.append([SimpleRecord(b"value")] * 2)
@@ -281,7 +286,7 @@ def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
     assert any("Mismatches" in line for line in dump.complaints)
 
 
-def test_payloads_of_other_clients_are_accepted(tmp_path: Path) -> None:
+def test_tool_accepts_payloads_of_other_clients(tmp_path: Path) -> None:
     rows = [SimpleRecord(f"value{number}".encode() * 40) for number in range(9)]
     names: dict[str, str] = {}
     for codec in ("gzip", "snappy", "lz4", "zstd"):
@@ -300,7 +305,7 @@ def test_payloads_of_other_clients_are_accepted(tmp_path: Path) -> None:
         assert payloads == [row.value for row in rows], name
 
 
-def test_large_uniform_segments_are_accepted(tmp_path: Path) -> None:
+def test_tool_accepts_uniform_segments(tmp_path: Path) -> None:
     for codec in ("none", "zstd"):
         batches = write_uniform_batches(
             batch_count=400,

@@ -1,5 +1,6 @@
-"""A table of `backfill` or a stream of the tier, and who goes on behind it, over a real cluster:
-every row that a consumer is given, once.
+"""Other sources continue where a `backfill` table or a stream of the tier ends, on a real cluster.
+
+Together they must contain every row that a consumer receives, exactly once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kts_source.export.task_writer import LocalExecutor
 from kts_source.streaming import end_offsets as stream_end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration import named_sources_side
-from tests.integration.hybrid import consumed_rows, hybrid_options, planned, rows_of
+from tests.integration.hybrid import consume_rows, hybrid_options, make_plan, read_rows
 from tests.integration.kafka_jars import spark_kafka_jars
 from tests.integration.spark_kafka import run_reads, run_script
 from tests.integration.worked_topic import Topic
@@ -35,29 +36,31 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-def due_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
-    """What a consumer is given of the one partition."""
-    whole = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic))
-    ((_, due),) = consumed_rows(cluster.bootstrap, whole, level).items()
-    return [row.offset for row in due]
+def expected_offsets(cluster: Cluster, topic: str, level: str) -> list[int]:
+    """Returns the offsets that a consumer receives from the topic's only partition."""
+    plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic))
+    ((_, rows),) = consume_rows(cluster.bootstrap, plan, level).items()
+    return [row.offset for row in rows]
 
 
-def tiered(cluster: Cluster, topic: Topic, level: str) -> dict[str, str]:
-    """Options that read the tier alone, once it has rows of the topic."""
-    tier = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
-    del tier["kafka.bootstrap.servers"]
+def tier_only_options(cluster: Cluster, topic: Topic, level: str) -> dict[str, str]:
+    """Writes until the tier has visible rows; returns options that read the tier only."""
+    options = hybrid_options("", cluster.tier, subscribe=topic.name, isolationLevel=level)
+    del options["kafka.bootstrap.servers"]
     topic.write(3)
     topic.settle()
-    while not rows_of(planned(tier), tier):  # a transaction may be open from offset 0 on
+    while not read_rows(make_plan(options), options):  # a transaction may be open from offset 0 on
         topic.write(1)
         topic.settle()
-    return tier
+    return options
 
 
-def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_path: Path) -> None:
+def test_spark_kafka_source_continues_at_end_offsets_of_table(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"table-handed-over-{level}")
-    tier = tiered(cluster, topic, level)
+    tier = tier_only_options(cluster, topic, level)
     lake = Lake(tmp_path, "delta")
     lake.export(tier)
     before = held(lake)
@@ -71,13 +74,15 @@ def test_sparks_kafka_source_goes_on_where_a_table_ends(cluster: Cluster, tmp_pa
     }
     runs = run_reads("kafka", {"batch": read}, tmp_path / "spark", {}, streams={"stream": read})
     assert before
-    due = due_offsets(cluster, topic.name, level)
-    for name, rest in runs.items():
-        assert rest.table is not None, f"{name}: {rest.error}"
-        assert sorted([*before, *rest.table["offset"].to_pylist()]) == due, name
+    expected = expected_offsets(cluster, topic.name, level)
+    for name, run in runs.items():
+        assert run.table is not None, f"{name}: {run.error}"
+        assert sorted([*before, *run.table["offset"].to_pylist()]) == expected, name
 
 
-def test_an_export_follows_through_tier_and_brokers(cluster: Cluster, tmp_path: Path) -> None:
+def test_followed_export_contains_rows_of_tier_and_brokers(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"followed-{level}")
     topic.write(3)
@@ -98,18 +103,16 @@ def test_an_export_follows_through_tier_and_brokers(cluster: Cluster, tmp_path: 
     settings = lake.settings(follow=True, round_bytes=100_000)
     report = follow(options, settings, LocalExecutor(1), on_round=rounds.append, pause=pause)
     assert len(pauses) == 3
-    assert len([one for one in rounds if one.commits]) >= 3
-    assert held(lake) == due_offsets(cluster, topic.name, level)
+    assert len([metrics for metrics in rounds if metrics.commits]) >= 3
+    assert held(lake) == expected_offsets(cluster, topic.name, level)
     assert report.rows == len(held(lake))
 
 
-def test_another_source_goes_on_within_a_query_by_its_name(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_named_source_continues_at_end_offsets_of_stream(cluster: Cluster, tmp_path: Path) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
     topic = Topic(cluster, f"named-{level}")
-    tier = tiered(cluster, topic, level)
-    del tier["columns"]  # those of Spark's Kafka source, in its order
+    tier = tier_only_options(cluster, topic, level)
+    del tier["columns"]  # the default columns are those of Spark's Kafka source, in its order
     tier |= {"includeHeaders": "true", "maxSegmentsPerTrigger": "1"}
     brokers = {"kafka.bootstrap.servers": cluster.bootstrap}
     live = {
@@ -123,8 +126,8 @@ def test_another_source_goes_on_within_a_query_by_its_name(
     }
     queries = {source: tmp_path / source for source in live}
     run_named(tmp_path, {folder: {"tier": ("tiered-kafka", tier)} for folder in queries.values()})
-    assert all(written(folder) for folder in queries.values())
-    # What is tiered from now on is for the second source.
+    assert all(count_written_offsets(folder) for folder in queries.values())
+    # The second source reads the segments that are tiered from now on.
     topic.write(2)
     topic.settle()
     for source, folder in queries.items():
@@ -136,23 +139,23 @@ def test_another_source_goes_on_within_a_query_by_its_name(
             tmp_path,
             {folder: {"live": (source, live[source])} for source, folder in queries.items()},
         )
-        due = Counter(due_offsets(cluster, topic.name, level))
+        expected = Counter(expected_offsets(cluster, topic.name, level))
         for source, folder in queries.items():
-            assert written(folder) == due, source
+            assert count_written_offsets(folder) == expected, source
 
 
 def run_named(
     folder: Path, queries: Mapping[Path, Mapping[str, tuple[str, Mapping[str, str]]]]
 ) -> None:
-    """Runs queries whose sources have names, each in its folder; see `named_sources_side`."""
+    """Runs queries with named sources, each in its folder; see `named_sources_side`."""
     spec = {
         "jars": [str(path) for path in spark_kafka_jars("4.2")],
-        "queries": {str(one): dict(sources) for one, sources in queries.items()},
+        "queries": {str(query): dict(sources) for query, sources in queries.items()},
         "out": str(folder / "spark"),
     }
     run_script(Path(named_sources_side.__file__), spec, folder, spark="4.2")
 
 
-def written(query: Path) -> Counter[int]:
-    """How often a query has written each offset of the one partition."""
+def count_written_offsets(query: Path) -> Counter[int]:
+    """Counts how often a query wrote each offset of the topic's only partition."""
     return Counter(pq.read_table(query / "table")["offset"].to_pylist())

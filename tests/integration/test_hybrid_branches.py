@@ -1,4 +1,4 @@
-"""Leaders that change and histories that are lost, before a scan, during it and behind its plan."""
+"""Leaders change and branches are lost before a scan, during it, and after its plan."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.filler import Filler
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.lost_branches import elect_unclean, lose_branch
 from tests.needs import needs
@@ -41,164 +41,176 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LEVELS = ("read_committed", "read_uncommitted")
-KEPT = "-2"  # as long as the whole log
+KEPT = "-2"  # like the entire log
 FAIL_OVERS = [(is_clean, is_quiet) for is_clean in (True, False) for is_quiet in (True, False)]
-# A few of them in each run; the names of the tests say which.
+# Each run tests a few of them; the test ids show which.
 CELLS = examples_source(__name__).sample(FAIL_OVERS, int(os.environ.get("KTS_FAIL_OVERS", "2")))
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster of one node."""
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Runs a cluster of one node."""
     needs("java", "mvn")
     with Cluster(tmp_path_factory.mktemp("one") / "cluster") as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster with two brokers that hold user topics, each in a rack of its own."""
+def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Runs a cluster with two brokers for user topics, each in a separate rack."""
     needs("java", "mvn")
     spec = ClusterSpec(replicas=2, has_racks=True)
     with Cluster(tmp_path_factory.mktemp("two") / "cluster", spec) as cluster:
         yield cluster
 
 
-def test_a_branch_that_one_node_lost(one: Cluster) -> None:
-    one.admin.create_topic("lost", local_retention_bytes=KEPT)
-    # No transaction may lose its marker: it would stay open for ever.
-    filler = Filler(one.bootstrap, _seed())
+def test_scan_after_lost_branch_returns_rows_of_consumer(one_node: Cluster) -> None:
+    one_node.admin.create_topic("lost", local_retention_bytes=KEPT)
+    # No transaction may lose its marker, or it would stay open.
+    filler = Filler(one_node.bootstrap, _seed())
     filler.send(filler.plain("lz4"), "lost", 0, 400)
-    _write(one, "lost", segments=3)
-    _wait_tiered(one.admin, "lost")
-    before = {level: planned(_options(one, "lost", level)) for level in LEVELS}
+    _write(one_node, "lost", segments=3)
+    _wait_tiered(one_node.admin, "lost")
+    before = {level: make_plan(_options(one_node, "lost", level)) for level in LEVELS}
     old_end = before["read_uncommitted"].partitions[0].stop
 
-    new_end = lose_branch(one, "lost")
+    new_end = lose_branch(one_node, "lost")
     assert new_end < old_end
     for level, plan in before.items():
         with pytest.raises(DataLossError, match=r"unclean election|is gone"):
-            rows_of(plan, _options(one, "lost", level))
-    # The tier has the lost branch only.
-    _write(one, "lost", records=200)
-    _assert_equal(one, "lost")
-    # And now its successor beside it.
-    _write(one, "lost", segments=3)
-    _wait_tiered(one.admin, "lost")
-    for plan in _assert_equal(one, "lost"):
+            read_rows(plan, _options(one_node, "lost", level))
+    # The tier contains only the lost branch.
+    _write(one_node, "lost", records=200)
+    _assert_equal(one_node, "lost")
+    # Now the tier contains the new branch, too.
+    _write(one_node, "lost", segments=3)
+    _wait_tiered(one_node.admin, "lost")
+    for plan in _assert_equal(one_node, "lost"):
         assert any(task.slices for task in plan.tasks)
         skipped = plan.partitions[0].surviving.skipped
-        assert any(one.segment.stop_offset > new_end for one in skipped)
+        assert any(interval.segment.stop_offset > new_end for interval in skipped)
 
 
-def test_an_unclean_election(two: Cluster, tmp_path: Path) -> None:
-    two.admin.create_topic("unclean", replicas=(2, 3), local_retention_bytes=KEPT)
-    _write(two, "unclean", segments=3)
+def test_scan_after_unclean_election_returns_rows_of_consumer(
+    two_brokers: Cluster, tmp_path: Path
+) -> None:
+    two_brokers.admin.create_topic("unclean", replicas=(2, 3), local_retention_bytes=KEPT)
+    _write(two_brokers, "unclean", segments=3)
     plans: dict[str, ScanPlan] = {}
 
-    def lost() -> None:
-        _write(two, "unclean", segments=2)
-        _wait_tiered(two.admin, "unclean")
-        plans.update({level: planned(_options(two, "unclean", level)) for level in LEVELS})
+    def write_lost_branch() -> None:
+        _write(two_brokers, "unclean", segments=2)
+        _wait_tiered(two_brokers.admin, "unclean")
+        plans.update(
+            {level: make_plan(_options(two_brokers, "unclean", level)) for level in LEVELS}
+        )
 
-    old, _ = elect_unclean(two, "unclean", lost)
+    old, _ = elect_unclean(two_brokers, "unclean", write_lost_branch)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
-            rows_of(plan, _options(two, "unclean", level))
-        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
-    _assert_equal(two, "unclean")
-    # So many that the new branch is longer than the lost one.
-    _write(two, "unclean", segments=4)
+            read_rows(plan, _options(two_brokers, "unclean", level))
+        _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
+    _assert_equal(two_brokers, "unclean")
+    # Enough segments to make the new branch longer than the lost one.
+    _write(two_brokers, "unclean", segments=4)
     for level, plan in plans.items():
         with pytest.raises(DataLossError, match="unclean election"):
-            rows_of(plan, _options(two, "unclean", level))
-        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
-    _assert_equal(two, "unclean")
-    _wait_tiered(two.admin, "unclean")
-    for plan in _assert_equal(two, "unclean"):
+            read_rows(plan, _options(two_brokers, "unclean", level))
+        _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
+    _assert_equal(two_brokers, "unclean")
+    _wait_tiered(two_brokers.admin, "unclean")
+    for plan in _assert_equal(two_brokers, "unclean"):
         assert any(task.slices for task in plan.tasks)
-    # A plan of the tier alone is of no use either: its rows were never the topic's, or are no more.
+    # Replaying a plan of the tier alone fails, too, because its rows are not in the topic any more.
     for level, plan in plans.items():
-        _replay_fails(plan, _options(two, "unclean", level), tmp_path)
-    two.start_node(old)
+        _replay_fails(plan, _options(two_brokers, "unclean", level), tmp_path)
+    two_brokers.start_node(old)
 
 
 @pytest.mark.parametrize(("is_clean", "is_quiet"), CELLS)
-def test_the_leader_ends_in_mid_scan(
-    two: Cluster, is_clean: bool, is_quiet: bool, tmp_path: Path
+def test_scan_continues_after_leader_stops(
+    two_brokers: Cluster, is_clean: bool, is_quiet: bool, tmp_path: Path
 ) -> None:
     topic = f"moves-{is_clean}-{is_quiet}".lower()
-    two.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
-    _write(two, topic, segments=12)
+    two_brokers.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
+    _write(two_brokers, topic, segments=12)
     if is_quiet:
-        # The leader of the plan's epoch has written nothing, so the next one never heard of it.
-        two.start_node(_end_leader(two, topic, is_clean=True))
-    plans = {level: planned(_options(two, topic, level, slow=True)) for level in LEVELS}
-    begun = {}
+        # The leader of the plan's epoch has written nothing, so the next leader does not know that
+        # epoch.
+        two_brokers.start_node(_end_leader(two_brokers, topic, is_clean=True))
+    plans = {level: make_plan(_options(two_brokers, topic, level, slow=True)) for level in LEVELS}
+    scans = {}
     for level, plan in plans.items():
         (task,) = plan.tasks
-        options = parse_options(_options(two, topic, level, slow=True))
+        options = parse_options(_options(two_brokers, topic, level, slow=True))
         rows = run_task(task, options, batches=BatchLimits(100, 1 << 12))
-        begun[level] = rows, [next(rows)]
-    expected = {level: consumed_rows(two.bootstrap, plan, level) for level, plan in plans.items()}
-    leader = _end_leader(two, topic, is_clean=is_clean)
-    for level, (rows, batches) in begun.items():
+        scans[level] = rows, [next(rows)]
+    expected = {
+        level: consume_rows(two_brokers.bootstrap, plan, level) for level, plan in plans.items()
+    }
+    leader = _end_leader(two_brokers, topic, is_clean=is_clean)
+    for level, (rows, batches) in scans.items():
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected[level])
-    two.start_node(leader)
-    # A plan of the former leader's time is read again in another's.
+        assert_as_consumed(group_by_partition(batches), expected[level])
+    two_brokers.start_node(leader)
+    # Old plans can still be read after another leader was elected.
     for level, plan in plans.items():
-        assert_as_consumed(rows_of(plan, _options(two, topic, level)), expected[level])
-        stored = _stored(plan, _options(two, topic, level, slow=True), tmp_path)
-        again = planned(stored)
+        assert_as_consumed(read_rows(plan, _options(two_brokers, topic, level)), expected[level])
+        stored = _stored(plan, _options(two_brokers, topic, level, slow=True), tmp_path)
+        again = make_plan(stored)
         assert again.tasks == plan.tasks
-        assert_as_consumed(rows_of(again, stored), expected[level])
+        assert_as_consumed(read_rows(again, stored), expected[level])
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_follower_in_the_reader_s_rack(
-    two: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
+def test_scan_fetches_from_follower_in_its_rack(
+    two_brokers: Cluster, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"racks-{dies}".lower()
-    two.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
-    _write(two, topic, segments=6)
-    wait_until(lambda: two.admin.in_sync(topic) == [2, 3])
-    leader = two.admin.leader(topic)
+    two_brokers.admin.create_topic(topic, replicas=(2, 3), local_retention_bytes=KEPT)
+    _write(two_brokers, topic, segments=6)
+    wait_until(lambda: two_brokers.admin.in_sync(topic) == [2, 3])
+    leader = two_brokers.admin.leader(topic)
     (follower,) = {2, 3} - {leader}
     send = Connection.send
-    asked: list[str] = []
+    brokers: list[str] = []
 
-    def noted(connection: Connection, request: Any, **more: Any) -> Any:  # noqa: ANN401
+    def record_fetch(connection: Connection, request: Any, **more: Any) -> Any:  # noqa: ANN401
         if type(request).__name__ == "FetchRequest":
-            asked.append(connection._place)
+            brokers.append(connection._place)
         return send(connection, request, **more)
 
-    monkeypatch.setattr(Connection, "send", noted)
+    monkeypatch.setattr(Connection, "send", record_fetch)
     for level in LEVELS[:1] if dies else LEVELS:
-        options = _options(two, topic, level, slow=True)
+        options = _options(two_brokers, topic, level, slow=True)
         options["kafka.client.rack"] = f"rack-{follower}"
-        plan = planned(options)
-        expected = consumed_rows(two.bootstrap, plan, level)
-        asked.clear()
+        plan = make_plan(options)
+        expected = consume_rows(two_brokers.bootstrap, plan, level)
+        brokers.clear()
         (task,) = plan.tasks
         rows = run_task(task, parse_options(options), batches=BatchLimits(100, 1 << 12))
         batches = [next(rows)]
-        assert set(asked) == {two.nodes[leader].bootstrap, two.nodes[follower].bootstrap}
-        assert asked.count(two.nodes[leader].bootstrap) == 1  # it named the follower
+        assert set(brokers) == {
+            two_brokers.nodes[leader].bootstrap,
+            two_brokers.nodes[follower].bootstrap,
+        }
+        assert (
+            brokers.count(two_brokers.nodes[leader].bootstrap) == 1
+        )  # it returned the follower as the preferred replica
         if dies:
-            two.nodes[follower].kill()
+            two_brokers.nodes[follower].kill()
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected)
-        assert (asked[-1] == two.nodes[leader].bootstrap) is dies
+        assert_as_consumed(group_by_partition(batches), expected)
+        assert (brokers[-1] == two_brokers.nodes[leader].bootstrap) is dies
         if dies:
-            two.start_node(follower)
-            wait_until(lambda: two.admin.in_sync(topic) == [2, 3])
+            two_brokers.start_node(follower)
+            wait_until(lambda: two_brokers.admin.in_sync(topic) == [2, 3])
 
 
 def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, str]:
-    """Options that read a plan from a file."""
+    """Stores a plan and returns options that read it."""
     file = folder / "plan.json"
     file.write_text(plan.to_json())
     return {**options, "planFile": str(file)}
@@ -206,11 +218,11 @@ def _stored(plan: ScanPlan, options: dict[str, str], folder: Path) -> dict[str, 
 
 def _replay_fails(plan: ScanPlan, options: dict[str, str], folder: Path) -> None:
     with pytest.raises(DataLossError, match="unclean election"):
-        planned(_stored(plan, options, folder))
+        make_plan(_stored(plan, options, folder))
 
 
 def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
-    """Ends the leader, which is returned; the other replica, which has everything, leads on."""
+    """Stops the leader and returns its number; waits until the in-sync follower leads."""
     wait_until(lambda: cluster.admin.in_sync(topic) == [2, 3])
     leader = cluster.admin.leader(topic)
     node = cluster.nodes[leader]
@@ -219,10 +231,10 @@ def _end_leader(cluster: Cluster, topic: str, *, is_clean: bool) -> int:
     return leader
 
 
-def _options(cluster: Cluster, topic: str, level: str, *, slow: bool = False) -> dict[str, str]:
-    more = {"kafka.max.partition.fetch.bytes": "3000"} if slow else {}
-    # Slowly: from brokers alone.
-    tier = None if slow else cluster.tier
+def _options(cluster: Cluster, topic: str, level: str, *, is_slow: bool = False) -> dict[str, str]:
+    more = {"kafka.max.partition.fetch.bytes": "3000"} if is_slow else {}
+    # Small responses need brokers, so the tier is not used.
+    tier = None if is_slow else cluster.tier
     return hybrid_options(cluster.bootstrap, tier, subscribe=topic, isolationLevel=level, **more)
 
 
@@ -230,19 +242,19 @@ def _assert_equal(cluster: Cluster, topic: str) -> list[ScanPlan]:
     plans = []
     for level in LEVELS:
         options = _options(cluster, topic, level)
-        plans.append(planned(options))
-        expected = consumed_rows(cluster.bootstrap, plans[-1], level)
-        assert_as_consumed(rows_of(plans[-1], options), expected)
+        plans.append(make_plan(options))
+        expected = consume_rows(cluster.bootstrap, plans[-1], level)
+        assert_as_consumed(read_rows(plans[-1], options), expected)
     return plans
 
 
 def _write(cluster: Cluster, topic: str, *, segments: int = 0, records: int = 0) -> None:
-    """Writes random work, its transactions ended, for so many more segments or records."""
+    """Writes random work without open transactions until there are enough segments or records."""
     work = RandomWork(cluster.bootstrap, [(topic, 0)], _seed())
     leader = cluster.admin.leader(topic)
-    wanted = len(cluster.admin.local_bases(leader, topic)) + segments
+    min_segments = len(cluster.admin.local_bases(leader, topic)) + segments
     sent = 0
-    while sent < records or len(cluster.admin.local_bases(leader, topic)) < wanted:
+    while sent < records or len(cluster.admin.local_bases(leader, topic)) < min_segments:
         sent += work.step()
     work.finish()
 
@@ -255,5 +267,5 @@ def _wait_tiered(admin: Admin, topic: str) -> None:
 
 def _seed() -> int:
     seed = random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+    print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     return seed

@@ -1,4 +1,4 @@
-"""Tier and brokers through Spark, the command line and exports, against a consumer."""
+"""Reads tier and brokers with Spark, the command line and exports, and compares with a consumer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kts_source import backfill, register
 from kts_source.cli.app import main
 from tests.integration.broker import running_broker
 from tests.integration.filler import Filler
-from tests.integration.hybrid import consumed_rows, hybrid_options, planned
+from tests.integration.hybrid import consume_rows, hybrid_options, make_plan
 from tests.needs import needs
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RECORDS = 700
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that runs, with a topic of two partitions that is tiered in part."""
+    """Runs a broker with a topic of two partitions that are partly tiered."""
     needs("java", "mvn")
     with running_broker(tmp_path_factory.mktemp("hybrid") / "broker") as running:
         running.create_topics({"orders": 2})
@@ -46,66 +46,64 @@ def _produce(broker: Broker, seed: int) -> None:
 
 
 def _offsets(broker: Broker, options: dict[str, str]) -> set[tuple[int, int]]:
-    consumed = consumed_rows(broker.bootstrap, planned(options), "read_committed")
+    consumed = consume_rows(broker.bootstrap, make_plan(options), "read_committed")
     return {(number, row.offset) for (_, number), rows in consumed.items() for row in rows}
 
 
-def _of_brokers(options: dict[str, str]) -> set[tuple[int, int]]:
-    """The offsets that a plan reads from brokers."""
+def _broker_offsets(options: dict[str, str]) -> set[tuple[int, int]]:
+    """Returns the offsets that a plan reads from brokers."""
     return {
-        (part.partition, offset)
-        for part in planned(options).partitions
-        if part.brokers is not None
-        for start, stop in part.brokers.ranges
+        (partition.partition, offset)
+        for partition in make_plan(options).partitions
+        if partition.brokers is not None
+        for start, stop in partition.brokers.ranges
         for offset in range(start, stop)
     }
 
 
-def test_one_load_is_the_whole_topic(broker: Broker, spark: SparkSession) -> None:
+def test_load_in_spark_returns_rows_of_consumer(broker: Broker, spark: SparkSession) -> None:
     register(spark)
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
-    plan = planned(options)
+    plan = make_plan(options)
     assert any(task.slices for task in plan.tasks)
     assert any(task.ranges for task in plan.tasks)
     frame = spark.read.format("tiered-kafka").options(**options).load()
-    expected = consumed_rows(broker.bootstrap, plan, "read_committed")
-    found = {
+    expected = consume_rows(broker.bootstrap, plan, "read_committed")
+    rows_by_offset = {
         (row.topic, row.partition, row.offset): (row.key, row.value) for row in frame.collect()
     }
-    assert found == {
-        (*place, row.offset): (row.key, row.value)
-        for place, rows in expected.items()
-        for row in rows
+    assert rows_by_offset == {
+        (*key, row.offset): (row.key, row.value) for key, rows in expected.items() for row in rows
     }
     assert frame.limit(5).count() == 5
 
 
-def test_an_export_goes_on_where_brokers_were_read(broker: Broker, tmp_path: Path) -> None:
-    """Between two runs what brokers served moves into the tier: each offset is exported once."""
+def test_export_contains_each_offset_once_after_tiering(broker: Broker, tmp_path: Path) -> None:
+    """Between the runs, offsets that were read from brokers move to the tier."""
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     target = tmp_path / "table"
-    of_brokers = _of_brokers(options)
-    assert of_brokers
+    from_brokers = _broker_offsets(options)
+    assert from_brokers
     for round_number in range(3):
         backfill(None, source=options, target=str(target), progress=False)
         table = pyarrow.dataset.dataset(target).to_table(columns=["partition", "offset"])
-        found = list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
-        assert len(found) == len(set(found))
-        assert set(found) == _offsets(broker, options)
+        exported = list(zip(*(table[name].to_pylist() for name in table.column_names), strict=True))
+        assert len(exported) == len(set(exported))
+        assert set(exported) == _offsets(broker, options)
         if round_number < 2:
             _produce(broker, seed=10 + round_number)
             if round_number:
                 broker.wait_until_tiered([("orders", 0), ("orders", 1)])
-    assert not of_brokers & _of_brokers(options)
+    assert not from_brokers & _broker_offsets(options)
 
 
-def test_the_command_line_reads_brokers_too(
+def test_cat_prints_rows_of_tier_and_brokers(
     broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = hybrid_options(broker.bootstrap, broker.tier, subscribe="orders")
     flags = [text for name, value in options.items() for text in ("-o", f"{name}={value}")]
     assert main(["cat", "--json", *flags]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    found = {(line["partition"], line["offset"]) for line in lines}
-    assert len(found) == len(lines)
-    assert found == _offsets(broker, options)
+    printed = {(line["partition"], line["offset"]) for line in lines}
+    assert len(printed) == len(lines)
+    assert printed == _offsets(broker, options)

@@ -1,4 +1,4 @@
-"""The tier grows, or is another's, between the questions of a plan and while a scan reads."""
+"""The tier grows or changes between the steps of planning and during a scan."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.admin import wait_until
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.integration.worked_topic import Topic
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420)]
 
 
-def test_segments_are_uploaded_between_the_end_and_the_listing(
+def test_plan_ignores_segments_uploaded_before_listing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "grows")
@@ -55,80 +55,88 @@ def test_segments_are_uploaded_between_the_end_and_the_listing(
     monkeypatch.setattr(BrokerSource, "list_tier", list_late)
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
-        plan = planned(options)
-        (part,) = plan.partitions
-        assert part.stop < grown[-1]  # the tier has passed the end of the plan
+        plan = make_plan(options)
+        (partition,) = plan.partitions
+        assert partition.stop < grown[-1]  # the tier already contains more than the plan
         assert all(not task.ranges for task in plan.tasks)
-        assert_as_consumed(rows_of(plan, options), consumed_rows(cluster.bootstrap, plan, level))
+        assert_as_consumed(read_rows(plan, options), consume_rows(cluster.bootstrap, plan, level))
 
 
-def test_segments_move_into_the_tier_in_mid_scan(cluster: Cluster) -> None:
+def test_scan_continues_when_segments_move_to_the_tier(cluster: Cluster) -> None:
     topic = Topic(cluster, "moves")
     topic.write(2)
     topic.settle()
     while cluster.admin.offsets(topic.name).latest < cluster.admin.local_bases(1, "moves")[-1] + 9:
         topic.work.step()
     topic.finish()
-    begun = {}
+    scans = {}
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
         options["kafka.max.partition.fetch.bytes"] = "1"
-        plan = planned(options)
+        plan = make_plan(options)
         assert plan.tasks[-1].ranges
         parsed = parse_options(options)
         rows = (row for task in plan.tasks for row in run_task(task, parsed, batches=_SMALL))
-        begun[level] = plan, rows, [next(rows)]
+        scans[level] = plan, rows, [next(rows)]
     topic.write(2)
     end = topic.settle()
-    for level, (plan, rows, batches) in begun.items():
+    for level, (plan, rows, batches) in scans.items():
         assert plan.partitions[0].stop <= end  # no planned offset is on the broker's disk
         with closing(rows):
             batches += rows
-        expected = consumed_rows(cluster.bootstrap, plan, level)
-        assert_as_consumed(by_partition(batches), expected)
+        expected = consume_rows(cluster.bootstrap, plan, level)
+        assert_as_consumed(group_by_partition(batches), expected)
 
 
-def test_two_incarnations_of_a_topic_are_in_the_tier(cluster: Cluster, tmp_path: Path) -> None:
+def test_scan_with_two_incarnations_in_tier_reads_the_current_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     old = Topic(cluster, "twice")
     old.write(3)
     old.settle()
-    seen = tmp_path / "tier"
-    shutil.copytree(cluster.tier, seen)
-    plans = {level: planned(_options(cluster, "twice", level, seen)) for level in ISOLATION_LEVELS}
-    old_rows = rows_of(plans["read_committed"], _options(cluster, "twice", "read_committed", seen))
+    tier_copy = tmp_path / "tier"
+    shutil.copytree(cluster.tier, tier_copy)
+    plans = {
+        level: make_plan(_options(cluster, "twice", level, tier_copy)) for level in ISOLATION_LEVELS
+    }
+    old_rows = read_rows(
+        plans["read_committed"], _options(cluster, "twice", "read_committed", tier_copy)
+    )
     cluster.admin.delete_topic("twice")
     for level, plan in plans.items():
         with pytest.raises((DataLossError, TopicNotFoundError)):
-            rows_of(plan, _options(cluster, "twice", level, seen) | {"brokerFallback": "false"})
-    made: list[Topic] = []
+            read_rows(
+                plan, _options(cluster, "twice", level, tier_copy) | {"brokerFallback": "false"}
+            )
+    created: list[Topic] = []
 
-    def make() -> bool:
+    def create() -> bool:
         try:
-            made.append(Topic(cluster, "twice"))
+            created.append(Topic(cluster, "twice"))
         except KafkaException:
             return False
         return True
 
-    wait_until(make)
-    (new,) = made
+    wait_until(create)
+    (new,) = created
     new.write(2)
     new.settle()
-    # What is left of the old one is deleted in the background.
-    (former,) = {segment.log.parent.name for segment in tiered_segments(seen, "twice")}
+    # The broker deletes the old topic's segments in the background, so the copy keeps them.
+    (former,) = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     ignored = shutil.ignore_patterns(former)
-    shutil.copytree(cluster.tier, seen, dirs_exist_ok=True, ignore=ignored)
-    ids = {segment.log.parent.name for segment in tiered_segments(seen, "twice")}
+    shutil.copytree(cluster.tier, tier_copy, dirs_exist_ok=True, ignore=ignored)
+    ids = {segment.log.parent.name for segment in list_tiered_segments(tier_copy, "twice")}
     assert len(ids) == 2
     for level in ISOLATION_LEVELS:
-        options = _options(cluster, "twice", level, seen)
-        fresh = planned(options)
-        found = rows_of(fresh, options)
+        options = _options(cluster, "twice", level, tier_copy)
+        fresh = make_plan(options)
+        rows = read_rows(fresh, options)
         assert any(task.slices for task in fresh.tasks)
-        assert_as_consumed(found, consumed_rows(cluster.bootstrap, fresh, level))
-        assert found != old_rows
+        assert_as_consumed(rows, consume_rows(cluster.bootstrap, fresh, level))
+        assert rows != old_rows
 
 
-def test_objects_that_the_reader_may_not_read(
+def test_scan_with_access_denied_to_logs_reads_from_brokers(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = Topic(cluster, "refused")
@@ -136,22 +144,22 @@ def test_objects_that_the_reader_may_not_read(
     topic.settle()
     read = LocalStore.get_range
 
-    def refuse(store: LocalStore, key: str, *given: Any, **more: Any) -> Any:  # noqa: ANN401
+    def refuse(store: LocalStore, key: str, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
         if key.endswith(".log"):
             raise AccessDeniedError("may not be read", uri=store.uri(key))
-        return read(store, key, *given, **more)
+        return read(store, key, *arguments, **more)
 
     for level in ISOLATION_LEVELS:
         options = _options(cluster, topic.name, level)
-        plan = planned(options)
+        plan = make_plan(options)
         slices = sum(len(task.slices) for task in plan.tasks)
         assert slices > 1
         ended: list[TaskMetrics] = []
         with monkeypatch.context() as patched:
             patched.setattr(LocalStore, "get_range", refuse)
             patched.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
-            found = rows_of(plan, options, ended)
-        assert_as_consumed(found, consumed_rows(cluster.bootstrap, plan, level))
+            rows = read_rows(plan, options, ended)
+        assert_as_consumed(rows, consume_rows(cluster.bootstrap, plan, level))
         assert sum(metrics.broker_fallbacks for metrics in ended) == slices
 
 

@@ -1,4 +1,4 @@
-"""Brokers that are slow, throttle, restart or refuse: progress or a named error, never a hang."""
+"""Brokers are slow, throttle, restart or reject logins: scans continue or raise, but never hang."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.integration.certificates import make_certificates
 from tests.integration.cluster import Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.needs import needs
 
@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420
 PASSWORD = "a good one"
 QUOTA = 2_000_000
 ERROR_SECONDS = 60
-"""A refusal takes a second; a machine that is busy takes its time."""
+"""A rejection takes a second; a busy machine needs longer."""
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -50,7 +50,7 @@ _MODULES = {
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """What the brokers show, and what they do not."""
+    """Creates the brokers' certificates and another authority."""
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
@@ -58,10 +58,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def secured(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Cluster]:
-    """One node that wants logins, but of plaintext clients; with a topic that is tiered in part."""
+    """Runs one node that requires logins, except for plaintext, with a partly tiered topic."""
     needs("java", "mvn")
     users = {"reader": PASSWORD, "describer": PASSWORD, "nobody": PASSWORD}
-    # A quota counts the last two seconds, so that it is used up soon.
+    # A quota over two seconds, so that it is exhausted quickly.
     spec = ClusterSpec(
         certificates=certificates,
         passwords=users,
@@ -74,7 +74,7 @@ def secured(
         cluster.admin.allow("reader", "orders", "READ", "DESCRIBE")
         cluster.admin.allow("describer", "orders", "DESCRIBE")
         seed = random.SystemRandom().randrange(1 << 31)
-        print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+        print(f"seed {seed}")  # noqa: T201  # shown if the test fails
         work = RandomWork(cluster.bootstrap, [("orders", 0)], seed)
         while len(cluster.admin.local_bases(1, "orders")) < 4:
             work.step()
@@ -88,57 +88,67 @@ def secured(
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("mechanism", _MODULES)
-def test_a_login_over_tls(
+def test_scan_with_login_over_tls_returns_rows_of_consumer(
     secured: Cluster, certificates: Certificates, mechanism: str, level: str
 ) -> None:
     for tier in (secured.tier, None):
         options = _login(secured, certificates.authority, mechanism, "reader", tier=tier)
         options["isolationLevel"] = level
-        plan = planned(options)
-        assert_as_consumed(rows_of(plan, options), consumed_rows(secured.bootstrap, plan, level))
+        plan = make_plan(options)
+        assert_as_consumed(read_rows(plan, options), consume_rows(secured.bootstrap, plan, level))
 
 
-def test_a_wrong_password(secured: Cluster, certificates: Certificates) -> None:
+def test_wrong_password_raises_broker_error(secured: Cluster, certificates: Certificates) -> None:
     for mechanism in _MODULES:
         options = _login(secured, certificates.authority, mechanism, "reader", "a bad one")
-        _refused(options, "refused the login", secret="a bad one")
+        _assert_rejected(options, "refused the login", secret="a bad one")
 
 
-def test_an_unknown_authority(secured: Cluster, certificates: Certificates) -> None:
+def test_unknown_authority_raises_broker_error(
+    secured: Cluster, certificates: Certificates
+) -> None:
     options = _login(secured, certificates.other_authority, "PLAIN", "reader")
-    _refused(options, r"is not trusted: .*kafka\.ssl\.truststore\.location", secret=PASSWORD)
+    _assert_rejected(
+        options, r"is not trusted: .*kafka\.ssl\.truststore\.location", secret=PASSWORD
+    )
 
 
-def test_a_listener_that_wants_something_else(secured: Cluster, certificates: Certificates) -> None:
+def test_wrong_security_protocol_raises_broker_error(
+    secured: Cluster, certificates: Certificates
+) -> None:
     options = _login(secured, certificates.authority, "PLAIN", "reader")
     options["kafka.request.timeout.ms"] = "2000"
     options["kafka.security.protocol"] = "SASL_PLAINTEXT"
     del options["kafka.ssl.truststore.type"], options["kafka.ssl.truststore.location"]
-    _refused(options, "no broker of kafka.bootstrap.servers answers", secret=PASSWORD)
+    _assert_rejected(options, "no broker of kafka.bootstrap.servers answers", secret=PASSWORD)
 
 
-def test_rights_that_are_missing(secured: Cluster, certificates: Certificates) -> None:
+def test_missing_acls_raise_broker_error(secured: Cluster, certificates: Certificates) -> None:
     options = _login(secured, certificates.authority, "PLAIN", "nobody")
-    _refused(options, "Describe and Read", secret=PASSWORD)
+    _assert_rejected(options, "Describe and Read", secret=PASSWORD)
     for tier in (secured.tier, None):
         options = _login(secured, certificates.authority, "PLAIN", "describer", tier=tier)
-        _refused(options, "Read on it.*topic orders, partition 0", secret=PASSWORD)
+        _assert_rejected(options, "Read on it.*topic orders, partition 0", secret=PASSWORD)
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_a_broker_that_does_not_wait_for_its_tier(secured: Cluster, level: str) -> None:
+def test_scan_with_short_remote_fetch_wait_returns_rows_of_consumer(
+    secured: Cluster, level: str
+) -> None:
     secured.admin.alter_brokers(remote_fetch_max_wait_ms="1")
     try:
         options = hybrid_options(secured.bootstrap, subscribe="orders", isolationLevel=level)
-        plan = planned(options)
+        plan = make_plan(options)
         assert plan.partitions[0].start < secured.admin.offsets("orders").earliest_local
-        found = rows_of(plan, options)
+        rows = read_rows(plan, options)
     finally:
         secured.admin.alter_brokers(remote_fetch_max_wait_ms="500")
-    assert_as_consumed(found, consumed_rows(secured.bootstrap, plan, level))
+    assert_as_consumed(rows, consume_rows(secured.bootstrap, plan, level))
 
 
-def test_a_quota(secured: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_with_exhausted_quota_waits_and_returns_all_rows(
+    secured: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secured.admin.create_topic("large", internal_segment_bytes="4000000")
     work = RandomWork(secured.bootstrap, [("large", 0)], 1)
     producer = work.filler.plain("none")
@@ -155,38 +165,38 @@ def test_a_quota(secured: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         kafka__client__id="slow",
         kafka__max__partition__fetch__bytes="4000000",
     )
-    plan = planned(options)
+    plan = make_plan(options)
     receive = Connection.receive
     waits: list[int] = []
 
-    def noted(connection: Connection, *given: Any, **more: Any) -> Any:  # noqa: ANN401
-        answer = receive(connection, *given, **more)
-        waits.append(answer.throttle_time_ms)
-        return answer
+    def record_wait(connection: Connection, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401
+        response = receive(connection, *arguments, **more)
+        waits.append(response.throttle_time_ms)
+        return response
 
-    monkeypatch.setattr(Connection, "receive", noted)
-    found = rows_of(plan, options)
+    monkeypatch.setattr(Connection, "receive", record_wait)
+    rows = read_rows(plan, options)
     assert sum(waits) > 0
-    assert_as_consumed(found, consumed_rows(secured.bootstrap, plan, "read_committed"))
-    assert len(found["large", 0]) == 6_000
+    assert_as_consumed(rows, consume_rows(secured.bootstrap, plan, "read_committed"))
+    assert len(rows["large", 0]) == 6_000
 
 
-def test_a_broker_that_restarts_in_mid_range(secured: Cluster) -> None:
-    begun = {}
+def test_scan_continues_after_broker_restart(secured: Cluster) -> None:
+    scans = {}
     for level in ISOLATION_LEVELS:
         options = hybrid_options(secured.bootstrap, subscribe="orders", isolationLevel=level)
         options["kafka.max.partition.fetch.bytes"] = "3000"
-        plan = planned(options)
-        expected = consumed_rows(secured.bootstrap, plan, level)
+        plan = make_plan(options)
+        expected = consume_rows(secured.bootstrap, plan, level)
         parsed = parse_options(options)
         small = BatchLimits(50, 1 << 11)
         rows = (row for task in plan.tasks for row in run_task(task, parsed, batches=small))
-        begun[level] = expected, rows, [next(rows)]
+        scans[level] = expected, rows, [next(rows)]
     secured.restart_node(1, is_clean=False)
-    for expected, rows, batches in begun.values():
+    for expected, rows, batches in scans.values():
         with closing(rows):
             batches += rows
-        assert_as_consumed(by_partition(batches), expected)
+        assert_as_consumed(group_by_partition(batches), expected)
 
 
 def _login(
@@ -208,9 +218,9 @@ def _login(
     }
 
 
-def _refused(options: dict[str, str], words: str, *, secret: str) -> None:
-    began = time.monotonic()
+def _assert_rejected(options: dict[str, str], words: str, *, secret: str) -> None:
+    started = time.monotonic()
     with pytest.raises(BrokerError, match=words) as caught:
-        rows_of(planned(options), options)
-    assert time.monotonic() - began < ERROR_SECONDS
+        read_rows(make_plan(options), options)
+    assert time.monotonic() - started < ERROR_SECONDS
     assert secret not in str(caught.value)

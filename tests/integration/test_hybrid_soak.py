@@ -1,4 +1,4 @@
-"""A share of the soak of tier and brokers; `python -m tools.soak --only hybrid` runs more."""
+"""Runs a part of the hybrid soak; `python -m tools.soak --only hybrid` runs more."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SECONDS = float(os.environ.get("KTS_HYBRID_SECONDS", "25"))
 
 
 @pytest.mark.timeout(SECONDS + 240)
-def test_scans_equal_a_consumer_while_everything_moves(tmp_path: Path) -> None:
+def test_random_scans_of_changing_topics_return_rows_of_consumer(tmp_path: Path) -> None:
     needs("java", "mvn")
     seed = int(os.environ.get("KTS_HYBRID_SEED", random.SystemRandom().randrange(1 << 31)))
-    print(f"KTS_HYBRID_SEED={seed}")  # noqa: T201  # shown where the test fails
+    print(f"KTS_HYBRID_SEED={seed}")  # noqa: T201  # shown if the test fails
     spec = ClusterSpec(settings=BUSY)
     with Cluster(tmp_path / "cluster", spec) as cluster, MovingTopics(cluster, seed) as topics:
         soak = Soak(topics, tmp_path, seed)

@@ -1,4 +1,4 @@
-"""Other versions of Kafka than the one of all other tests: the oldest or the newest, by chance."""
+"""Tests the oldest or the newest supported version of Kafka, chosen at random."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.integration.background import RandomWork
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    consumed_rows,
+    consume_rows,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.kafka_jars import NEWEST_KAFKA, OLDEST_KAFKA
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.quick import examples_source
 
@@ -37,75 +37,78 @@ SEGMENTS = 6
 VERSIONS = os.environ.get(
     "KTS_KAFKA_VERSIONS", examples_source(__name__).choice((OLDEST_KAFKA, NEWEST_KAFKA))
 )
-"""One a run; those that one names, separated by commas, are all tested."""
+"""Versions to test, separated by commas; one random version by default."""
 
 
 @pytest.mark.parametrize("version", VERSIONS.split(","))
-def test_other_versions(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_with_other_kafka_version_returns_rows_of_consumer(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs("java", "mvn")
     monkeypatch.setattr("kts_source.read.broker_rows._MAX_SAME_FAILURES", 1000)
     is_old = version.startswith("3.")
     spec = ClusterSpec(version=version, settings=BUSY)
     with Cluster(tmp_path / "cluster", spec) as cluster:
-        # All on the broker's disk at first, where every version tells aborted transactions well.
+        # At first all segments are on the broker's disk, where all versions report aborted
+        # transactions correctly.
         cluster.admin.create_topic("orders", local_retention_bytes="-2")
         _write(cluster)
         active = cluster.admin.local_bases(1, "orders")[-1]
         cluster.admin.wait_tiered("orders", 0, active)
-        truth: dict[str, Rows] = {}
+        expected: dict[str, Rows] = {}
         for level in ISOLATION_LEVELS:
             for tier in (None, cluster.tier):
                 options = _options(cluster, level, tier)
-                plan = planned(options)
-                truth[level] = consumed_rows(cluster.bootstrap, plan, level)
-                assert_as_consumed(rows_of(plan, options), truth[level])
-        assert truth["read_committed"] != truth["read_uncommitted"]
-        early = planned(_options(cluster, "read_committed", None))
+                plan = make_plan(options)
+                expected[level] = consume_rows(cluster.bootstrap, plan, level)
+                assert_as_consumed(read_rows(plan, options), expected[level])
+        assert expected["read_committed"] != expected["read_uncommitted"]
+        early = make_plan(_options(cluster, "read_committed", None))
 
         cluster.admin.alter_topic("orders", local_retention_bytes="1")
         cluster.admin.wait_local_deleted("orders", 0, active)
-        # What was planned from its disk, and is in its tier now.
+        # The plan reads from the broker's disk offsets that are now only in its tier.
         options = _options(cluster, "read_committed", None)
         if is_old:
             with pytest.raises(BrokerError, match=r"since the plan was made.*KAFKA-17801"):
-                rows_of(early, options)
+                read_rows(early, options)
         else:
-            assert_as_consumed(rows_of(early, options), truth["read_committed"])
+            assert_as_consumed(read_rows(early, options), expected["read_committed"])
         for level in ISOLATION_LEVELS:
-            # The tier, with brokers for the rest, and where objects are gone after the plan.
-            seen = shutil.copytree(cluster.tier, tmp_path / level)
-            options = _options(cluster, level, seen)
-            plan = planned(options)
+            # Tier and brokers, also with objects that are missing after planning.
+            tier_copy = shutil.copytree(cluster.tier, tmp_path / level)
+            options = _options(cluster, level, tier_copy)
+            plan = make_plan(options)
             assert any(task.slices for task in plan.tasks)
             assert any(task.ranges for task in plan.tasks)
-            assert_as_consumed(rows_of(plan, options), truth[level])
-            # And of a part of it: transactions are open where it ends.
+            assert_as_consumed(read_rows(plan, options), expected[level])
+            # Also a range that ends inside transactions.
             bounded = options | {"endingOffsets": f'{{"orders":{{"0":{active // 2}}}}}'}
-            half = {
-                place: [row for row in rows if row.offset < active // 2]
-                for place, rows in truth[level].items()
+            expected_half = {
+                key: [row for row in rows if row.offset < active // 2]
+                for key, rows in expected[level].items()
             }
-            assert_as_consumed(rows_of(planned(bounded), bounded), half)
-            for segment in tiered_segments(seen, "orders")[::2]:
+            assert_as_consumed(read_rows(make_plan(bounded), bounded), expected_half)
+            for segment in list_tiered_segments(tier_copy, "orders")[::2]:
                 segment.log.unlink()
             ended: list[TaskMetrics] = []
-            assert_as_consumed(rows_of(plan, options, ended), truth[level])
+            assert_as_consumed(read_rows(plan, options, ended), expected[level])
             assert any(metrics.broker_fallbacks for metrics in ended)
             # Brokers before 4.0 may return aborted records that they read from their tier.
-            for tier in (None, seen):
+            for tier in (None, tier_copy):
                 options = _options(cluster, level, tier)
                 if is_old and level == "read_committed":
                     with pytest.raises(BrokerError, match="KAFKA-17801"):
-                        planned(options)
+                        make_plan(options)
                 else:
-                    assert_as_consumed(rows_of(planned(options), options), truth[level])
+                    assert_as_consumed(read_rows(make_plan(options), options), expected[level])
 
 
 def _write(cluster: Cluster) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+    print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     work = RandomWork(cluster.bootstrap, [("orders", 0)], seed)
-    # Chance may abort nothing, and then both isolation levels see the same rows.
+    # Random work may abort no transaction; then both isolation levels return the same rows.
     aborted = work.filler.transactional("aborted")
     aborted.begin_transaction()
     work.filler.send(aborted, "orders", 0, 50)

@@ -1,7 +1,7 @@
-"""Delta and Iceberg tables that an export wrote, read by Delta's and Iceberg's own code in Spark.
+"""Reads exported Delta and Iceberg tables with Delta's and Iceberg's own code in Spark.
 
-The Java libraries share nothing with `deltalake` and `pyiceberg`, which write: neither the log and
-the manifests, nor the catalog, nor how statistics are read.
+The Java libraries share no code with `deltalake` and `pyiceberg`, which wrote the tables: neither
+for the log and the manifests, nor for the catalog and the statistics.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CATALOG = "spark.sql.catalog.lake"
 
 @dataclass(frozen=True)
 class Read:
-    """What Spark found.
+    """Results of Spark.
 
     Attributes:
-        rows: Of each format, with the file that each row is in (`_file`).
-        pruned: Of each of `OFFSETS`, the files of the Delta table that may hold it.
-        bounds: What Iceberg's manifests say of each file.
+        rows: Rows by table format, with the file of each row (`_file`).
+        pruned: For each of `OFFSETS`, the remaining files of the Delta table.
+        bounds: Column bounds of each file in Iceberg's manifests.
     """
 
     rows: Mapping[str, pa.Table]
@@ -55,7 +55,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     lakes = {name: Lake(folder / name, name) for name in FORMATS}
     for lake in lakes.values():
         lake.folder.mkdir()
-        # Several commits, the second run adds a topic.
+        # Several commits; the second run adds a topic.
         lake.export(source(TOPICS[1:]), partition_by=["topic", "date(timestamp)"])
         lake.export(source(TOPICS[:1]), partition_by=["topic", "date(timestamp)"])
     out = folder / "out"
@@ -91,9 +91,9 @@ def _path(uri: str) -> str:
 
 
 def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
-    """Bounds and number of the rows that came out of each file."""
+    """Returns bounds and number of the rows by file."""
     microseconds = rows["timestamp"].cast(pa.timestamp("us")).cast(pa.int64())
-    found = (
+    grouped = (
         rows.select(["_file", "offset"])
         .append_column("us", microseconds)
         .group_by("_file")
@@ -109,12 +109,12 @@ def _files(rows: pa.Table) -> dict[str, dict[str, int]]:
             "first_us": row["us_min"],
             "last_us": row["us_max"],
         }
-        for row in found.to_pylist()
+        for row in grouped.to_pylist()
     }
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_reads_the_golden_rows(read: Read, table_format: str) -> None:
+def test_spark_reads_golden_rows(read: Read, table_format: str) -> None:
     rows = read.rows[table_format]
     assert_holds(rows, TOPICS)
     if "timestamp_date" in rows.column_names:
@@ -122,23 +122,23 @@ def test_spark_reads_the_golden_rows(read: Read, table_format: str) -> None:
         assert pc.all(pc.equal(rows["timestamp_date"], days)).as_py()
 
 
-def test_iceberg_knows_the_bounds_of_every_file(read: Read) -> None:
+def test_iceberg_manifests_contain_bounds_of_every_file(read: Read) -> None:
     files = _files(read.rows["iceberg"])
     assert len(files) > len(TOPICS)
-    known = {_path(entry["file"]): {**entry} for entry in read.bounds}
-    for entry in known.values():
+    entries = {_path(entry["file"]): {**entry} for entry in read.bounds}
+    for entry in entries.values():
         del entry["file"]
-    assert known == files
+    assert entries == files
 
 
-def test_delta_skips_every_file_without_the_offset(read: Read) -> None:
+def test_delta_skips_files_without_the_offset(read: Read) -> None:
     files = _files(read.rows["delta"])
     assert len(files) > len(TOPICS)
-    for offset, left in zip(OFFSETS, read.pruned, strict=True):
-        holding = {
+    for offset, remaining in zip(OFFSETS, read.pruned, strict=True):
+        matching = {
             path
             for path, bounds in files.items()
             if bounds["first_offset"] <= offset <= bounds["last_offset"]
         }
-        assert left == holding
-    assert all(0 < len(left) < len(files) for left in read.pruned)
+        assert remaining == matching
+    assert all(0 < len(remaining) < len(files) for remaining in read.pruned)

@@ -1,4 +1,4 @@
-"""Scans by `__remote_log_metadata` of a real cluster, beside listings and consumers."""
+"""Scans with the catalog of `__remote_log_metadata` of a real cluster."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.integration.certificates import make_certificates
 from tests.integration.cluster import BUSY, Cluster, ClusterSpec
 from tests.integration.hybrid import (
     assert_as_consumed,
-    consumed_rows,
+    consume_rows,
     hybrid_options,
-    planned,
-    rows_of,
+    make_plan,
+    read_rows,
 )
 from tests.integration.moving_topics import MovingTopics
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.segment_format.metadata.readable_segments import known_segments
 
@@ -54,7 +54,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[Cluster]:
-    """A cluster of one node whose metadata topic has several partitions."""
+    """Runs a cluster of one node whose metadata topic has several partitions."""
     needs("java", "mvn")
     spec = ClusterSpec(
         certificates=certificates,
@@ -71,7 +71,7 @@ def cluster(
 
 @pytest.fixture
 def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """The tier may not be listed."""
+    """Denies listing the tier."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AccessDeniedError("listing is refused")
@@ -81,100 +81,104 @@ def no_listing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_catalogs_while_segments_come_and_go(
+def test_catalog_of_changing_topics_matches_metadata_records(
     cluster: Cluster, no_listing: pytest.MonkeyPatch
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+    print(f"seed {seed}")  # noqa: T201  # shown if the test fails
     options = _options(cluster, isolationLevel="read_uncommitted")
     plans: list[ScanPlan] = []
-    with MovingTopics(cluster, seed):  # the soak compares rows meanwhile
+    with MovingTopics(cluster, seed):  # the soak compares rows during changes
         ended = time.monotonic() + MOVING_SECONDS
         while time.monotonic() < ended:
-            plans.append(planned(options))
-    # Each was a state that brokers were in: that of all events up to some offset.
-    records = _all_records(cluster)
+            plans.append(make_plan(options))
+    # Each catalog must match the events up to some offset of the metadata topic.
+    records = _read_all_records(cluster)
     for plan in plans:
-        assert all(part.catalog is not None for part in plan.partitions)
+        assert all(partition.catalog is not None for partition in plan.partitions)
         assert not any("lacks entries" in note for note in plan.notes)
-        for part in plan.partitions:
-            catalog = part.catalog
+        for partition in plan.partitions:
+            catalog = partition.catalog
             assert catalog is not None
             assert catalog.start == 0
-            known = [
+            segments = [
                 segment
                 for segment in known_segments(
                     parse_metadata_record(value)
                     for offset, value in records[catalog.partition]
                     if offset < catalog.stop
                 )
-                if uuid_to_text(segment.segment_id.topic_id_partition.topic_id) == part.topic_id
-                and segment.segment_id.topic_id_partition.partition == part.partition
+                if uuid_to_text(segment.segment_id.topic_id_partition.topic_id)
+                == partition.topic_id
+                and segment.segment_id.topic_id_partition.partition == partition.partition
             ]
-            states = [segment.state for segment in known]
+            states = [segment.state for segment in segments]
             started, finished, deleting, _ = RemoteLogSegmentState
             assert (catalog.live, catalog.copying, catalog.deleting) == tuple(
                 states.count(state) for state in (finished, started, deleting)
             )
-            assert {span.segment.segment_id for span in part.surviving.ranges} <= {
+            assert {span.segment.segment_id for span in partition.surviving.ranges} <= {
                 uuid_to_text(segment.segment_id.id)
-                for segment in known
+                for segment in segments
                 if segment.state is finished
             }
-    # Now everything stands still.
+    # The following tests need a tier that does not change.
     _wait_until_quiet(cluster)
 
 
 @pytest.mark.parametrize("level", ["read_committed", "read_uncommitted"])
-def test_the_live_set_is_that_of_a_listing(cluster: Cluster, level: str) -> None:
-    by_listing = planned(_options(cluster, catalog="listing", isolationLevel=level))
+def test_metadata_catalog_plans_same_segments_as_listing(cluster: Cluster, level: str) -> None:
+    by_listing = make_plan(_options(cluster, catalog="listing", isolationLevel=level))
     options = _options(cluster, isolationLevel=level)
-    by_topic = planned(options)
+    by_topic = make_plan(options)
 
-    def used(plan: ScanPlan) -> dict[tuple[str, int], list[tuple[str, int]]]:
+    def segments_of(plan: ScanPlan) -> dict[tuple[str, int], list[tuple[str, int]]]:
         return {
-            (part.topic, part.partition): [
-                (span.segment.segment_id, span.start) for span in part.surviving.ranges
+            (partition.topic, partition.partition): [
+                (span.segment.segment_id, span.start) for span in partition.surviving.ranges
             ]
-            for part in plan.partitions
+            for partition in plan.partitions
         }
 
-    assert used(by_topic) == used(by_listing)
-    assert sum(map(len, used(by_topic).values())) > 12
-    assert len({part.catalog.partition for part in by_topic.partitions if part.catalog}) > 1
+    assert segments_of(by_topic) == segments_of(by_listing)
+    assert sum(map(len, segments_of(by_topic).values())) > 12
+    assert (
+        len({partition.catalog.partition for partition in by_topic.partitions if partition.catalog})
+        > 1
+    )
     assert_as_consumed(
-        rows_of(by_topic, options), consumed_rows(cluster.bootstrap, by_topic, level)
+        read_rows(by_topic, options), consume_rows(cluster.bootstrap, by_topic, level)
     )
 
 
-def test_objects_that_are_named_and_not_there(
+def test_plan_with_named_but_missing_objects_reads_from_brokers(
     cluster: Cluster, no_listing: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Brokers serve their offsets, for which they need them.
+    # The missing objects are only removed from a copy, because brokers need them.
     copy = Path(shutil.copytree(cluster.tier, tmp_path / "tier"))
     options = {**_options(cluster), "path": str(copy)}
     choose = random.Random(5)
-    for topic, partition in MovingTopics.places:
-        newest = tiered_segments(copy, topic, partition)[-1]
+    for topic, partition in MovingTopics.partition_keys:
+        newest = list_tiered_segments(copy, topic, partition)[-1]
         choose.choice([path for path in newest.objects if path.suffix != ".txnindex"]).unlink()
-    plan = planned(options)
-    assert [len(part.orphans) for part in plan.partitions] == [1, 1, 1, 1]
+    plan = make_plan(options)
+    assert [len(partition.orphans) for partition in plan.partitions] == [1, 1, 1, 1]
     assert_as_consumed(
-        rows_of(plan, options), consumed_rows(cluster.bootstrap, plan, "read_committed")
+        read_rows(plan, options), consume_rows(cluster.bootstrap, plan, "read_committed")
     )
 
 
-def test_a_topic_that_was_created_again(cluster: Cluster) -> None:
+def test_catalog_of_recreated_topic_is_empty(cluster: Cluster) -> None:
     admin = cluster.admin
     admin.delete_topic("local")
     admin.create_topic("local")
     options = _options(cluster, subscribe="local")
-    (part,) = planned(options).partitions
-    assert part.catalog is not None
-    assert (part.catalog.live, part.start, part.stop) == (0, 0, 0)
+    (partition,) = make_plan(options).partitions
+    assert partition.catalog is not None
+    assert (partition.catalog.live, partition.start, partition.stop) == (0, 0, 0)
 
 
-def test_describe_shows_the_catalog(cluster: Cluster, no_listing: pytest.MonkeyPatch) -> None:
+def test_describe_reports_catalog(cluster: Cluster, no_listing: pytest.MonkeyPatch) -> None:
     marks = describe(_options(cluster, subscribe="keep")).to_arrow().to_pylist()
     assert [mark["partition"] for mark in marks] == [0, 1]
     for mark in marks:
@@ -182,7 +186,9 @@ def test_describe_shows_the_catalog(cluster: Cluster, no_listing: pytest.MonkeyP
         assert (mark["copies_in_progress"], mark["deletions_in_progress"]) == (0, 0)
 
 
-def test_without_rights_to_the_topic(cluster: Cluster, certificates: Certificates) -> None:
+def test_metadata_topic_without_acls_raises_broker_access_error(
+    cluster: Cluster, certificates: Certificates
+) -> None:
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     options = {
         **_options(cluster, subscribe="keep"),
@@ -198,27 +204,27 @@ def test_without_rights_to_the_topic(cluster: Cluster, certificates: Certificate
         if more:
             cluster.admin.allow("alice", METADATA, *more)
         with pytest.raises(BrokerAccessError, match=f"Describe and Read on the topic {METADATA}"):
-            planned(options)
+            make_plan(options)
     cluster.admin.allow("alice", METADATA, "READ")
-    plan = planned(options)
-    assert all(part.surviving.ranges for part in plan.partitions)
+    plan = make_plan(options)
+    assert all(partition.surviving.ranges for partition in plan.partitions)
 
 
 def _options(cluster: Cluster, **more: str) -> dict[str, str]:
-    given = {"subscribe": EVERY, "catalog": "metadata-topic", **more}
-    return hybrid_options(cluster.bootstrap, cluster.tier, **given)
+    options = {"subscribe": EVERY, "catalog": "metadata-topic", **more}
+    return hybrid_options(cluster.bootstrap, cluster.tier, **options)
 
 
-def _all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
-    """Offsets and values of each partition of the metadata topic, as a consumer has them."""
+def _read_all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
+    """Returns the offsets and values of each partition of the metadata topic."""
     consumer = Consumer(
         {"bootstrap.servers": cluster.bootstrap, "group.id": "none", "enable.auto.commit": "false"}
     )
     records: list[list[tuple[int, bytes]]] = [[] for _ in range(PARTITIONS)]
-    places = [TopicPartition(METADATA, number, 0) for number in range(PARTITIONS)]
-    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=20)[1] for one in places}
-    consumer.assign(places)
-    while any(ends[n] > (of[-1][0] + 1 if of else 0) for n, of in enumerate(records)):
+    partitions = [TopicPartition(METADATA, number, 0) for number in range(PARTITIONS)]
+    ends = {p.partition: consumer.get_watermark_offsets(p, timeout=20)[1] for p in partitions}
+    consumer.assign(partitions)
+    while any(ends[n] > (rows[-1][0] + 1 if rows else 0) for n, rows in enumerate(records)):
         message = consumer.poll(20)
         assert message is not None
         assert message.error() is None
@@ -232,16 +238,16 @@ def _all_records(cluster: Cluster) -> list[list[tuple[int, bytes]]]:
 
 
 def _wait_until_quiet(cluster: Cluster) -> None:
-    """Waits until all is copied that may be, and nothing is copied or deleted for two seconds."""
-    for topic, partition in MovingTopics.places:
+    """Waits until all possible copies are done and nothing changes in the tier for two seconds."""
+    for topic, partition in MovingTopics.partition_keys:
         cluster.admin.wait_stable(topic, partition)
         active = cluster.admin.local_bases(1, topic, partition)[-1]
         cluster.admin.wait_tiered(topic, partition, active)
     deadline = time.monotonic() + 60
-    before, since = "", time.monotonic()
-    while time.monotonic() - since < 2:
+    last_listing, quiet_since = "", time.monotonic()
+    while time.monotonic() - quiet_since < 2:
         assert time.monotonic() < deadline
-        now = str(sorted(path.name for path in cluster.tier.rglob("*")))
-        if now != before:
-            before, since = now, time.monotonic()
+        listing = str(sorted(path.name for path in cluster.tier.rglob("*")))
+        if listing != last_listing:
+            last_listing, quiet_since = listing, time.monotonic()
         time.sleep(0.2)

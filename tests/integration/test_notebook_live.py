@@ -1,4 +1,4 @@
-"""The notebook of streams over a real topic, while producers go on."""
+"""Runs the notebook about streams on a real topic while producers write."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    # Jupyter's client and its sockets, not ours.
+    # Warnings of Jupyter's client and its sockets.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning"),
 ]
 
 
-def test_from_history_to_live(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_continues_from_history_to_live_records(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = Topic(cluster, "notebook")
     topic.write(4)
     topic.settle()
@@ -48,12 +50,12 @@ def test_from_history_to_live(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.2)
         topic.work.finish()
 
-    producing = threading.Thread(target=produce)
-    producing.start()
+    producer = threading.Thread(target=produce)
+    producer.start()
     try:
         shown = list(outputs(executed(NOTEBOOKS / "03_from_history_to_live.ipynb")))
     finally:
-        producing.join()
+        producer.join()
     text = "\n".join(value for kind, value in shown if kind == "text/plain")
     history = re.search(r"(\d+) batches of history", text)
     assert history is not None

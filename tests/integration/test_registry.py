@@ -1,4 +1,4 @@
-"""Values of real serializers, by the schemas of a real registry."""
+"""Reads values of real serializers with the schemas of a real registry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kts_source.errors import InvalidOptionError
 from tests.integration.apicurio import apicurio
 from tests.kts_source.read.typed_tier import write
 
-pytest.importorskip("authlib", reason="what confluent-kafka's serializers need")
+pytest.importorskip("authlib", reason="confluent-kafka's serializers need it")
 
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
@@ -57,30 +57,30 @@ LINE_PROTO = 'syntax = "proto3"; package shop; message Line { int32 n = 1; }'
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with apicurio() as found:
-        yield found
+    with apicurio() as address:
+        yield address
 
 
 @pytest.fixture
 def client(url: str) -> Iterator[SchemaRegistryClient]:
-    with SchemaRegistryClient({"url": url}) as found:
-        yield found
+    with SchemaRegistryClient({"url": url}) as registry:
+        yield registry
 
 
 def values_of(topic: str) -> SerializationContext:
     return SerializationContext(topic, MessageField.VALUE)
 
 
-def read(tier: Path, url: str, form: str, values: list[bytes | None], **more: str) -> Any:  # noqa: ANN401
+def read(tier: Path, url: str, value_format: str, values: list[bytes | None], **more: str) -> Any:  # noqa: ANN401
     options = write(tier, [values]) | {
-        "value.format": f"{form}-confluent",
+        "value.format": f"{value_format}-confluent",
         "value.schema-registry.url": url,
         **{name.replace("__", "."): text for name, text in more.items()},
     }
     return kts_source.scan(options).to_table()
 
 
-def test_avro_of_two_versions_with_a_reference(
+def test_scan_decodes_avro_of_two_schema_versions_with_reference(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     client.register_schema("line", Schema(json.dumps(LINE), "AVRO"))
@@ -92,22 +92,22 @@ def test_avro_of_two_versions_with_a_reference(
         row = {"country": f"C{number}", "line": {"n": number}, "amount": 100}
         values.append(serialize(row, values_of("orders")))
     values.append(None)
-    found = read(tmp_path, url, "avro", values)["value"].to_pylist()
-    assert found == [
+    decoded = read(tmp_path, url, "avro", values)["value"].to_pylist()
+    assert decoded == [
         {"country": "C0", "line": {"n": 0}, "amount": 5},
         {"country": "C1", "line": {"n": 1}, "amount": 100},
         None,
     ]
     values += [b"\0\0\x7f\xff\xff\0", b"\1" + bytes(16)]
     rows = read(tmp_path / "bad", url, "avro", values, value__mode="PERMISSIVE")
-    assert rows["value"].to_pylist() == [*found, None, None]
+    assert rows["value"].to_pylist() == [*decoded, None, None]
     assert "does not know /schemas/ids/8388607" in rows["valueError"][3].as_py()
     assert "the registry is too old for /schemas/guids/" in rows["valueError"][4].as_py()
     with pytest.raises(InvalidOptionError, match="has no subject 'no such'"):
         read(tmp_path / "no", url, "avro", values, value__subject="no such")
 
 
-def test_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
+def test_scan_decodes_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
     serialize = JSONSerializer(json.dumps(JSON_SCHEMA), client)
     values = [serialize({"country": "CH", "amount": 7}, values_of("json-orders")), None]
     rows = read(tmp_path, url, "json", values, value__subject="json-orders-value")
@@ -116,18 +116,18 @@ def test_json(client: SchemaRegistryClient, url: str, tmp_path: Path) -> None:
 
 def order_class() -> Any:  # noqa: ANN401  # a generated class
     kinds = descriptor_pb2.FieldDescriptorProto
-    one = kinds.LABEL_OPTIONAL
+    optional = kinds.LABEL_OPTIONAL
     line = descriptor_pb2.FileDescriptorProto(name="l.proto", package="shop", syntax="proto3")
     line.message_type.add(name="Line").field.add(
-        name="n", number=1, type=kinds.TYPE_INT32, label=one
+        name="n", number=1, type=kinds.TYPE_INT32, label=optional
     )
     file = descriptor_pb2.FileDescriptorProto(name="o.proto", package="shop", syntax="proto3")
     file.dependency.extend(["google/protobuf/timestamp.proto", "l.proto"])
     order = file.message_type.add(name="Other").nested_type.add(name="Order")
-    order.field.add(name="country", number=1, type=kinds.TYPE_STRING, label=one)
+    order.field.add(name="country", number=1, type=kinds.TYPE_STRING, label=optional)
     for name, number, kind in (("line", 2, "shop.Line"), ("at", 3, "google.protobuf.Timestamp")):
         order.field.add(
-            name=name, number=number, type=kinds.TYPE_MESSAGE, type_name=f".{kind}", label=one
+            name=name, number=number, type=kinds.TYPE_MESSAGE, type_name=f".{kind}", label=optional
         )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
@@ -139,7 +139,7 @@ def order_class() -> Any:  # noqa: ANN401  # a generated class
 ROW = {"country": "CH", "line": {"n": 3}, "at": None}
 
 
-def test_protobuf_whose_files_come_serialized(
+def test_scan_decodes_protobuf_with_serialized_schemas(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     order = order_class()
@@ -159,7 +159,7 @@ def test_protobuf_whose_files_come_serialized(
     assert "shop.Other.Order, not shop.Line" in rows["valueError"][0].as_py()
 
 
-def test_protobuf_whose_files_come_as_text(
+def test_scan_decodes_protobuf_with_schemas_as_text(
     client: SchemaRegistryClient, url: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("grpc_tools")

@@ -1,6 +1,4 @@
-"""A stream through tier and brokers, of a cluster that goes on: every row that a consumer is given,
-once, wherever it is by then.
-"""
+"""Streams of a changing cluster through tier and brokers return each row of a consumer once."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from kts_source.streaming import end_offsets
 from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.hybrid import (
     assert_as_consumed,
-    by_partition,
-    consumed_rows,
+    consume_rows,
+    group_by_partition,
     hybrid_options,
-    planned,
+    make_plan,
 )
 from tests.integration.spark_kafka import run_reads
 from tests.integration.worked_topic import Topic
@@ -35,44 +33,46 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(420
 
 
 class Follower(Checkpointed):
-    """A stream over one topic of a cluster.
+    """A stream of a topic.
 
     Args:
-        cluster: Where it is.
+        cluster: Cluster of the topic.
         topic: Its name.
-        level: The isolation level.
-        options: More of them.
+        level: Isolation level.
+        options: Additional options.
     """
 
     def __init__(self, cluster: Cluster, topic: str, level: str, **options: str) -> None:
         self.level = level
-        wanted = hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic, **options)
-        wanted["isolationLevel"] = level
-        wanted |= {"minBrokerPollIntervalMs": "0", "minListingIntervalMs": "0"}
-        super().__init__(wanted)
+        all_options = hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic, **options)
+        all_options["isolationLevel"] = level
+        all_options |= {"minBrokerPollIntervalMs": "0", "minListingIntervalMs": "0"}
+        super().__init__(all_options)
 
     def check(self, cluster: Cluster) -> int:
-        """Compares all that came with what a consumer is given; returns how many rows that is."""
+        """Reads to the end, compares the rows with a consumer's and returns their number."""
         self.all()
-        batches = [part for table in self.batches.values() for part in table.to_batches()]
-        batch = {name: text for name, text in self.options.items() if "Trigger" not in name}
-        due = consumed_rows(cluster.bootstrap, planned(batch), self.level)
-        assert_as_consumed(by_partition(batches), due)
-        return sum(len(rows) for rows in due.values())
+        batches = [batch for table in self.batches.values() for batch in table.to_batches()]
+        scan = {name: text for name, text in self.options.items() if "Trigger" not in name}
+        expected = consume_rows(cluster.bootstrap, make_plan(scan), self.level)
+        assert_as_consumed(group_by_partition(batches), expected)
+        return sum(len(rows) for rows in expected.values())
 
 
 @pytest.fixture
 def opened() -> Iterator[ExitStack]:
-    """Closes what a test follows a topic with."""
+    """Closes the streams of a test."""
     with ExitStack() as stack:
         yield stack
 
 
-def test_batches_on_both_sides_of_the_seam(cluster: Cluster, opened: ExitStack) -> None:
+def test_stream_reads_each_row_once_from_tier_or_brokers(
+    cluster: Cluster, opened: ExitStack
+) -> None:
     topic = Topic(cluster, "followed")
     topic.write(3)
     topic.settle()
-    chosen = random.Random(random.SystemRandom().randrange(1 << 31))
+    choice = random.Random(random.SystemRandom().randrange(1 << 31))
     followers = [
         opened.enter_context(closing(Follower(cluster, topic.name, level, **limits)))
         for level in ISOLATION_LEVELS
@@ -80,19 +80,19 @@ def test_batches_on_both_sides_of_the_seam(cluster: Cluster, opened: ExitStack) 
     ]
     for _ in range(4):
         topic.write(1)
-        if chosen.random() < 0.5:
-            topic.settle()  # what was on the broker's disk is in the tier only
-        for one in followers:
-            for _ in range(chosen.randrange(4)):
-                one.batch()
-    for one in followers:
-        assert one.check(cluster) > 0
-        assert one.served["tier"] > 0 < one.served["brokers"]
-    assert sum(one.served["both"] for one in followers)
+        if choice.random() < 0.5:
+            topic.settle()  # rows on the broker's disk are only in the tier afterwards
+        for follower in followers:
+            for _ in range(choice.randrange(4)):
+                follower.batch()
+    for follower in followers:
+        assert follower.check(cluster) > 0
+        assert follower.served["tier"] > 0 < follower.served["brokers"]
+    assert sum(follower.served["both"] for follower in followers)
 
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
-def test_a_batch_that_is_read_again_when_its_range_has_moved(
+def test_replayed_batch_returns_same_rows_after_tiering(
     cluster: Cluster, opened: ExitStack, level: str
 ) -> None:
     topic = Topic(cluster, f"replayed-{level}")
@@ -103,14 +103,16 @@ def test_a_batch_that_is_read_again_when_its_range_has_moved(
     number, before = _next_rows(cluster, topic, follower)
     topic.write(2)
     end = topic.settle()
-    assert follower.position(number)["topics"][topic.name]["p"]["0"] <= end  # in the tier only
-    follower.start()  # reads it again
+    assert (
+        follower.position(number)["topics"][topic.name]["p"]["0"] <= end
+    )  # the range is only in the tier
+    follower.start()  # replays the last batch
     assert follower.batches[number].equals(before)
     follower.check(cluster)
 
 
 def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int, pa.Table]:
-    """The next batch with a row in it, which is not committed yet, and its number."""
+    """Returns number and rows of the next batch that has rows; the batch is not committed."""
     while True:
         read = follower.last["topics"][topic.name]["p"]["0"]
         while cluster.admin.offsets(topic.name).latest < read + 9:
@@ -124,7 +126,7 @@ def _next_rows(cluster: Cluster, topic: Topic, follower: Follower) -> tuple[int,
         follower.committed += 1
 
 
-def test_a_topic_that_is_created_again(cluster: Cluster, opened: ExitStack) -> None:
+def test_stream_of_recreated_topic_raises_or_continues(cluster: Cluster, opened: ExitStack) -> None:
     old = Topic(cluster, "again")
     old.write(2)
     old.settle()
@@ -134,25 +136,25 @@ def test_a_topic_that_is_created_again(cluster: Cluster, opened: ExitStack) -> N
         )
         for text in ("true", "false")
     )
-    for one in (strict, lenient):
-        one.all()
+    for follower in (strict, lenient):
+        follower.all()
     before = sum(table.num_rows for table in lenient.batches.values())
     cluster.admin.delete_topic("again")
     new = Topic(cluster, "again")
     new.write(2)
-    # Chance may abort all that was written.
+    # The random work may abort everything that it wrote.
     new.work.filler.send(new.work.filler.plain("none"), "again", 0, 50)
     new.settle()
     with pytest.raises(Exception, match="created again"):
         strict.all()
     lenient.all()
     now = hybrid_options(cluster.bootstrap, cluster.tier, subscribe="again")
-    due = consumed_rows(cluster.bootstrap, planned(now), "read_committed")
-    found = sum(table.num_rows for table in lenient.batches.values()) - before
-    assert found == sum(len(rows) for rows in due.values()) > 0
+    expected = consume_rows(cluster.bootstrap, make_plan(now), "read_committed")
+    count = sum(table.num_rows for table in lenient.batches.values()) - before
+    assert count == sum(len(rows) for rows in expected.values()) > 0
 
 
-def test_sparks_kafka_source_goes_on_where_a_stream_of_the_tier_has_stopped(
+def test_spark_kafka_source_continues_at_end_offsets_of_stream(
     cluster: Cluster, opened: ExitStack, tmp_path: Path
 ) -> None:
     level = random.SystemRandom().choice(ISOLATION_LEVELS)
@@ -173,10 +175,10 @@ def test_sparks_kafka_source_goes_on_where_a_stream_of_the_tier_has_stopped(
         "kafka.bootstrap.servers": cluster.bootstrap,
     }
     runs = run_reads("kafka", {"batch": read}, tmp_path / "spark", {}, streams={"stream": read})
-    before = [at for table in stream.batches.values() for at in table["offset"].to_pylist()]
-    whole = planned(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
-    ((_, due),) = consumed_rows(cluster.bootstrap, whole, level).items()
-    for name, rest in runs.items():
-        assert rest.table is not None, f"{name}: {rest.error}"
-        found = sorted([*before, *rest.table["offset"].to_pylist()])
-        assert found == [row.offset for row in due], name
+    before = [offset for table in stream.batches.values() for offset in table["offset"].to_pylist()]
+    plan = make_plan(hybrid_options(cluster.bootstrap, cluster.tier, subscribe=topic.name))
+    ((_, rows),) = consume_rows(cluster.bootstrap, plan, level).items()
+    for name, run in runs.items():
+        assert run.table is not None, f"{name}: {run.error}"
+        offsets = sorted([*before, *run.table["offset"].to_pylist()])
+        assert offsets == [row.offset for row in rows], name

@@ -1,6 +1,7 @@
-"""Queries that follow a live cluster and are killed over and over, while it is written, tiered,
-shortened by retention and restarted; `python -m tools.soak --only live` does it for half an hour,
-with every Spark.
+"""Streaming queries follow a live cluster and are killed repeatedly.
+
+In the meantime, the topics are written, tiered and shortened by retention, and the broker restarts.
+`python -m tools.soak --only live` runs this for half an hour, with every Spark version.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tests.golden_data import ISOLATION_LEVELS
 from tests.integration.background import RandomWork
 from tests.integration.cluster import Cluster
 from tests.integration.following_consumer import FollowingConsumer
-from tests.integration.hybrid import assert_as_consumed, by_partition, hybrid_options
-from tests.integration.tier_mischief import tiered_segments
+from tests.integration.hybrid import assert_as_consumed, group_by_partition, hybrid_options
+from tests.integration.tier_mischief import list_tiered_segments
 from tests.needs import needs
 from tests.spark.stream_killing import HAS_PROC, SINKS, Case, Query, interpreters
 
@@ -38,24 +39,25 @@ pytestmark = [
 
 SECONDS = int(os.environ.get("KTS_LIVE_SECONDS", "25"))
 SHORT = "live-short"
-PLACES = (("live-kept", 0), ("live-kept", 1), (SHORT, 0))
+PARTITIONS = (("live-kept", 0), ("live-kept", 1), (SHORT, 0))
 LONG = SECONDS >= 600
 RETENTION_MS = 900_000
-"""Of the topic that is shortened: longer than a query is away, shorter than a soak. It counts from
-each query's first batch on, which must have the first rows, until they run to their end."""
+"""Retention of the shortened topic: longer than a query is down, shorter than a soak. It is set
+after the first batch of each query, because a query must see the first rows."""
 RECORDS_PER_SECOND = 150.0
 
 
-class Life:
-    """A cluster's life, and the queries that follow it.
+class LiveRun:
+    """Runs queries on a cluster that changes.
 
     Args:
-        cluster: Of one node.
-        queries: One at a time runs: the machine has two cores.
-        source: Decides what happens.
+        cluster: A cluster of one node.
+        queries: The queries; only one runs at a time, because the machine has two cores.
+        source: Source of all random choices.
+        seed: Seed of the written records.
 
     Attributes:
-        happened: How often what happened.
+        events: Counts of events.
     """
 
     def __init__(
@@ -65,57 +67,58 @@ class Life:
         source: random.Random,
         seed: int,
     ) -> None:
-        self.happened: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self._cluster = cluster
         self._queries = queries
         self._random = source
-        self._work = RandomWork(cluster.bootstrap, PLACES, seed)
+        self._work = RandomWork(cluster.bootstrap, PARTITIONS, seed)
         self._sent = 0
 
-    def go_on(self, seconds: float) -> None:
-        """Writes and restarts for so long, while queries run and are killed."""
-        begun = time.monotonic()
+    def run(self, seconds: float) -> None:
+        """Writes and restarts the broker for `seconds`, while queries run and are killed."""
+        started = time.monotonic()
         restart = self._random.uniform(0.3, 0.6) * min(seconds, 60)
         for turn, (case, query) in enumerate(itertools.cycle(self._queries)):
-            if time.monotonic() - begun >= seconds:
+            if time.monotonic() - started >= seconds:
                 break
             if turn == len(self._queries):
                 self._cluster.admin.alter_topic(SHORT, retention_ms=str(RETENTION_MS))
-            driver = query.begin(goes_on=True)
+            driver = query.start(is_endless=True)
             before, end = query.batches, None
             while end is None or time.monotonic() < end:
-                self._step(begun)
-                if time.monotonic() - begun > restart:
+                self._step(started)
+                if time.monotonic() - started > restart:
                     self._restart()
                     restart += self._random.uniform(20, 90)
                 if end is None and query.batches > before:
                     end = time.monotonic() + self._random.uniform(1, 15)
                 if driver.poll() is not None:
                     break
-            self.happened[f"{case}: {query.kill(driver, self._random)}"] += 1
+            self.events[f"{case}: {query.kill(driver, self._random)}"] += 1
         self._work.finish()
-        for place in PLACES:
-            self._cluster.admin.wait_stable(*place)
+        for partition in PARTITIONS:
+            self._cluster.admin.wait_stable(*partition)
         self._cluster.admin.alter_topic(SHORT, retention_ms="-1")
 
     def ends(self, level: str) -> dict[tuple[str, int], int]:
-        """Where each partition ends for readers of an isolation level."""
+        """Returns the end of each partition for an isolation level."""
         name = "last_stable" if level == "read_committed" else "latest"
-        return {place: getattr(self._cluster.admin.offsets(*place), name) for place in PLACES}
+        offsets = {key: self._cluster.admin.offsets(*key) for key in PARTITIONS}
+        return {key: getattr(offsets[key], name) for key in PARTITIONS}
 
-    def _step(self, begun: float) -> None:
+    def _step(self, started: float) -> None:
         self._sent += self._work.step()
-        ahead = self._sent / RECORDS_PER_SECOND - (time.monotonic() - begun)
+        ahead = self._sent / RECORDS_PER_SECOND - (time.monotonic() - started)
         time.sleep(min(max(0.0, ahead), 1.0))
 
     def _restart(self) -> None:
         is_clean = self._random.random() < 0.5
         self._cluster.restart_node(1, is_clean=is_clean)
-        self.happened[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
+        self.events[f"broker {'stopped' if is_clean else 'killed'} and started"] += 1
 
 
 def chosen_cases(source: random.Random) -> list[Case]:
-    """A query of each isolation level; in a soak, of each Spark. Sinks take turns."""
+    """Returns a query per isolation level; in a soak, per Spark version, too. Sinks alternate."""
     sparks = source.sample(sorted(interpreters()), len(interpreters()) if LONG else 1)
     sinks = source.sample(SINKS, 2)
     return [
@@ -126,7 +129,7 @@ def chosen_cases(source: random.Random) -> list[Case]:
 
 
 @pytest.mark.timeout(SECONDS + (1200 if LONG else 500))
-def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
+def test_killed_queries_write_each_row_once(tmp_path: Path) -> None:
     needs("java", "mvn")
     seed = int(os.environ.get("KTS_LIVE_SEED", secrets.randbits(31)))
     print(f"KTS_LIVE_SEED={seed}")  # noqa: T201
@@ -142,30 +145,30 @@ def test_each_row_once_while_everything_moves(tmp_path: Path) -> None:
             queries.append((case, Query(case, tmp_path / str(number), options)))
             print(case)  # noqa: T201
         consumers = {
-            level: stack.enter_context(FollowingConsumer(cluster.bootstrap, PLACES, level))
+            level: stack.enter_context(FollowingConsumer(cluster.bootstrap, PARTITIONS, level))
             for level in ISOLATION_LEVELS
         }
-        life = Life(cluster, queries, source, seed)
-        life.go_on(SECONDS)
+        live_run = LiveRun(cluster, queries, source, seed)
+        live_run.run(SECONDS)
         for level, consumer in consumers.items():
-            consumer.wait_for(life.ends(level))
+            consumer.wait_for(live_run.ends(level))
         for _, query in queries:
-            query.end()
+            query.run_to_end()
         start = cluster.admin.offsets(SHORT).earliest
-        tiered = {place: len(tiered_segments(cluster.tier, *place)) for place in PLACES}
+        tiered = {key: len(list_tiered_segments(cluster.tier, *key)) for key in PARTITIONS}
     rows = 0
     for case, query in queries:
-        found = by_partition(query.written().to_batches())
-        for given in found.values():
-            given.sort(key=lambda row: row.offset)
-        assert_as_consumed(found, consumers[case.isolation_level].rows)
-        rows += sum(len(given) for given in found.values())
-        said = query.log.read_text(errors="replace")
-        assert not re.search(r"DataLoss|OffsetOutOfRange", said), said[-4000:]
-    life.happened["segments in the tier at the end"] = sum(tiered.values())
-    life.happened["first offset that retention left"] = start
+        rows_by_partition = group_by_partition(query.written().to_batches())
+        for partition_rows in rows_by_partition.values():
+            partition_rows.sort(key=lambda row: row.offset)
+        assert_as_consumed(rows_by_partition, consumers[case.isolation_level].rows)
+        rows += sum(len(partition_rows) for partition_rows in rows_by_partition.values())
+        log = query.log.read_text(errors="replace")
+        assert not re.search(r"DataLoss|OffsetOutOfRange", log), log[-4000:]
+    live_run.events["segments in the tier at the end"] = sum(tiered.values())
+    live_run.events["first offset that retention left"] = start
     print(f"{SECONDS} seconds, {rows} rows")  # noqa: T201
-    for what, count in life.happened.most_common():
-        print(f"{count:9,} {what}")  # noqa: T201
+    for event, count in live_run.events.most_common():
+        print(f"{count:9,} {event}")  # noqa: T201
     assert rows > 0
     assert all(tiered.values())

@@ -1,5 +1,6 @@
-"""A cluster that is gone, from its tier and its disks: what its consumers had, and what it serves
-when it is started again.
+"""Reads a stopped cluster from its tier and its disks.
+
+The rows must equal those of a consumer before the stop, and those of the restarted cluster.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from tests.integration.filler import CODECS, Filler
 from tests.integration.hybrid import (
     Rows,
     assert_as_consumed,
-    consumed_after_start,
-    consumed_rows,
+    consume_rows,
+    consume_rows_after_start,
     hybrid_options,
-    planned,
-    rows_of,
-    wait_written_down,
+    make_plan,
+    read_rows,
+    wait_checkpointed,
 )
 from tests.integration.workload import TOPICS, fill
 from tests.needs import needs
@@ -49,14 +50,14 @@ SETTINGS = {
 }
 
 
-class Gone(NamedTuple):
-    """What is left of a cluster, and what it served last.
+class StoppedCluster(NamedTuple):
+    """Remains of a stopped cluster, and its last rows.
 
     Attributes:
-        cluster: It is not running, and may be started again.
+        cluster: The stopped cluster, which can be restarted.
         tier: A copy of its tier.
         logs: A copy of its log directory.
-        rows: By isolation level and partition, before it ended.
+        rows: Rows by isolation level and partition, before the stop.
     """
 
     cluster: Cluster
@@ -66,11 +67,13 @@ class Gone(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=["stopped", "killed"])
-def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Gone:
-    """A cluster that has tiered most of its topics, has a tail, and ends."""
+def stopped_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> StoppedCluster:
+    """Stops a cluster that has tiered most of its records, but not all."""
     needs("java", "mvn")
     seed = secrets.randbits(32)
-    print(f"seed {seed}")  # noqa: T201  # shown where a test fails
+    print(f"seed {seed}")  # noqa: T201  # shown if a test fails
     source = random.Random(seed)
     folder = tmp_path_factory.mktemp(f"tail-{request.param}")
     cluster = Cluster(folder / "cluster", ClusterSpec(settings=SETTINGS))
@@ -89,7 +92,8 @@ def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 filler.send(writer, "txn", partition, source.randint(1, 60))
                 filler.send(filler.plain(source.choice(CODECS)), "txn", partition, 20)
             (writer.commit_transaction if source.random() < 0.5 else writer.abort_transaction)(30)
-        # Markers are written after a commit has returned, and none may be after the last look.
+        # Brokers write markers after a commit returns; all must be written before the rows are
+        # read.
         cluster.admin.wait_stable("txn", 0)
         writers[0].begin_transaction()
         filler.send(writers[0], "txn", 0, 5)
@@ -99,94 +103,118 @@ def gone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         rows = {}
         for level in LEVELS:
             options = hybrid_options(broker.bootstrap, subscribe=EVERY, isolationLevel=level)
-            rows[level] = consumed_rows(broker.bootstrap, planned(options), level)
-        wait_written_down(
-            node, {(one.topic, one.partition): one.stop for one in planned(options).partitions}
-        )
+            rows[level] = consume_rows(broker.bootstrap, make_plan(options), level)
+        ends = {(p.topic, p.partition): p.stop for p in make_plan(options).partitions}
+        wait_checkpointed(node, ends)
         starts = "log-start-offset-checkpoint"
         wait_until(lambda: node.checkpoint(starts).get(("plain", 1)) == start)
         node.stop() if request.param == "stopped" else node.kill()
         shutil.copytree(cluster.tier, folder / "tier")
         shutil.copytree(node.logs, folder / "logs")
-    return Gone(cluster, folder / "tier", folder / "logs", rows)
+    return StoppedCluster(cluster, folder / "tier", folder / "logs", rows)
 
 
-def tail_options(gone: Gone, level: str, **more: str) -> dict[str, str]:
-    """Options that read tier and disks."""
-    options = hybrid_options("", gone.tier, subscribe=EVERY, isolationLevel=level, **more)
+def tail_options(stopped_cluster: StoppedCluster, level: str, **more: str) -> dict[str, str]:
+    """Returns options that read tier and disks."""
+    options = hybrid_options(
+        "", stopped_cluster.tier, subscribe=EVERY, isolationLevel=level, **more
+    )
     del options["kafka.bootstrap.servers"]
-    return {"tailPath": str(gone.logs), **options}
+    return {"tailPath": str(stopped_cluster.logs), **options}
 
 
-def kinds(plan: ScanPlan) -> Counter[bool]:
-    """How many slices are of disks, and how many are not."""
-    return Counter(is_beside(one.objects.log.key) for task in plan.tasks for one in task.slices)
+def count_disk_slices(plan: ScanPlan) -> Counter[bool]:
+    """Counts the slices on disks (True) and in the tier (False)."""
+    return Counter(
+        is_beside(task_slice.objects.log.key) for task in plan.tasks for task_slice in task.slices
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_rows_are_those_that_a_consumer_had(gone: Gone, level: str) -> None:
+def test_scan_of_tier_and_disks_returns_rows_of_consumer(
+    stopped_cluster: StoppedCluster, level: str
+) -> None:
     for more in ({}, {"targetPartitionBytes": "9000"}):
-        options = tail_options(gone, level, **more)
-        plan = planned(options)
-        found = rows_of(plan, options)
-        assert_as_consumed(found, {place: rows for place, rows in gone.rows[level].items() if rows})
-        count = kinds(plan)
+        options = tail_options(stopped_cluster, level, **more)
+        plan = make_plan(options)
+        actual = read_rows(plan, options)
+        assert_as_consumed(
+            actual, {key: rows for key, rows in stopped_cluster.rows[level].items() if rows}
+        )
+        count = count_disk_slices(plan)
         assert count[False] > 10, count
         assert count[True] > 5, count
 
 
-def test_a_tier_alone_ends_earlier(gone: Gone) -> None:
-    options = tail_options(gone, "read_uncommitted")
-    whole = {one.partition: one for one in describe({**options}).partitions if one.topic == "plain"}
+def test_tier_without_disks_ends_earlier(stopped_cluster: StoppedCluster) -> None:
+    options = tail_options(stopped_cluster, "read_uncommitted")
+    with_disks = {p.partition: p for p in describe({**options}).partitions if p.topic == "plain"}
     del options["tailPath"]
-    alone = {one.partition: one for one in describe(options).partitions if one.topic == "plain"}
-    assert whole.keys() == alone.keys()
-    assert any(whole[number].tier_end == alone[number].tier_end for number in whole)
+    tier_only = {p.partition: p for p in describe(options).partitions if p.topic == "plain"}
+    assert with_disks.keys() == tier_only.keys()
+    assert any(with_disks[number].tier_end == tier_only[number].tier_end for number in with_disks)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_rows_are_those_of_the_cluster_when_it_is_started_again(gone: Gone, level: str) -> None:
-    options = tail_options(gone, level, endOfLog="true")
-    plan = planned(options)
-    found = rows_of(plan, options)
-    with gone.cluster:
+def test_scan_with_end_of_log_returns_rows_of_restarted_cluster(
+    stopped_cluster: StoppedCluster, level: str
+) -> None:
+    options = tail_options(stopped_cluster, level, endOfLog="true")
+    plan = make_plan(options)
+    actual = read_rows(plan, options)
+    with stopped_cluster.cluster:
         assert_as_consumed(
-            found, _filled(consumed_after_start(gone.cluster.bootstrap, plan, level))
+            actual,
+            _without_empty(
+                consume_rows_after_start(stopped_cluster.cluster.bootstrap, plan, level)
+            ),
         )
 
 
-def _filled(rows: Rows) -> Rows:
-    return {place: some for place, some in rows.items() if some}
+def _without_empty(rows_by_partition: Rows) -> Rows:
+    return {key: rows for key, rows in rows_by_partition.items() if rows}
 
 
-def test_a_plan_file_reads_both_again_and_needs_both(gone: Gone, tmp_path: Path) -> None:
-    options = tail_options(gone, "read_committed")
-    plan = planned(options)
+def test_plan_file_returns_same_rows_and_requires_tail_path(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    options = tail_options(stopped_cluster, "read_committed")
+    plan = make_plan(options)
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
-    again = {**options, "planFile": str(file)}
-    assert rows_of(planned(again), again) == rows_of(plan, options)
-    del again["tailPath"]
+    replay = {**options, "planFile": str(file)}
+    assert read_rows(make_plan(replay), replay) == read_rows(plan, options)
+    del replay["tailPath"]
     with pytest.raises(InvalidOptionError, match="tailPath"):
-        planned(again)
+        make_plan(replay)
 
 
-def test_partition_without_a_disk_has_lost_its_tail(gone: Gone, tmp_path: Path) -> None:
-    shutil.copytree(gone.logs, tmp_path / "logs")
+def test_partition_without_disk_raises_data_loss_error(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_cluster.logs, tmp_path / "logs")
     shutil.rmtree(tmp_path / "logs" / "plain-0")
-    options = {**tail_options(gone, "read_committed"), "tailPath": str(tmp_path / "logs")}
+    options = {
+        **tail_options(stopped_cluster, "read_committed"),
+        "tailPath": str(tmp_path / "logs"),
+    }
     with pytest.raises(DataLossError, match=r"plain-0.*tailPath"):
-        planned(options)
+        make_plan(options)
     allowed = {**options, "failOnDataLoss": "false"}
-    found = rows_of(planned(allowed), allowed)["plain", 0]
-    assert found == gone.rows["read_committed"]["plain", 0][: len(found)]
-    assert found
+    rows = read_rows(make_plan(allowed), allowed)["plain", 0]
+    assert rows == stopped_cluster.rows["read_committed"]["plain", 0][: len(rows)]
+    assert rows
 
 
-def test_disks_of_another_incarnation_are_refused(gone: Gone, tmp_path: Path) -> None:
-    shutil.copytree(gone.logs, tmp_path / "logs")
+def test_disks_of_other_incarnation_raise_invalid_option_error(
+    stopped_cluster: StoppedCluster, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped_cluster.logs, tmp_path / "logs")
     for path in (tmp_path / "logs").glob("plain-?/partition.metadata"):
         path.write_text("version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
-    options = {**tail_options(gone, "read_committed"), "tailPath": str(tmp_path / "logs")}
+    options = {
+        **tail_options(stopped_cluster, "read_committed"),
+        "tailPath": str(tmp_path / "logs"),
+    }
     with pytest.raises(InvalidOptionError, match=r"LWgrMmVrT0a__7a4SasuPA.*topicId"):
-        planned(options)
+        make_plan(options)

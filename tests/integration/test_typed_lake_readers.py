@@ -1,4 +1,4 @@
-"""Typed tables whose values gained fields, read by Delta's, Iceberg's and Spark's own code."""
+"""Reads typed tables with added fields with the code of Delta, Iceberg and Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHERE = "value.country = 'DE' and value.amount > 4"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
-    """Where Spark left what it found, and the rows as a scan has them."""
+    """Exports and reads the tables; returns Spark's output folder and the rows of a scan."""
     jars = spark_lake_jars()
     folder = tmp_path_factory.mktemp("typed")
     registry = folder / "schemas"
@@ -54,9 +54,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
     lakes = {name: Lake(folder / name, name) for name in FORMATS}
     for lake in lakes.values():
         lake.folder.mkdir()
-        by: Any = {"partition_by": ["value.country"], "schema_evolution": "add", "commit_bytes": 1}
-        lake.export(topic | old, **by)
-        lake.export(new, **by)
+        settings: Any = {
+            "partition_by": ["value.country"],
+            "schema_evolution": "add",
+            "commit_bytes": 1,
+        }
+        lake.export(topic | old, **settings)
+        lake.export(new, **settings)
     out = folder / "out"
     out.mkdir()
     tables = {
@@ -103,29 +107,31 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pa.Table]:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_reads_the_rows(table_format: str, expected: tuple[Path, pa.Table]) -> None:
+def test_spark_reads_rows_of_typed_table(
+    table_format: str, expected: tuple[Path, pa.Table]
+) -> None:
     out, rows = expected
-    found = pq.read_table(out / f"{table_format}.parquet").sort_by("offset")
+    read = pq.read_table(out / f"{table_format}.parquet").sort_by("offset")
     for name in ("offset", "key"):
-        assert found[name].to_pylist() == rows[name].to_pylist()
-    assert found["value"].cast(rows.schema.field("value").type).to_pylist() == (
+        assert read[name].to_pylist() == rows[name].to_pylist()
+    assert read["value"].cast(rows.schema.field("value").type).to_pylist() == (
         rows["value"].to_pylist()
     )
-    assert found["value_country"].to_pylist() == [
+    assert read["value_country"].to_pylist() == [
         value and value["country"] for value in rows["value"].to_pylist()
     ]
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_spark_finds_rows_by_fields(table_format: str, expected: tuple[Path, pa.Table]) -> None:
+def test_spark_filters_rows_by_fields(table_format: str, expected: tuple[Path, pa.Table]) -> None:
     out, rows = expected
-    found = pq.read_table(out / f"{table_format}-where.parquet")["offset"].to_pylist()
-    assert sorted(found) == [
+    offsets = pq.read_table(out / f"{table_format}-where.parquet")["offset"].to_pylist()
+    assert sorted(offsets) == [
         row["offset"]
         for row in rows.to_pylist()
         if row["value"] and row["value"]["country"] == "DE" and row["value"]["amount"] > 4
     ]
-    assert len(found) > 3
+    assert len(offsets) > 3
 
 
 def test_delta_skips_files_by_fields(expected: tuple[Path, pa.Table]) -> None:
@@ -135,22 +141,24 @@ def test_delta_skips_files_by_fields(expected: tuple[Path, pa.Table]) -> None:
         for row in pq.read_table(out / "delta.parquet").to_pylist()
     }
     pruned = json.loads((out / "pruned.json").read_text())
-    holding = [
-        {file_of[row["offset"]] for row in rows.to_pylist() if row["value"] and is_so(row["value"])}
-        for is_so in CONDITIONS.values()
+    matching = [
+        {file_of[row["offset"]] for row in rows.to_pylist() if row["value"] and holds(row["value"])}
+        for holds in CONDITIONS.values()
     ]
-    left = [{unquote(urlparse(file).path) for file in files} for files in pruned]
-    for some, all_left in zip(holding, left, strict=True):
-        assert some <= all_left
-        assert len(all_left) < len(set(file_of.values()))
+    remaining = [{unquote(urlparse(file).path) for file in files} for files in pruned]
+    for needed, read in zip(matching, remaining, strict=True):
+        assert needed <= read
+        assert len(read) < len(set(file_of.values()))
 
 
-def test_iceberg_knows_partitions_and_bounds_of_fields(expected: tuple[Path, pa.Table]) -> None:
+def test_iceberg_manifests_contain_partitions_and_field_bounds(
+    expected: tuple[Path, pa.Table],
+) -> None:
     out, rows = expected
-    parts = pq.read_table(out / "parts.parquet").to_pylist()
+    files = pq.read_table(out / "parts.parquet").to_pylist()
     counts: dict[str | None, int] = {}
-    for part in parts:
-        counts[part["country"]] = counts.get(part["country"], 0) + part["n"]
-        assert (part["low"] is None) == (part["country"] is None)
+    for file in files:
+        counts[file["country"]] = counts.get(file["country"], 0) + file["n"]
+        assert (file["low"] is None) == (file["country"] is None)
     countries = [value and value["country"] for value in rows["value"].to_pylist()]
     assert counts == {name: countries.count(name) for name in set(countries)}

@@ -1,4 +1,4 @@
-"""Looks into the folder of LocalTieredStorage and takes objects away from it."""
+"""Lists and removes objects in the folder of LocalTieredStorage."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ASIDE = ".aside"
 
 @dataclass(frozen=True, slots=True)
 class TieredSegment:
-    """The objects of one segment.
+    """The objects of a segment.
 
     Attributes:
         base_offset: Its first offset.
-        objects: Their paths; the log is the one that ends in `.log`.
+        objects: Paths of its objects, including the log.
     """
 
     base_offset: int
@@ -26,42 +26,42 @@ class TieredSegment:
 
     @property
     def log(self) -> Path:
-        """The records."""
+        """Returns the path of the log."""
         return next(path for path in self.objects if path.suffix == ".log")
 
 
-def tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[TieredSegment]:
-    """The segments with a log, of all topics that have had this name, by base offset."""
-    found: dict[tuple[Path, str], list[Path]] = {}
+def list_tiered_segments(tier: Path, topic: str, partition: int = 0) -> list[TieredSegment]:
+    """Returns the segments that have a log, of all topics with this name, by base offset."""
+    paths_by_segment: dict[tuple[Path, str], list[Path]] = {}
     for path in tier.glob(f"*/{topic}-{partition}-*/*"):
         if path.suffix != _ASIDE:
-            found.setdefault((path.parent, path.name.split(".")[0]), []).append(path)
+            paths_by_segment.setdefault((path.parent, path.name.split(".")[0]), []).append(path)
     segments = [
         TieredSegment(int(name.split("-")[0]), tuple(sorted(paths)))
-        for (_, name), paths in found.items()
+        for (_, name), paths in paths_by_segment.items()
         if any(path.suffix == ".log" for path in paths)
     ]
     return sorted(segments, key=lambda segment: (segment.base_offset, str(segment.log)))
 
 
 def remove_random(segments: list[TieredSegment], count: int, choice: random.Random) -> list[Path]:
-    """Deletes random objects, of any kind.
+    """Deletes random objects of any kind.
 
     Returns:
-        What was deleted.
+        The deleted paths.
     """
     objects = [path for segment in segments for path in segment.objects]
-    gone = choice.sample(objects, count)
-    for path in gone:
+    removed = choice.sample(objects, count)
+    for path in removed:
         path.unlink()
-    return gone
+    return removed
 
 
 def put_aside(path: Path) -> None:
-    """Renames an object so that no reader finds it; `put_back` undoes that."""
+    """Renames an object so that readers do not find it; `put_back` restores it."""
     path.rename(path.with_name(path.name + _ASIDE))
 
 
 def put_back(path: Path) -> None:
-    """Gives an object that was put aside its name again."""
+    """Restores the name of an object that `put_aside` renamed."""
     path.with_name(path.name + _ASIDE).rename(path)

@@ -1,4 +1,4 @@
-"""A topic of a cluster in which random work goes on, and which is tiered bit by bit."""
+"""A topic with random work, which is tiered step by step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Topic:
-    """A topic of one partition with random work in it, transactions included.
+    """A topic of one partition with random work, including transactions.
 
     Args:
-        cluster: Of one node.
-        name: Of the topic, which is created.
+        cluster: A cluster of one node.
+        name: Name of the topic, which is created.
     """
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -25,11 +25,11 @@ class Topic:
         self._cluster = cluster
         cluster.admin.create_topic(name)
         seed = random.SystemRandom().randrange(1 << 31)
-        print(f"seed {seed}")  # noqa: T201  # shown where the test fails
+        print(f"seed {seed}")  # noqa: T201  # shown if the test fails
         self.work = RandomWork(cluster.bootstrap, [(name, 0)], seed)
 
     def write(self, segments: int) -> None:
-        """Writes until so many more segments are closed; nothing stays open."""
+        """Writes until `segments` more segments are closed; ends all transactions."""
         closed, last = 0, self._active()
         while closed < segments:
             self.work.step()
@@ -38,12 +38,12 @@ class Topic:
         self.finish()
 
     def finish(self) -> None:
-        """Ends what is open; a consumer is given all of it by then."""
+        """Ends all transactions and waits until a consumer can read everything."""
         self.work.finish()
         self._cluster.admin.wait_stable(self.name)
 
     def settle(self) -> int:
-        """Waits until all closed segments are in the tier only; returns where it ends."""
+        """Waits until all closed segments are only in the tier; returns its end."""
         admin, active = self._cluster.admin, self._active()
         admin.wait_tiered(self.name, 0, active)
         admin.wait_local_deleted(self.name, 0, active)
@@ -51,6 +51,6 @@ class Topic:
 
     def _active(self) -> int:
         admin = self._cluster.admin
-        # The broker names a leader before its first file is there.
+        # The broker reports a leader before its first file exists.
         wait_until(lambda: bool(admin.local_bases(1, self.name)))
         return admin.local_bases(1, self.name)[-1]

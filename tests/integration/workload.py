@@ -1,17 +1,17 @@
-"""What the broker of the differential test is filled with: small topics, each with its own trait.
+"""Topics of the differential test's broker. They are small, and each has a special property.
 
-plain          3 partitions; every codec, null and empty keys and values, headers, create times out
-               of order
-plain-sparse   2; partition 1 has records, but nothing that may be tiered yet
+plain          3 partitions; every codec, null and empty keys and values, headers, unordered create
+               times
+plain-sparse   2; partition 1 has records, but none that can be tiered yet
 txn            2; aborts over several segments. 0: a marker that is not tiered; 1: a transaction
-               that nobody ended
+               that stays open
 append         1; LogAppendTime
 trimmed        1; DeleteRecords moved the log start into a tiered segment
 
-and topics that have no tier at all:
+Topics without a tier:
 
 empty          1; never written
-gone           2. 0: DeleteRecords took everything; 1: never written
+gone           2. 0: DeleteRecords removed everything; 1: never written
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ GONE_RECORDS = 40
 
 @dataclass(frozen=True)
 class TierFacts:
-    """What the broker says about the tier after everything has settled.
+    """Offsets of the broker after all closed segments are tiered.
 
     Attributes:
-        bootstrap: Where the broker was.
+        bootstrap: Address of the broker.
         starts: Log start of every partition.
-        latest: End of every partition, tiered or not.
-        stable: The same for a read_committed consumer.
-        tier_ends: One past the last tiered offset; 0 where nothing is tiered.
-        tier_stable: Where a read_committed read of the tier must end.
+        latest: End of every partition.
+        stable: Last stable offset of every partition.
+        tier_ends: Offset after the last tiered one; 0 if nothing is tiered.
+        tier_stable: End of read_committed reads of the tier.
     """
 
     bootstrap: str
@@ -55,19 +55,19 @@ class TierFacts:
     tier_stable: PartitionOffsets
 
     def limit(self, isolation_level: str) -> PartitionOffsets:
-        """Where a reader of the tier ends, per partition."""
+        """Returns the end of a read of the tier, by partition."""
         return self.tier_stable if isolation_level == "read_committed" else self.tier_ends
 
 
 def fill(broker: Broker) -> TierFacts:
-    """Creates and fills the topics, waits until the tier has settled, asks the broker for facts."""
+    """Creates and fills the topics, waits until they are tiered and returns their offsets."""
     created = {name: TOPICS[name] for name in TOPICS if name != "append"}
     broker.create_topics({**created, **UNTIERED})
     broker.create_topics({"append": 1}, message_timestamp_type="LogAppendTime")
     filler = Filler(broker.bootstrap, 20240601)
     for codec in (*CODECS, *CODECS):
         for partition in range(3):
-            # Uneven, so that partitions are told apart by their offsets.
+            # Different counts, so that the end offsets of partitions differ.
             count = PLAIN_RECORDS // 10 - 40 * partition
             filler.send(filler.plain(codec), "plain", partition, count)
         filler.send(filler.plain(codec), "append", 0, 60)
@@ -79,7 +79,7 @@ def fill(broker: Broker) -> TierFacts:
     _transactions(filler)
     partitions = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
     broker.wait_until_tiered(partitions)
-    # The segments that close after this carry the new log start in their epoch checkpoint.
+    # Segments that close after this contain the new log start in their leader epoch checkpoint.
     broker.delete_records({("trimmed", 0): TRIM_TO})
     filler.send(filler.plain("none"), "trimmed", 0, 500)
     broker.wait_until_tiered(partitions)
@@ -87,30 +87,30 @@ def fill(broker: Broker) -> TierFacts:
 
 
 def _transactions(filler: Filler) -> None:
-    one, two = filler.transactional("one"), filler.transactional("two")
+    first, second = filler.transactional("one"), filler.transactional("two")
     plain = filler.plain("none")
     for round_number in range(12):
         for partition in range(2):
-            one.begin_transaction()
-            two.begin_transaction()
-            # Interleaved, and now and then longer than a segment.
-            filler.send(one, "txn", partition, 15)
-            filler.send(two, "txn", partition, 200 if round_number % 5 == 3 else 20)
+            first.begin_transaction()
+            second.begin_transaction()
+            # Interleaved, and sometimes longer than a segment.
+            filler.send(first, "txn", partition, 15)
+            filler.send(second, "txn", partition, 200 if round_number % 5 == 3 else 20)
             filler.send(plain, "txn", partition, 10)
-            filler.send(one, "txn", partition, 15)
-            (one.abort_transaction if round_number % 3 == 1 else one.commit_transaction)(30)
-            (two.abort_transaction if round_number % 2 else two.commit_transaction)(30)
-    # Partition 0: data in segments that will close, the marker in the active one.
-    one.begin_transaction()
-    two.begin_transaction()
-    filler.send(one, "txn", 0, 20)
-    filler.send(two, "txn", 0, 20)
+            filler.send(first, "txn", partition, 15)
+            (first.abort_transaction if round_number % 3 == 1 else first.commit_transaction)(30)
+            (second.abort_transaction if round_number % 2 else second.commit_transaction)(30)
+    # Partition 0: records in segments that will close, the marker in the active one.
+    first.begin_transaction()
+    second.begin_transaction()
+    filler.send(first, "txn", 0, 20)
+    filler.send(second, "txn", 0, 20)
     filler.send(plain, "txn", 0, 500)
-    one.abort_transaction(30)
-    two.commit_transaction(30)
-    # Partition 1: never ended, which holds the closed segments behind it back from the tier.
-    one.begin_transaction()
-    filler.send(one, "txn", 1, 20)
+    first.abort_transaction(30)
+    second.commit_transaction(30)
+    # Partition 1: the transaction stays open, so closed segments after it are not tiered.
+    first.begin_transaction()
+    filler.send(first, "txn", 1, 20)
     filler.send(plain, "txn", 1, 500)
 
 

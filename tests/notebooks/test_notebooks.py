@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom over the sample tier and shows what it promises."""
+"""Runs every notebook on the sample tier and checks its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(name: str) -> nbformat.NotebookNode:
 
 
 def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
-    """(MIME type, text) of everything the cells showed."""
+    """Yields (MIME type, text) of all outputs of the cells."""
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "stream":
@@ -37,7 +37,7 @@ def outputs(notebook: nbformat.NotebookNode) -> Iterator[tuple[str, str]]:
                 yield from output.get("data", {}).items()
 
 
-def test_there_are_notebooks() -> None:
+def test_notebook_folder_contains_expected_files() -> None:
     assert NAMES == [
         "01_read_a_topic.ipynb",
         "02_backfill_to_delta.ipynb",
@@ -47,7 +47,7 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_notebooks_are_kept_with_outputs_that_tell_no_place(name: str) -> None:
+def test_stored_notebooks_have_outputs_without_local_paths(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -60,7 +60,7 @@ def test_notebooks_are_kept_with_outputs_that_tell_no_place(name: str) -> None:
 
 @pytest.mark.notebook
 @pytest.mark.timeout(230)
-# Jupyter's client and its sockets, not ours.
+# Warnings of Jupyter's client and its sockets.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,23 +73,23 @@ def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "01_read_a_topic.ipynb":
         partitions = partition_summaries("txn").values()
         for level in ("read_committed", "read_uncommitted"):
-            rows = sum(part[f"rows_in_tier_{level}"] for part in partitions)
+            rows = sum(partition[f"rows_in_tier_{level}"] for partition in partitions)
             assert f"'{level}': {rows}" in text
         assert f"|{expected_table('codecs', 'read_committed').num_rows:>5}|" in text
     if name == "02_backfill_to_delta.ipynb":
         assert re.search(r"\d+ tasks.*\$", text, re.DOTALL), "no cost"
-        before = re.search(r"([\d,]+) rows after the kill", text)
-        assert before is not None
+        first_run = re.search(r"([\d,]+) rows after the kill", text)
+        assert first_run is not None
         total = sum(
             expected_table(topic, "read_committed").num_rows for topic in ("timeline", "txn")
         )
-        left = total - int(before[1].replace(",", ""))
-        assert 0 < left < total, "nothing was interrupted"
-        assert f"{total:,} rows, of them {left:,} by the second run" in text
+        remaining = total - int(first_run[1].replace(",", ""))
+        assert 0 < remaining < total, "nothing was interrupted"
+        assert f"{total:,} rows, of them {remaining:,} by the second run" in text
         assert "once more: 0 rows" in text
         assert sum(kind == "image/png" for kind, _ in shown) == 2
     if name == "03_from_history_to_live.ipynb":
-        batches = [int(found) for found in re.findall(r"(\d+) batches of", text)]
+        batches = [int(count) for count in re.findall(r"(\d+) batches of", text)]
         assert len(batches) == 2
         assert batches[0] > 1
         assert batches[1] > 0
@@ -103,15 +103,15 @@ def test_notebook_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert {str(row["partition"]) for row in last} == set(ends)
         assert all(ends[str(row["partition"])] > row["offset_max"] for row in last)
     if name == "04_typed_topic.ipynb":
-        # The notebook rolls its own dice.
-        dice = random.Random(4)
+        # The same random orders as in the notebook.
+        random_source = random.Random(4)
         large: dict[str, list[tuple[float, bool]]] = {}
         for number in range(4000):
-            country = dice.choice(["CH", "CH", "DE", "FR"])
-            amount = round(dice.expovariate(1 / 60), 2)
-            coupon = dice.choice([None, "WELCOME"])
+            country = random_source.choice(["CH", "CH", "DE", "FR"])
+            amount = round(random_source.expovariate(1 / 60), 2)
+            coupon = random_source.choice([None, "WELCOME"])
             if amount > 100:
-                # The first half was written before there were coupons.
+                # The first half was written before orders had coupons.
                 has_coupon = coupon is not None and number >= 2000
                 large.setdefault(country, []).append((amount, has_coupon))
         for country, orders in large.items():

@@ -1,7 +1,7 @@
-"""A script that reads golden topics on a cluster of two workers and writes the rows as Parquet.
+"""Reads golden topics on a cluster of two workers and writes the rows as Parquet.
 
-Arguments: a folder for the output, and a JSON object of topic to the data source's options. It runs
-in a process of its own, because a process has one Spark.
+Arguments: an output folder, and a JSON object of topic to data source options. Runs in a separate
+process, because a process can have only one Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MASTER = "local-cluster[2,1,1024]"
 
 
 def main(folder: str, reads: dict[str, dict[str, str]]) -> None:
-    """Reads every topic and notes the executors that took part."""
+    """Reads every topic and writes the number of executors."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
@@ -37,7 +37,7 @@ def main(folder: str, reads: dict[str, dict[str, str]]) -> None:
         frame = spark.read.format("tiered-kafka").options(**options).load()
         frame.write.parquet(str(Path(folder) / topic))
     tracker = spark.sparkContext._jsc.sc().statusTracker()
-    # One of them is the driver.
+    # The list includes the driver.
     executors = len(tracker.getExecutorInfos()) - 1
     (Path(folder) / "executors.json").write_text(json.dumps(executors))
     spark.stop()

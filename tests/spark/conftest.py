@@ -1,4 +1,4 @@
-"""Tests in this folder, which all carry the marker `spark`, share one small Spark."""
+"""Configures the Spark tests, which share one small Spark and have the marker `spark`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYSPARK_LEAK = "ignore:unclosed <socket:ResourceWarning"
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests below this folder and keeps them in one worker: a Spark fills the machine."""
+    """Marks the tests in this folder and runs them in one worker, because Spark uses all cores."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker("spark")
@@ -27,8 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def collect_what_pyspark_leaves() -> Iterator[None]:
-    """PySpark leaves sockets to the garbage collector; they must not fail a test of others."""
+def collect_pyspark_garbage() -> Iterator[None]:
+    """Closes sockets that PySpark leaves to the garbage collector, so that no other test fails."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -1,9 +1,9 @@
 """A streaming query that a test kills:
 `python -m tests.spark.stream_child CHECKPOINT SINK OPTIONS parquet|delta|delta-spark once|on`.
 
-The sink gets the rows: Parquet files by Spark's own sink, which remembers batches, or a Delta table
-by `foreachBatch`, where each commit says which batch it is of. `delta-spark` writes it by Spark,
-with the jars that `JARS` names.
+`parquet` uses Spark's own sink, which records batches. `delta` writes a Delta table with
+`foreachBatch`; each commit contains the number of its batch. `delta-spark` writes it with Spark
+and the jars in `JARS`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 APPLICATION = "the stream"
 JARS = "KTS_STREAM_JARS"
-"""Environment variable: jars of Delta for this Spark, with commas."""
+"""Environment variable with Delta's jars for this Spark, separated by commas."""
 
 
-def into_delta(table: str) -> Callable[[DataFrame, int], None]:
-    """What writes a batch, unless the table has it."""
+def delta_writer(table: str) -> Callable[[DataFrame, int], None]:
+    """Returns a function that appends a batch to a Delta table unless the table contains it."""
 
     def write(batch: DataFrame, number: int) -> None:
         from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
@@ -43,18 +43,18 @@ def into_delta(table: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
-def by_spark(table: str) -> Callable[[DataFrame, int], None]:
-    """The same by Delta's own writer, which leaves out a batch that the table has."""
+def delta_writer_of_spark(table: str) -> Callable[[DataFrame, int], None]:
+    """The same with Delta's own writer, which skips batches that the table contains."""
 
     def write(batch: DataFrame, number: int) -> None:
-        once = {"txnAppId": APPLICATION, "txnVersion": str(number)}
-        batch.write.format("delta").options(**once).mode("append").save(table)
+        transaction = {"txnAppId": APPLICATION, "txnVersion": str(number)}
+        batch.write.format("delta").options(**transaction).mode("append").save(table)
 
     return write
 
 
-def main(checkpoint: str, sink: str, options: str, kind: str, how_long: str) -> None:
-    """Runs until all that is there is written, and says so on standard output; or on and on."""
+def main(checkpoint: str, sink: str, options: str, kind: str, mode: str) -> None:
+    """Writes all available rows and prints "done"; with mode `on`, continues until killed."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").appName("to be killed")
     jars = os.environ.get(JARS)
@@ -78,15 +78,15 @@ def main(checkpoint: str, sink: str, options: str, kind: str, how_long: str) -> 
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
 
-    def writer(frame: DataFrame) -> Any:  # noqa: ANN401 - Spark Connect has another class for it
+    def writer(frame: DataFrame) -> Any:  # noqa: ANN401 - Spark Connect has another class
         stream = frame.writeStream.option("checkpointLocation", checkpoint)
         if kind == "delta":
-            return stream.foreachBatch(into_delta(sink))
+            return stream.foreachBatch(delta_writer(sink))
         if kind == "delta-spark":
-            return stream.foreachBatch(by_spark(sink))
+            return stream.foreachBatch(delta_writer_of_spark(sink))
         return stream.format("parquet").option("path", sink)
 
-    if how_long == "on":
+    if mode == "on":
         reader = spark.readStream.format("tiered-kafka").options(**json.loads(options))
         writer(reader.load()).trigger(processingTime="1 second").start().awaitTermination()
     run_available_now(spark, json.loads(options), writer)

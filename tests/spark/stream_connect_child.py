@@ -1,4 +1,4 @@
-"""A stream through Spark Connect: `python -m tests.spark.stream_connect_child FOLDER OPTIONS`."""
+"""Runs a stream in Spark Connect: `python -m tests.spark.stream_connect_child FOLDER OPTIONS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kts_source import register
 
 
 def main(folder: str, options: str) -> None:
-    """Runs it twice against a server in local mode; prints how many rows the sink has each time."""
+    """Runs the stream twice on a local server; prints the sink's row count each time."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""Streaming queries that are killed, begun again, and run to their end."""
+"""Kills and restarts streaming queries, and runs them to their end."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 HAS_PROC: Final = Path("/proc/self/task").exists()
 SINKS: Final = ("parquet", "delta")
 SPARKS_DELTA: Final = "delta-spark"
-"""A Delta table by Spark itself, where there is a release for it."""
+"""A Delta table that Spark writes, if Delta has a release for this Spark version."""
 VICTIMS: Final = ("all", "driver", "java", "runner", "worker")
-"""All of its processes; the driver's Python; its JVM; the process that plans; one that reads."""
-BEGINS_SECONDS: Final = 240
-"""A query begins within, also where others have the machine."""
+"""All processes; the driver's Python; its JVM; the process that plans; a process that reads."""
+START_TIMEOUT_SECONDS: Final = 240
+"""Timeout until a query has started, also on a busy machine."""
 OLDEST: Final = "4.0"
 NEWEST: Final = ".".join(version("pyspark").split(".")[:2])
 _RUNNER: Final = "python_streaming_source_runner"
@@ -48,8 +48,9 @@ class Case(NamedTuple):
     """A kind of query.
 
     Attributes:
-        spark: Its release.
-        sink: `parquet`, `delta` by `deltalake`, or `SPARKS_DELTA`.
+        spark: Spark version.
+        isolation_level: Isolation level of the stream.
+        sink: `parquet`, `delta` with `deltalake`, or `SPARKS_DELTA`.
     """
 
     spark: str
@@ -58,7 +59,7 @@ class Case(NamedTuple):
 
     @property
     def has_slow_batches(self) -> bool:
-        """Whether a batch of few rows takes a second and more, as before Spark 4.2 and in Delta."""
+        """Returns whether small batches take over a second, as before Spark 4.2 and with Delta."""
         return self.spark in ("4.0", "4.1") or self.sink == SPARKS_DELTA
 
     def __str__(self) -> str:
@@ -66,17 +67,17 @@ class Case(NamedTuple):
 
 
 def interpreters() -> dict[str, Path]:
-    """Interpreters by their Spark: the oldest and the newest, and those between that are there."""
-    found = {NEWEST: Path(sys.executable), OLDEST: spark_python()}
+    """Returns interpreters by Spark version: the oldest, the newest, and other installed ones."""
+    pythons = {NEWEST: Path(sys.executable), OLDEST: spark_python()}
     for release in ("4.1", "4.2"):
         python = ROOT / f".venv-spark{release.replace('.', '')}" / "bin" / "python"
         if python.exists():
-            found.setdefault(release, python)
-    return dict(sorted(found.items()))
+            pythons.setdefault(release, python)
+    return dict(sorted(pythons.items()))
 
 
 def cases() -> list[Case]:
-    """Every kind of query that can be run here."""
+    """Returns every kind of query that can run on this machine."""
     return [
         Case(spark, level, sink)
         for spark, level in itertools.product(interpreters(), ISOLATION_LEVELS)
@@ -86,19 +87,19 @@ def cases() -> list[Case]:
 
 
 class Query:
-    """A query in processes of its own, over all that is tiered.
+    """A streaming query in separate processes, over all tiered rows.
 
     Args:
-        case: Its Spark, isolation level and sink.
-        folder: Gets its checkpoint and its sink.
-        options: Of the stream, besides.
+        case: Spark version, isolation level and sink.
+        folder: Folder for checkpoint and sink.
+        options: Additional options of the stream.
     """
 
     def __init__(self, case: Case, folder: Path, options: Mapping[str, str]) -> None:
-        given = json.dumps({**options, "isolationLevel": case.isolation_level})
+        all_options = json.dumps({**options, "isolationLevel": case.isolation_level})
         self._command = [
             *(str(interpreters()[case.spark]), "-m", "tests.spark.stream_child"),
-            *(str(folder / "checkpoint"), str(folder / "sink"), given, case.sink),
+            *(str(folder / "checkpoint"), str(folder / "sink"), all_options, case.sink),
         ]
         self.folder = folder
         self._sink = case.sink
@@ -109,20 +110,20 @@ class Query:
 
     @property
     def log(self) -> Path:
-        """What its drivers wrote to standard error."""
+        """Returns the log with the standard error of all drivers."""
         return self.folder / "driver.log"
 
     @property
     def batches(self) -> int:
-        """Number of the batch that was begun last."""
-        found = (one.name for one in (self.folder / "checkpoint" / "offsets").glob("*"))
-        return max((int(name) for name in found if name.isdigit()), default=-1)
+        """Returns the number of the last batch that was started; -1 if there is none."""
+        names = (path.name for path in (self.folder / "checkpoint" / "offsets").glob("*"))
+        return max((int(name) for name in names if name.isdigit()), default=-1)
 
-    def begin(self, *, goes_on: bool = False) -> subprocess.Popen[str]:
-        """Starts it, to run until all is written, or until it is killed."""
+    def start(self, *, is_endless: bool = False) -> subprocess.Popen[str]:
+        """Starts the query; it runs until all rows are written, or until it is killed."""
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [*self._command, "on" if goes_on else "once"],
+                [*self._command, "on" if is_endless else "once"],
                 cwd=ROOT,
                 env={**os.environ, JARS: ",".join(map(str, self._jars))},
                 stdout=subprocess.PIPE,
@@ -130,24 +131,26 @@ class Query:
                 text=True,
             )
 
-    def killed_behind(self, name: str) -> None:
-        """Runs until a file appears in the folder, and is killed."""
-        driver = self.begin()
-        deadline = time.monotonic() + BEGINS_SECONDS
+    def kill_after_file(self, name: str) -> None:
+        """Runs the query and kills it when a file appears in the folder."""
+        driver = self.start()
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not (self.folder / name).exists():
             assert time.monotonic() < deadline
             assert driver.poll() is None, name
             time.sleep(0.005)
         kill(driver)
 
-    def killed_somewhere(self, source: random.Random) -> str:
-        """Runs, and is killed at any time from its first batch on; says what was killed and when,
-        or that it ended before.
+    def kill_at_random_time(self, source: random.Random) -> str:
+        """Runs the query and kills it at a random time after the start of its first batch.
+
+        Returns:
+            The kind of the killed process and the last batch, or that the query had ended.
         """
-        driver = self.begin()
+        driver = self.start()
         before = self.batches
         wait = source.random() * 4
-        deadline = time.monotonic() + BEGINS_SECONDS
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while self.batches == before and driver.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -156,40 +159,42 @@ class Query:
         return f"{self.kill(driver, source)} after batch {self.batches}"
 
     def kill(self, driver: subprocess.Popen[str], source: random.Random) -> str:
-        """Kills one of its processes, and then what has not followed; says which, or that it ended
-        before.
+        """Kills a random process of the query, and then the others.
+
+        Returns:
+            The kind of the killed process, or that the query had ended.
         """
         victim = source.choice(VICTIMS)
         if driver.poll() is not None:
             driver.communicate()
             return "it had ended"
-        everyone = list(processes(driver.pid))
+        pids = list(processes(driver.pid))
         if victim != "all":
-            chosen = [one for one in everyone if _kind(one, driver) == victim]
-            if not chosen:  # workers end when they have nothing to do
+            chosen = [pid for pid in pids if _kind(pid, driver) == victim]
+            if not chosen:  # workers end when they are idle
                 victim, chosen = "driver", [driver.pid]
             _kill(source.choice(chosen))
             deadline = time.monotonic() + 5
-            while time.monotonic() < deadline and any(map(_lives, everyone)):
+            while time.monotonic() < deadline and any(map(_is_query_process, pids)):
                 driver.poll()
                 time.sleep(0.05)
-        kill(driver, everyone)
+        kill(driver, pids)
         return victim
 
-    def end(self) -> None:
-        """Runs to its end."""
-        driver = self.begin()
-        said = driver.communicate(timeout=240)[0]
-        assert said == "done\n", self.log.read_text(errors="replace")[-4000:]
+    def run_to_end(self) -> None:
+        """Runs the query until all rows are written."""
+        driver = self.start()
+        output = driver.communicate(timeout=240)[0]
+        assert output == "done\n", self.log.read_text(errors="replace")[-4000:]
 
     def written(self) -> pa.Table:
-        """The rows that the sink has committed."""
+        """Returns the rows that the sink has committed."""
         if self._sink != "parquet":
             tables = [DeltaTable(self.folder / "sink").to_pyarrow_table()]
         else:
             tables = [pq.read_table(file) for file in sorted(self._files())]
         return pa.concat_tables(
-            [one.select(SPARK_SCHEMA.names).cast(SPARK_SCHEMA) for one in tables]
+            [table.select(SPARK_SCHEMA.names).cast(SPARK_SCHEMA) for table in tables]
         )
 
     def _files(self) -> set[str]:
@@ -202,7 +207,7 @@ class Query:
 
 
 def processes(parent: int) -> Iterator[int]:
-    """A process and all below it: the driver, its JVM, and the Python processes of both."""
+    """Yields the ids of a process and of all its descendants: the JVM and the Python processes."""
     yield parent
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -211,24 +216,24 @@ def processes(parent: int) -> Iterator[int]:
 
 
 def kill(driver: subprocess.Popen[str], others: Iterable[int] = ()) -> None:
-    """Kills a driver and all below it.
+    """Kills a driver and all its descendants.
 
     Args:
         driver: The process.
-        others: Those that were below it before.
+        others: Ids of earlier descendants.
     """
-    for process in {*processes(driver.pid), *filter(_lives, others)}:
+    for process in {*processes(driver.pid), *filter(_is_query_process, others)}:
         _kill(process)
     driver.communicate(timeout=30)
 
 
 def _kill(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it followed its parent
+    with contextlib.suppress(ProcessLookupError):  # it ended with its parent
         os.kill(process, signal.SIGKILL)
 
 
-def _lives(process: int) -> bool:
-    """Whether a process is one of a query still: what has ended may have given its number away."""
+def _is_query_process(process: int) -> bool:
+    """Returns whether a process belongs to a query; ids of ended processes may be reused."""
     text = _read(process, "cmdline")
     return "python" in text or "java" in text
 

@@ -1,4 +1,4 @@
-"""A sink for tests: the rows of each batch by its number."""
+"""A sink for tests that stores the rows of each batch by its number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sink:
-    """What comes again replaces what was there."""
+    """Stores batches; a replayed batch replaces the earlier one."""
 
     def __init__(self) -> None:
         self.batches: dict[int, pa.Table] = {}

@@ -1,4 +1,4 @@
-"""Audits as Spark jobs: the report of one process, and the state stays with the driver."""
+"""Audits as Spark jobs return the same report as in one process; the driver keeps the state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-def test_spark_says_what_one_process_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_audit_in_spark_returns_report_of_one_process(spark: SparkSession, tmp_path: Path) -> None:
     options = tier_options(TOPICS)
     expected = kts_source.audit(options, level="bytes", now_ms=NOW_MS)
     state = tmp_path / "state"

@@ -1,4 +1,4 @@
-"""`backfill` through Spark: every format, read back by Spark's own reader and by others."""
+"""Runs `backfill` in Spark for every format and reads the tables with Spark and other readers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_every_topic(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
+def test_backfill_exports_every_topic(
+    spark: SparkSession, tmp_path: Path, table_format: str
+) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_options(TOPICS, includeHeaders="true", targetPartitionBytes="1m")
     report = run(spark, lake, source, partition_by=["topic"])
@@ -52,7 +54,7 @@ def test_every_topic(spark: SparkSession, tmp_path: Path, table_format: str) -> 
 
 
 @pytest.mark.slow
-def test_sparks_own_parquet_reader(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_exported_parquet(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     topics = ("txn", "timeline")
     source = tier_options(topics, includeHeaders="true")
@@ -61,22 +63,22 @@ def test_sparks_own_parquet_reader(spark: SparkSession, tmp_path: Path) -> None:
     assert dict(frame.dtypes)["timestamp_date"] == "date"
     for topic in topics:
         expected = expected_table(topic, "read_committed")
-        found = frame.where(frame.topic == topic).select(*expected.column_names).toArrow()
-        assert_same_rows(found, expected)
+        rows = frame.where(frame.topic == topic).select(*expected.column_names).toArrow()
+        assert_same_rows(rows, expected)
 
 
-def test_a_function_made_here(spark: SparkSession, tmp_path: Path) -> None:
+def test_transform_can_be_a_local_function(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
-    kept = 3
+    max_rows = 3
 
-    def few(batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.slice(0, kept)
+    def first_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.slice(0, max_rows)
 
-    report = run(spark, lake, tier_options("txn"), transform=few)
+    report = run(spark, lake, tier_options("txn"), transform=first_rows)
     assert 0 < report.rows < report.rows_read
 
 
-def test_nothing_of_the_job_stays_with_the_session(spark: SparkSession, tmp_path: Path) -> None:
+def test_backfill_leaves_no_job_in_session(spark: SparkSession, tmp_path: Path) -> None:
     from kts_source.spark.backfill import SparkExecutor
 
     executor = SparkExecutor(spark)
@@ -85,19 +87,19 @@ def test_nothing_of_the_job_stays_with_the_session(spark: SparkSession, tmp_path
     assert spark.read.format(executor._tag).load().collect() == []
 
 
-def test_a_failing_transform_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_failing_transform_raises_and_commits_nothing(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
 
-    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise ValueError("no such thing")
 
     with pytest.raises(Exception, match="the transform failed on offsets"):
-        run(spark, lake, tier_options("txn"), transform=fails)
+        run(spark, lake, tier_options("txn"), transform=fail)
     assert not list((tmp_path / "table").rglob("*.parquet"))
     assert not list((tmp_path / "table" / "_kts" / "commits").glob("*.json"))
 
 
-def test_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
+def test_backfill_exports_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
     values: list[bytes | None] = [avro(number) for number in range(30)]
     values[4] = None
     source = write(tmp_path / "tier", [values]) | as_avro()
@@ -106,6 +108,6 @@ def test_decoded_values(spark: SparkSession, tmp_path: Path) -> None:
     assert report.rows == 30
     frame = spark.read.parquet(lake.target)
     assert dict(frame.dtypes)["value_country"] == "string"
-    found = frame.where("value.amount > 20 and value_country = 'DE'").select("offset", "value.note")
-    assert sorted(found.collect()) == [(21, None), (24, "n24"), (27, None)]
+    rows = frame.where("value.amount > 20 and value_country = 'DE'").select("offset", "value.note")
+    assert sorted(rows.collect()) == [(21, None), (24, "n24"), (27, None)]
     assert frame.where("value is null").select("offset").collect() == [(4,)]

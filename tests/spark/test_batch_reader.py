@@ -1,4 +1,4 @@
-"""The reader's generator, called as Spark's worker calls it, without a Spark."""
+"""Calls the reader's generator like Spark's worker, without Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.golden_data import assert_same_rows, expected_table, tier_options
 def fresh_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
-    monkeypatch.setattr(gc, "freeze", lambda: None)  # for a worker's whole life, not for the tests'
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # would last for the whole test process
 
 
 def reader_of(topic: str) -> TieredKafkaBatchReader:
@@ -27,43 +27,43 @@ def reader_of(topic: str) -> TieredKafkaBatchReader:
 
 
 @pytest.mark.usefixtures("fresh_worker")
-def test_the_collector_rests_until_the_first_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+def test_garbage_collector_is_disabled_until_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_enabled = []
     original = read_task.read_task
 
-    def watched(*arguments: object, **named: object) -> object:
-        seen.append(gc.isenabled())
-        return original(*arguments, **named)  # type: ignore[arg-type]
+    def observed(*arguments: object, **keywords: object) -> object:
+        is_enabled.append(gc.isenabled())
+        return original(*arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(read_task, "read_task", watched)
+    monkeypatch.setattr(read_task, "read_task", observed)
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
     rows = reader.read(partition)
     first = next(rows)
-    assert seen == [False]
+    assert is_enabled == [False]
     assert gc.isenabled()
     assert first.num_rows
     rows.close()  # type: ignore[attr-defined]  # a generator
     assert gc.isenabled()
     next(reader.read(partition))
-    assert seen == [False, True]  # a worker's second task has nothing left to import
+    assert is_enabled == [False, True]  # the second task of a worker imports nothing
 
 
-def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
+def test_garbage_of_first_task_is_collected_after_freeze(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Cycle:
         def __init__(self) -> None:
             self.own = self
 
-    left: list[weakref.ref[Cycle]] = []
-    place = task_rows._place
+    cycles: list[weakref.ref[Cycle]] = []
+    original = task_rows._place
 
-    def leaving(scan: str) -> object:
-        left.append(weakref.ref(Cycle()))
-        return place(scan)
+    def create_cycle(scan: str) -> object:
+        cycles.append(weakref.ref(Cycle()))
+        return original(scan)
 
-    monkeypatch.setattr(task_rows, "_place", leaving)
+    monkeypatch.setattr(task_rows, "_place", create_cycle)
     monkeypatch.setattr(worker_tuning, "_modules_frozen", 0)
     monkeypatch.setattr(worker_tuning, "_collects_between_tasks", lambda: True)
     reader = reader_of("codecs")
@@ -72,29 +72,29 @@ def test_what_the_first_task_leaves_is_collected_though_it_was_frozen(
     try:
         next(rows)
         gc.collect()
-        assert left[0]() is not None  # frozen: no collection looks through what was imported
+        assert cycles[0]() is not None  # frozen objects are not collected
         rows.close()  # type: ignore[attr-defined]  # a generator
-        assert left[0]() is None
+        assert cycles[0]() is None
     finally:
         gc.unfreeze()
 
 
 @pytest.mark.usefixtures("fresh_worker")
-def test_the_collector_works_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_arguments: object, **_named: object) -> object:
+def test_garbage_collector_is_enabled_after_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_named: object) -> object:
         raise OSError("broken")
 
     reader = reader_of("codecs")
     partition, *_ = reader.partitions()
-    monkeypatch.setattr(read_task, "read_task", broken)
+    monkeypatch.setattr(read_task, "read_task", fail)
     with pytest.raises(OSError, match="broken"):
         next(reader.read(partition))
     assert gc.isenabled()
 
 
-def test_all_rows_come_once() -> None:
+def test_reader_returns_each_row_once() -> None:
     reader = reader_of("codecs")
     import pyarrow as pa
 
-    rows = [batch for part in reader.partitions() for batch in reader.read(part)]
+    rows = [batch for partition in reader.partitions() for batch in reader.read(partition)]
     assert_same_rows(pa.Table.from_batches(rows), expected_table("codecs", "read_committed"))

@@ -1,4 +1,4 @@
-"""On a cluster, where planning, the driver and the tasks are in different processes."""
+"""Reads on a Spark cluster, with planning, driver and tasks in different processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.golden_data import SPARK_SCHEMA, assert_same_rows, expected_table, ti
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("cluster_side.py")
-# Transactions, encryption with a key that the driver reads, several partitions in many tasks.
+# Transactions; encryption with a key that the driver reads; many tasks.
 READS = {
     "txn": {"includeHeaders": "true"},
     "encrypted": {"includeHeaders": "true"},
@@ -26,11 +26,11 @@ READS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_a_cluster_reads_the_same_rows(tmp_path: Path) -> None:
+def test_cluster_returns_expected_rows(tmp_path: Path) -> None:
     reads = {topic: {**tier_options(topic), **more} for topic, more in READS.items()}
     environment = {
         **os.environ,
-        # Workers of a local cluster start executors from here.
+        # Workers of a local cluster start executors from this folder.
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
         "SPARK_WORKER_DIR": str(tmp_path / "work"),
         "SPARK_LOCAL_DIRS": str(tmp_path / "local"),

@@ -1,4 +1,4 @@
-"""The daemon that loads before it forks: what is loaded works in its children."""
+"""Tests the daemon that loads modules before it forks workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
-def test_a_child_reads_with_what_was_loaded_before_the_fork() -> None:
+def test_forked_child_reads_without_loading_modules() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -48,7 +48,7 @@ def test_a_child_reads_with_what_was_loaded_before_the_fork() -> None:
     assert late.strip() == "[]"
 
 
-def test_only_the_daemon_of_tasks_is_loaded_in_advance() -> None:
+def test_only_daemon_of_tasks_preloads() -> None:
     for kind, expected in (
         ("pyspark.worker", True),
         ("pyspark.sql.worker.lookup_data_sources", False),

@@ -1,4 +1,4 @@
-"""The table of `docs/typed.md` that says where this differs from Spark's `from_json`, by rows."""
+"""Tests the table of differences from Spark's `from_json` in `docs/typed-reference.md`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from segment_format.values.json.ddl import parse_ddl
 from segment_format.values.json.decoder import JsonDecoder
-from tests.docs.tables import rows_under
+from tests.docs.tables import read_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ MALFORMED = "malformed"
 
 
 class Case(NamedTuple):
-    """A value, what becomes of it here, and what there; of a struct its first field, in a tuple."""
+    """A value, and the results of this decoder and of Spark; of structs the first field."""
 
     ddl: str
     text: bytes
@@ -34,9 +34,9 @@ class Case(NamedTuple):
 CASES = {
     "a wrong type in a field": Case("a int, b int", b'{"a": "x", "b": 1}', MALFORMED, (None, 1)),
     "not JSON": Case("a int", b"{", MALFORMED, (None,)),
-    "no text": Case("a int", b"", MALFORMED, None),
+    "empty text": Case("a int", b"", MALFORMED, None),
     "the text null": Case("a int", b"null", None, (None,)),
-    "text behind the value": Case("a int", b'{"a": 1} x', MALFORMED, (1,)),
+    "text after the value": Case("a int", b'{"a": 1} x', MALFORMED, (1,)),
     "single quotes": Case("a int", b"{'a': 1}", MALFORMED, (1,)),
     "1.0 as an integer": Case("a int", b'{"a": 1.0}', (1,), (None,)),
     "1e2 as an integer": Case("a bigint", b'{"a": 1e2}', (100,), (None,)),
@@ -56,9 +56,9 @@ CASES = {
 ROWS = {
     "a wrong type in a field": ["a wrong type in a field"],
     "`PERMISSIVE`, not JSON": ["not JSON"],
-    "no text": ["no text"],
+    "empty text": ["empty text"],
     "the text `null`": ["the text null"],
-    "text behind the value, single quotes": ["text behind the value", "single quotes"],
+    "text after the value, single quotes": ["text after the value", "single quotes"],
     "`1.0`, `1e2` as an integer": ["1.0 as an integer", "1e2 as an integer"],
     "a number with too many digits for its decimal": ["too many digits"],
     '1e400, `NaN`, `"NaN"` as a double': ["1e400", "NaN", '"NaN"'],
@@ -67,23 +67,24 @@ ROWS = {
     "a field that is `not null` and missing": ["a missing field that is not null"],
     "text that is not UTF-8, half a surrogate pair": ["not UTF-8", "half a surrogate pair"],
 }
-"""Rows of the table, and the cases of each."""
+"""Cases by table row."""
 
 
-def test_each_row_of_the_table_has_its_cases() -> None:
-    assert list(rows_under("typed.md", "Where it differs from `from_json`")) == list(ROWS)
+def test_cases_match_rows_of_docs_table() -> None:
+    rows = read_table("typed-reference.md", "Differences from `from_json`")
+    assert list(rows) == list(ROWS)
     assert [name for names in ROWS.values() for name in names] == list(CASES)
 
 
-def test_here() -> None:
+def test_decoder_returns_result_of_case() -> None:
     for name, case in CASES.items():
         decoded = JsonDecoder(parse_ddl(case.ddl)).decode(pa.array([case.text], pa.binary()))
         (value,) = decoded.array.to_pylist()
-        found = MALFORMED if decoded.bad else value and tuple(value.values())
-        assert found == case.here, name
+        result = MALFORMED if decoded.bad else value and tuple(value.values())
+        assert result == case.here, name
 
 
-def test_there(spark: SparkSession) -> None:
+def test_from_json_returns_result_of_case(spark: SparkSession) -> None:
     columns = [
         f"from_json(CAST(X'{case.text.hex()}' AS STRING), '{case.ddl}', map('timeZone', 'UTC'))"
         f" AS c{number}"
@@ -91,13 +92,13 @@ def test_there(spark: SparkSession) -> None:
     ]
     (row,) = spark.sql(f"SELECT {', '.join(columns)}").collect()
     for (name, case), value in zip(CASES.items(), row, strict=True):
-        found = None if value is None else tuple(value)
-        assert repr(shown(found)) == repr(shown(case.there)), name
+        result = None if value is None else tuple(value)
+        assert repr(comparable(result)) == repr(comparable(case.there)), name
 
 
-def shown(row: tuple[Any, ...] | None) -> list[Any] | None:
-    """Decimals as text, times as seconds."""
+def comparable(row: tuple[Any, ...] | None) -> list[Any] | None:
+    """Converts decimals to text and timestamps to seconds."""
     if row is None:
         return None
-    seconds = [one.timestamp() if isinstance(one, datetime) else one for one in row]
-    return [str(one) if isinstance(one, Decimal) else one for one in seconds]
+    seconds = [field.timestamp() if isinstance(field, datetime) else field for field in row]
+    return [str(field) if isinstance(field, Decimal) else field for field in seconds]

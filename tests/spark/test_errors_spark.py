@@ -1,4 +1,4 @@
-"""Mistakes fail where the user makes them, with words that help."""
+"""Mistakes of users raise errors with helpful messages."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ def load(spark: SparkSession, **options: str) -> DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"subscribe": "codecs"}, "'path' is missing"),
         ({"path": str(TIER), "subscrib": "codecs"}, "did you mean 'subscribe'"),
         ({"path": str(TIER), "subscribe": "a", "subscribePattern": "b"}, "only one of"),
     ],
 )
-def test_at_load(registered: SparkSession, options: dict[str, str], words: str) -> None:
-    with pytest.raises(AnalysisException, match=words):
+def test_invalid_options_raise_at_load(
+    registered: SparkSession, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(AnalysisException, match=message):
         load(registered, **options)
 
 
 @pytest.mark.parametrize(
-    ("schema", "words"),
+    ("schema", "message"),
     [
         ("ofset bigint", "did you mean 'offset'"),
         ("offset int", "'offset' is bigint, not int"),
@@ -52,24 +54,26 @@ def test_at_load(registered: SparkSession, options: dict[str, str], words: str) 
         ("value binary not null", "NOT NULL"),
     ],
 )
-def test_a_schema_the_table_has_not(registered: SparkSession, schema: str, words: str) -> None:
+def test_invalid_schema_raises_analysis_exception(
+    registered: SparkSession, schema: str, message: str
+) -> None:
     frame = (
         registered.read.format("tiered-kafka")
         .options(**tier_options("codecs"))
         .schema(schema)
         .load()
     )
-    with pytest.raises(AnalysisException, match=words):
+    with pytest.raises(AnalysisException, match=message):
         frame.count()
 
 
-def test_unknown_topic_at_planning(registered: SparkSession) -> None:
+def test_unknown_topic_raises_at_planning(registered: SparkSession) -> None:
     frame = load(registered, **tier_options("codexx"))
     with pytest.raises(AnalysisException, match=r"no topic 'codexx'.*appendtime, codecs"):
         frame.count()
 
 
-def test_corrupt_bytes_in_a_task(registered: SparkSession, tmp_path: Path) -> None:
+def test_corrupt_bytes_raise_error_with_location(registered: SparkSession, tmp_path: Path) -> None:
     shutil.copytree(TIER, tmp_path / "tier")
     (log,) = (tmp_path / "tier" / KEY_PREFIX).glob("codecs-*/0/00000000000000000000-*.log")
     data = bytearray(log.read_bytes())
@@ -79,13 +83,13 @@ def test_corrupt_bytes_in_a_task(registered: SparkSession, tmp_path: Path) -> No
     with pytest.raises(PythonException) as error:
         load(registered, **options).count()
     text = str(error.value)
-    for part in ("topic codecs", "partition 0", "offset", str(log), "byte"):
-        assert part in text
+    for fragment in ("topic codecs", "partition 0", "offset", str(log), "byte"):
+        assert fragment in text
 
 
 @pytest.mark.slow
-def test_found_without_register(tmp_path: Path) -> None:
-    """A Spark of its own: registration is a matter of the session and is done once a JVM."""
+def test_data_source_is_found_without_register(tmp_path: Path) -> None:
+    """Runs in a separate Spark, because registration affects the session and the JVM."""
     program = f"""
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -105,7 +109,7 @@ spark.stop()
     assert "rows: 865" in done.stdout, done.stderr[-2000:]
 
 
-def test_does_not_write(registered: SparkSession) -> None:
+def test_write_raises_analysis_exception(registered: SparkSession) -> None:
     options = tier_options("codecs")
     frame = registered.range(1).write.format("tiered-kafka").options(**options)
     with pytest.raises(AnalysisException, match="writer is not implemented"):

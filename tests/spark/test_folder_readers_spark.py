@@ -1,4 +1,4 @@
-"""Partition values in folder names, read back by Spark."""
+"""Spark reads partition values from folder names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def countries(spark: SparkSession, folder: str) -> list[Any]:
     return [country for (country,) in rows]
 
 
-def test_texts_in_folders_are_read_as_texts(spark: SparkSession, tmp_path: Path) -> None:
+def test_text_partitions_are_read_as_text(spark: SparkSession, tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS[:6]):
         lake = export(tmp_path / str(number), [text])
         assert countries(spark, lake.target) == [text]
@@ -39,15 +39,15 @@ def test_texts_in_folders_are_read_as_texts(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", SPARK_NUMBERS)
-def test_number_of_spark_alone_is_refused(spark: SparkSession, tmp_path: Path, text: str) -> None:
+def test_number_that_only_spark_infers_is_rejected(
+    spark: SparkSession, tmp_path: Path, text: str
+) -> None:
     lake = export(tmp_path, [text], text_partitions="as-is")
     assert countries(spark, lake.target) != [text]
     assert inferred_type(text) == "a number"
 
 
-def test_text_partitions_as_is_are_read_without_inference(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_as_is_partitions_are_read_without_inference(spark: SparkSession, tmp_path: Path) -> None:
     texts = [*NUMBERS, *OTHER_TYPES, *TEXTS, None]
     lake = export(tmp_path, texts, text_partitions="as-is")
     spark.conf.set(INFERENCE, "false")
@@ -57,6 +57,6 @@ def test_text_partitions_as_is_are_read_without_inference(
         spark.conf.unset(INFERENCE)
 
 
-def test_days_in_folders_are_read_as_dates(spark: SparkSession, tmp_path: Path) -> None:
+def test_date_partitions_are_read_as_dates(spark: SparkSession, tmp_path: Path) -> None:
     lake = export(tmp_path, ["a"], partition_by=["date(timestamp)"], transform=None)
     assert dict(spark.read.parquet(lake.target).dtypes)["timestamp_date"] == "date"

@@ -1,4 +1,4 @@
-"""`kts export --spark --follow`: rounds as Spark jobs, ended by a signal."""
+"""Tests `kts export --spark --follow`: its rounds are Spark jobs, and a signal ends it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_a_signal_and_then_the_rest(tmp_path: Path) -> None:
+def test_export_continues_after_signal(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     tier = SmallTier(tmp_path / "tier").grow(3)
-    named = [word for name, text in tier.options().items() for word in (f"--{name}", text)]
-    export = [sys.executable, "-m", "kts_source.cli", "export", str(lake.target), *named]
-    # Rounds of one segment.
-    follows = ["--spark", "--follow", "--interval", "1s", "--round-bytes", "1"]
-    child = subprocess.Popen([*export, *follows], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    flags = [word for name, text in tier.options().items() for word in (f"--{name}", text)]
+    export = [sys.executable, "-m", "kts_source.cli", "export", str(lake.target), *flags]
+    # One segment per round.
+    follow_flags = ["--spark", "--follow", "--interval", "1s", "--round-bytes", "1"]
+    child = subprocess.Popen([*export, *follow_flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with child:
         assert child.stdout is not None
         rounds = [json.loads(child.stdout.readline()) for _ in range(3)]
-        assert [(one["outcome"], one["rows"]) for one in rounds] == [("done", 10)] * 3
+        assert [(metrics["outcome"], metrics["rows"]) for metrics in rounds] == [("done", 10)] * 3
         tier.grow(60)
         while json.loads(child.stdout.readline())["outcome"] == "idle":
             pass
         child.terminate()
         out, _ = child.communicate(timeout=120)
     assert child.returncode == 0
-    # Unless the signal came between two rounds.
+    # The signal may also arrive between two rounds.
     last = [json.loads(line)["outcome"] for line in out.splitlines()][-1:]
     assert last in (["abandoned"], ["done"], [])
     before = held(lake)

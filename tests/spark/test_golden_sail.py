@@ -1,6 +1,6 @@
-"""Spark's own tests of golden topics once more, on Sail; runs where it is installed.
+"""Runs Spark's tests of golden topics on Sail, if it is installed.
 
-What is missing here of them needs `rdd`, which Spark Connect does not have.
+Tests that need `rdd` are omitted, because Spark Connect does not have it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("pysail") is None, reason="Sail is not installed"),
 ]
 
-test_rows_over_s3 = test_golden_spark.test_rows_over_s3
-test_narrower_schema = test_golden_spark.test_narrower_schema
-test_sparks_own_schema_text = test_golden_spark.test_sparks_own_schema_text
-test_temporary_view_in_sql = test_golden_spark.test_temporary_view_in_sql
-test_two_scans_of_one_load = test_golden_spark.test_two_scans_of_one_load
-test_an_empty_plan_gives_no_rows = test_golden_spark.test_an_empty_plan_gives_no_rows
-test_limit_closes_the_scan = test_golden_spark.test_limit_closes_the_scan
+test_s3_tier_returns_expected_rows = test_golden_spark.test_s3_tier_returns_expected_rows
+test_user_schema_selects_columns = test_golden_spark.test_user_schema_selects_columns
+test_schema_text_matches_spark = test_golden_spark.test_schema_text_matches_spark
+test_view_in_sql_returns_expected_rows = test_golden_spark.test_view_in_sql_returns_expected_rows
+test_union_of_two_scans_returns_both = test_golden_spark.test_union_of_two_scans_returns_both
+test_empty_plan_returns_no_rows = test_golden_spark.test_empty_plan_returns_no_rows
+test_limit_ends_scan = test_golden_spark.test_limit_ends_scan
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Through Spark: every golden topic, both isolation levels, one task and many, folder and S3."""
+"""Reads golden topics in Spark: both isolation levels, one or many tasks, folder and S3."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def rows(frame: DataFrame) -> pa.Table:
 
 @pytest.mark.parametrize("isolation_level", only(1, ISOLATION_LEVELS))
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows(registered: SparkSession, topic: str, isolation_level: IsolationLevel) -> None:
+def test_topic_returns_expected_rows(
+    registered: SparkSession, topic: str, isolation_level: IsolationLevel
+) -> None:
     options = tier_options(topic, isolationLevel=isolation_level, includeHeaders="true")
     frame = load(registered, options)
     assert_same_rows(rows(frame), expected_table(topic, isolation_level))
@@ -53,14 +55,14 @@ def test_rows(registered: SparkSession, topic: str, isolation_level: IsolationLe
     "topic",
     ["txn", *(pytest.param(name, marks=pytest.mark.slow) for name in ("codecs", "evolved"))],
 )
-def test_rows_with_many_tasks(registered: SparkSession, topic: str) -> None:
+def test_many_tasks_return_expected_rows(registered: SparkSession, topic: str) -> None:
     frame = load(registered, tier_options(topic, targetPartitionBytes="60k", includeHeaders="true"))
     assert frame.rdd.getNumPartitions() > 4
     assert_same_rows(rows(frame), expected_table(topic, "read_committed"))
 
 
 @pytest.mark.slow
-def test_rows_over_s3(registered: SparkSession, s3_server: S3Server) -> None:
+def test_s3_tier_returns_expected_rows(registered: SparkSession, s3_server: S3Server) -> None:
     bucket = s3_server.upload(TIER)
     options = {
         **tier_options(TOPICS, includeHeaders="true"),
@@ -69,12 +71,12 @@ def test_rows_over_s3(registered: SparkSession, s3_server: S3Server) -> None:
     }
     frame = load(registered, options).cache()
     for topic in TOPICS:
-        found = rows(frame.where(frame.topic == topic))
-        assert_same_rows(found, expected_table(topic, "read_committed"))
+        topic_rows = rows(frame.where(frame.topic == topic))
+        assert_same_rows(topic_rows, expected_table(topic, "read_committed"))
     frame.unpersist()
 
 
-def test_narrower_schema(registered: SparkSession) -> None:
+def test_user_schema_selects_columns(registered: SparkSession) -> None:
     frame = (
         registered.read.format("tiered-kafka")
         .options(**tier_options("txn"))
@@ -85,7 +87,7 @@ def test_narrower_schema(registered: SparkSession) -> None:
     assert_same_rows(rows(frame), expected_table("txn", "read_committed"))
 
 
-def test_sparks_own_schema_text(registered: SparkSession) -> None:
+def test_schema_text_matches_spark(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs", includeHeaders="true"))
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
@@ -93,7 +95,7 @@ def test_sparks_own_schema_text(registered: SparkSession) -> None:
     )
 
 
-def test_temporary_view_in_sql(registered: SparkSession) -> None:
+def test_view_in_sql_returns_expected_rows(registered: SparkSession) -> None:
     options = ", ".join(f"`{name}` '{text}'" for name, text in tier_options("txn").items())
     registered.sql(f"CREATE OR REPLACE TEMPORARY VIEW txn USING `tiered-kafka` OPTIONS ({options})")
     (row,) = registered.sql(
@@ -110,14 +112,14 @@ def test_temporary_view_in_sql(registered: SparkSession) -> None:
     assert (row.n, row.last) == (len(offsets), max(offsets))
 
 
-def test_two_scans_of_one_load(registered: SparkSession) -> None:
+def test_union_of_two_scans_returns_both(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs"))
     high, low = frame.where("`offset` >= 20000"), frame.where("`offset` < 5")
     assert high.union(low).count() == 23962 - 20000 + 5
     assert frame.count() == 23962
 
 
-def test_an_empty_plan_gives_no_rows(registered: SparkSession) -> None:
+def test_empty_plan_returns_no_rows(registered: SparkSession) -> None:
     options = tier_options(
         "codecs",
         startingOffsets='{"codecs":{"0":10}}',
@@ -126,7 +128,7 @@ def test_an_empty_plan_gives_no_rows(registered: SparkSession) -> None:
     assert load(registered, options).count() == 0
 
 
-def test_limit_closes_the_scan(registered: SparkSession) -> None:
+def test_limit_ends_scan(registered: SparkSession) -> None:
     frame = load(registered, tier_options("codecs"))
     assert len(frame.limit(10).collect()) == 10
     assert frame.count() == 23962

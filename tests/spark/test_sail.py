@@ -1,5 +1,6 @@
-"""`format("tiered-kafka")` on Sail, which speaks Spark Connect without a JVM; runs where it is
-installed (`.ci/engines_env`).
+"""Tests `format("tiered-kafka")` on Sail, which implements Spark Connect without a JVM.
+
+Runs if Sail is installed (`.ci/engines_env`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def sail() -> Iterator[SparkSession]:
 
 @pytest.mark.parametrize("level", ISOLATION_LEVELS)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_rows(sail: SparkSession, topic: str, level: IsolationLevel) -> None:
+def test_topic_returns_expected_rows(sail: SparkSession, topic: str, level: IsolationLevel) -> None:
     options = tier_options(topic, isolationLevel=level, includeHeaders="true")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table(topic, level)
@@ -71,11 +72,11 @@ def test_rows(sail: SparkSession, topic: str, level: IsolationLevel) -> None:
     assert_same_rows(frame.toArrow().cast(expected.schema), expected)
 
 
-def test_a_schema_of_ones_own_chooses_columns(sail: SparkSession) -> None:
+def test_user_schema_selects_columns(sail: SparkSession) -> None:
     reader = sail.read.format("tiered-kafka").options(**tier_options("txn", where="offset < 50"))
-    found = reader.schema("`offset` bigint, `key` binary").load().toArrow()
-    assert found.schema.names == ["offset", "key"]
-    assert max(found["offset"].to_pylist()) < 50
+    table = reader.schema("`offset` bigint, `key` binary").load().toArrow()
+    assert table.schema.names == ["offset", "key"]
+    assert max(table["offset"].to_pylist()) < 50
 
 
 @pytest.mark.parametrize(
@@ -86,93 +87,93 @@ def test_a_schema_of_ones_own_chooses_columns(sail: SparkSession) -> None:
         ("timestamp > timestamp'2000-01-01' and 60 > offset", True),
         ("timestamp > timestamp'2100-01-01'", True),
         ("timestamp is null or offset between 3 and 8", False),
-        # Sail hands these over as other conditions than they are.
+        # Sail passes these filters in a changed form.
         ("not string(key) like '%b%'", False),
         ("string(key) ilike 'K%' or offset = 4", False),
         ("topic like 't_n' and topic not like '%b%'", False),
     ],
 )
-def test_conditions(
+def test_condition_returns_rows_of_where(
     sail: SparkSession, caplog: pytest.LogCaptureFixture, condition: str, reads_less: bool
 ) -> None:
     expected = expected_table("txn", "read_committed")
     frame = sail.read.format("tiered-kafka").options(**tier_options("txn")).load()
     frame.createOrReplaceTempView("tier")
-    sail.createDataFrame(expected.to_pandas()).createOrReplaceTempView("known")
+    sail.createDataFrame(expected.to_pandas()).createOrReplaceTempView("expected")
     rows = "select `partition`, `offset` from {} where " + condition + " order by 1, 2"
-    wanted = sail.sql(rows.format("known")).collect()
+    expected_rows = sail.sql(rows.format("expected")).collect()
     with caplog.at_level(logging.INFO, logger="kts_source.spark.readers"):
         caplog.clear()
         frame.count()
-        whole = _planned_bytes(caplog)
+        all_bytes = _planned_bytes(caplog)
         caplog.clear()
-        assert sail.sql(rows.format("tier")).collect() == wanted
-        assert (_planned_bytes(caplog) < whole / 4) == reads_less
+        assert sail.sql(rows.format("tier")).collect() == expected_rows
+        assert (_planned_bytes(caplog) < all_bytes / 4) == reads_less
 
 
 def _planned_bytes(caplog: pytest.LogCaptureFixture) -> int:
-    """Of segments, in the newest plan that was logged."""
-    found = [record for record in caplog.records if record.msg.startswith("planned %d tasks")]
-    assert isinstance(found[-1].args, tuple)
-    return int(str(found[-1].args[2]))
+    """Returns the segment bytes in the last plan that was logged."""
+    plans = [record for record in caplog.records if record.msg.startswith("planned %d tasks")]
+    assert isinstance(plans[-1].args, tuple)
+    return int(str(plans[-1].args[2]))
 
 
-def test_conditions_of_two_scans_of_one_table_do_not_mix(sail: SparkSession) -> None:
+def test_two_scans_of_a_table_keep_their_conditions(sail: SparkSession) -> None:
     frame = sail.read.format("tiered-kafka").options(**tier_options("txn")).load()
     both = (
         frame.where("offset < 20")
         .select("partition", "offset")
         .unionAll(frame.where("offset >= 40 and offset < 50").select("partition", "offset"))
     )
-    found = sorted(tuple(row) for row in both.collect())
+    actual = sorted(tuple(row) for row in both.collect())
     pairs = expected_table("txn", "read_committed").select(["partition", "offset"]).to_pylist()
-    known = [(row["partition"], row["offset"]) for row in pairs]
-    assert found == sorted(pair for pair in known if pair[1] < 20 or 40 <= pair[1] < 50)
+    expected = [(row["partition"], row["offset"]) for row in pairs]
+    assert actual == sorted(pair for pair in expected if pair[1] < 20 or 40 <= pair[1] < 50)
 
 
 @pytest.fixture
 def many_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hundreds of batches a task before they are joined, and an end of the process that hangs."""
+    """Creates hundreds of batches per task, and kills the process if it hangs."""
     monkeypatch.setattr(sail_module, "_LIMITS", BatchLimits(20, 1 << 20))
-    signal.alarm(100)  # no thread of Python's could end it: a hang holds Python's lock
+    signal.alarm(100)  # a hang holds the GIL, so no Python thread could end the process
     yield
     signal.alarm(0)
 
 
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
-def test_no_channel_is_ever_full(sail: SparkSession, many_batches: None) -> None:
+def test_many_batches_fill_no_channel(sail: SparkSession, many_batches: None) -> None:
     expected = expected_table("codecs", "read_committed")
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()
-    assert len(expected) > 4 * 16 * 20, "more batches than channels have room for"
+    assert len(expected) > 4 * 16 * 20, "more batches than the channels can buffer"
     total = sum(expected["offset"].to_pylist())
 
     @functions.udf(LongType())
-    def itself(number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # hints mean pandas
+    def identity(number):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # type hints would make it a pandas UDF
         return number
 
     for _ in range(3):
         (row,) = frame.agg(functions.sum("offset")).collect()
         assert row[0] == total
-        (row,) = frame.select(itself("offset").alias("o")).agg(functions.sum("o")).collect()
+        (row,) = frame.select(identity("offset").alias("o")).agg(functions.sum("o")).collect()
         assert row[0] == total
-        assert len(frame.limit(7).collect()) == 7  # the rest of the batches is dropped
+        assert len(frame.limit(7).collect()) == 7  # drops the other batches
         newest = frame.orderBy(functions.col("offset").desc()).select("offset").limit(1)
         assert newest.collect()[0][0] == max(expected["offset"].to_pylist())
-    # Who keeps all batches: a sort of all rows, and both sides of a join.
+    # Operators that buffer all batches: a sort of all rows, and both sides of a join.
     in_order = frame.orderBy("value", "offset").select("partition", "offset").toArrow()
     assert in_order.num_rows == expected.num_rows
     other = frame.select("partition", "offset", functions.col("value").alias("twin"))
     (row,) = frame.join(other, ["partition", "offset"]).agg(functions.count("twin")).collect()
     assert row[0] == sum(value is not None for value in expected["value"].to_pylist())
-    batches = frame.select("offset").mapInArrow(lambda found: found, "offset bigint")
-    assert batches.agg(functions.sum("offset")).collect()[0][0] == total
+    mapped = frame.select("offset").mapInArrow(lambda batches: batches, "offset bigint")
+    assert mapped.agg(functions.sum("offset")).collect()[0][0] == total
 
 
-def test_a_task_that_no_channel_holds_is_refused(
+def test_task_too_large_for_channel_raises_error(
     sail: SparkSession, many_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing hangs: the server answers others, and the same once its tasks are small."""
+    """The server must not hang: it answers other queries and the same query with smaller tasks."""
     options = tier_options("codecs", targetPartitionBytes="64m")
     frame = sail.read.format("tiered-kafka").options(**options).load()
     expected = expected_table("codecs", "read_committed").num_rows
@@ -182,20 +183,20 @@ def test_a_task_that_no_channel_holds_is_refused(
             frame.collect()
         assert sail.range(5).count() == 5
         small = {**options, "where": "offset < 20"}
-        found = sail.read.format("tiered-kafka").options(**small).load()
-        assert 0 < found.count() < expected
+        smaller = sail.read.format("tiered-kafka").options(**small).load()
+        assert 0 < smaller.count() < expected
     assert frame.count() == expected
 
 
-def test_backfill_through_it(sail: SparkSession, tmp_path: Path) -> None:
+def test_backfill_on_sail_exports_all_rows(sail: SparkSession, tmp_path: Path) -> None:
     report = backfill(sail, source=tier_options("txn"), target=str(tmp_path), progress=False)
     expected = expected_table("txn", "read_committed")
     assert report.rows == expected.num_rows
-    found = pa.concat_tables(pq.read_table(file) for file in tmp_path.rglob("*.parquet"))
-    assert found.num_rows == expected.num_rows
+    exported = pa.concat_tables(pq.read_table(file) for file in tmp_path.rglob("*.parquet"))
+    assert exported.num_rows == expected.num_rows
 
 
-def test_sql_over_a_view(sail: SparkSession) -> None:
+def test_view_in_sql_returns_expected_rows(sail: SparkSession) -> None:
     options = tier_options("txn", targetPartitionBytes="64k")
     sail.read.format("tiered-kafka").options(**options).load().createOrReplaceTempView("txn")
     expected = expected_table("txn", "read_committed")
@@ -208,9 +209,9 @@ def test_sql_over_a_view(sail: SparkSession) -> None:
     assert [tuple(row) for row in rows] == [(len(offsets), max(offsets))]
 
 
-# On Sail they come at the first action, and as one class of errors.
+# On Sail, all of these raise at the first action, with the same exception class.
 @pytest.mark.parametrize(
-    ("options", "schema", "words"),
+    ("options", "schema", "message"),
     [
         ({"path": ""}, None, "path"),
         ({"isolationLevl": "x"}, None, "did you mean 'isolationLevel'"),
@@ -221,17 +222,17 @@ def test_sql_over_a_view(sail: SparkSession) -> None:
         ({}, "value binary not null", "NOT NULL"),
     ],
 )
-def test_mistakes_are_readable(
-    sail: SparkSession, options: dict[str, str], schema: str | None, words: str
+def test_invalid_options_and_schemas_raise_readable_error(
+    sail: SparkSession, options: dict[str, str], schema: str | None, message: str
 ) -> None:
     reader = sail.read.format("tiered-kafka").options(**{**tier_options("txn"), **options})
     if schema is not None:
         reader = reader.schema(schema)
-    with pytest.raises(PySparkException, match=words):
+    with pytest.raises(PySparkException, match=message):
         reader.load().count()
 
 
-def test_corrupt_bytes_are_named(sail: SparkSession, tmp_path: Path) -> None:
+def test_corrupt_bytes_raise_error_with_location(sail: SparkSession, tmp_path: Path) -> None:
     shutil.copytree(TIER, tmp_path / "tier")
     (log,) = (tmp_path / "tier" / KEY_PREFIX).glob("codecs-*/0/00000000000000000000-*.log")
     data = bytearray(log.read_bytes())
@@ -240,11 +241,11 @@ def test_corrupt_bytes_are_named(sail: SparkSession, tmp_path: Path) -> None:
     options = tier_options("codecs", path=str(tmp_path / "tier"))
     with pytest.raises(PySparkException) as error:
         sail.read.format("tiered-kafka").options(**options).load().count()
-    for part in ("topic codecs", "partition 0", "offset", str(log), "byte"):
-        assert part in str(error.value)
+    for fragment in ("topic codecs", "partition 0", "offset", str(log), "byte"):
+        assert fragment in str(error.value)
 
 
-def test_decoded_values(sail: SparkSession, tmp_path: Path) -> None:
+def test_scan_decodes_values(sail: SparkSession, tmp_path: Path) -> None:
     values = [b"\x05" if number == 17 else avro(number) for number in range(30)]
     tier = write(tmp_path / "tier", [[*values], [avro(100)]])
     options = tier | as_avro(**{"value.mode": "PERMISSIVE"})

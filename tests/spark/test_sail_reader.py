@@ -1,4 +1,4 @@
-"""What the reader on Sail takes of a query's conditions, without Sail: never a row too few."""
+"""Tests how the reader on Sail applies the filters of a query, without Sail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.golden_data import tier_options
 
 pytestmark = pytest.mark.skipif(
     not hasattr(datasource, "EqualTo"),
-    reason="this PySpark has no filters; Sail needs one that has",
+    reason="this PySpark has no filter classes, which Sail needs",
 )
 
 COLUMNS = ("offset", "partition", "timestamp")
@@ -52,7 +52,7 @@ COMPARISONS = {
 NUMBERS = st.one_of(st.integers(-3, 12), st.integers(MICROS - 3, MICROS + 12), st.integers())
 
 
-def _made(name: str, *arguments: object) -> object:
+def _filter(name: str, *arguments: object) -> object:
     return getattr(datasource, name)(*arguments)
 
 
@@ -61,15 +61,15 @@ def filters(draw: st.DrawFn) -> Any:  # noqa: ANN401  # PySpark 4.0 has no such 
     path = (draw(st.sampled_from(COLUMNS)),)
     name = draw(st.sampled_from([*COMPARISONS, "In", "IsNull", "IsNotNull"]))
     if name in COMPARISONS:
-        return _made(name, path, draw(NUMBERS))
+        return _filter(name, path, draw(NUMBERS))
     if name == "In":
-        return _made(name, path, tuple(draw(st.lists(st.none() | NUMBERS, max_size=3))))
-    return _made(name, path)
+        return _filter(name, path, tuple(draw(st.lists(st.none() | NUMBERS, max_size=3))))
+    return _filter(name, path)
 
 
-def _takes(one: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Whether a filter is true for a row, as SQL has it."""
-    name, cell = type(one).__name__, row[one.attribute[0]]
+def _accepts(pushed_filter: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
+    """Returns whether a filter is true for a row in SQL."""
+    name, cell = type(pushed_filter).__name__, row[pushed_filter.attribute[0]]
     if name == "IsNull":
         return cell is None
     if name == "IsNotNull":
@@ -77,20 +77,20 @@ def _takes(one: Any, row: dict[str, Any]) -> bool:  # noqa: ANN401
     if cell is None:
         return False
     if name == "In":
-        return cell in one.value
-    return bool(COMPARISONS[name](cell, one.value))
+        return cell in pushed_filter.value
+    return bool(COMPARISONS[name](cell, pushed_filter.value))
 
 
 @settings(max_examples=300, deadline=None)
-@given(given_filters=st.lists(filters(), max_size=3))
-def test_it_leaves_out_what_no_filter_takes_and_nothing_else(given_filters: list[Any]) -> None:
-    condition = conjunction(*map(condition_of, given_filters))
-    found = [True] * len(ROWS) if condition is None else evaluate(condition, BATCH).to_pylist()
-    for row, kept in zip(ROWS, found, strict=True):
-        taken = all(_takes(one, row) for one in given_filters)
-        assert kept or not taken, "a row that the query wants is lost"
-        if all(condition_of(one) is not None for one in given_filters):
-            assert bool(kept) == taken
+@given(pushed_filters=st.lists(filters(), max_size=3))
+def test_condition_keeps_exactly_the_rows_of_its_filters(pushed_filters: list[Any]) -> None:
+    condition = conjunction(*map(condition_of, pushed_filters))
+    mask = [True] * len(ROWS) if condition is None else evaluate(condition, BATCH).to_pylist()
+    for row, kept in zip(ROWS, mask, strict=True):
+        is_accepted = all(_accepts(pushed_filter, row) for pushed_filter in pushed_filters)
+        assert kept or not is_accepted, "a row of the query is lost"
+        if all(condition_of(pushed_filter) is not None for pushed_filter in pushed_filters):
+            assert bool(kept) == is_accepted
 
 
 @pytest.mark.parametrize(
@@ -109,19 +109,22 @@ def test_it_leaves_out_what_no_filter_takes_and_nothing_else(given_filters: list
         ("In", (("offset",), (1, "2"))),
     ],
 )
-def test_it_takes_nothing_else(name: str, arguments: tuple[object, ...]) -> None:
-    assert condition_of(_made(name, *arguments)) is None
+def test_unsupported_filter_gives_no_condition(name: str, arguments: tuple[object, ...]) -> None:
+    assert condition_of(_filter(name, *arguments)) is None
 
 
-def test_it_takes_no_negation() -> None:
-    assert condition_of(_made("Not", _made("EqualTo", ("offset",), 1))) is None
+def test_negation_gives_no_condition() -> None:
+    assert condition_of(_filter("Not", _filter("EqualTo", ("offset",), 1))) is None
 
 
-def test_a_condition_of_the_options_stays() -> None:
+def test_filters_are_combined_with_where_option() -> None:
     source = TieredKafkaDataSource(tier_options("txn", where="offset < 50"))
     reader = FilteringSailReader(source._options_for(source.schema()))
-    given_filters = [_made("GreaterThan", ("offset",), 48), _made("StringContains", ("key",), "x")]
-    assert list(reader.pushFilters(given_filters)) == given_filters
+    pushed_filters = [
+        _filter("GreaterThan", ("offset",), 48),
+        _filter("StringContains", ("key",), "x"),
+    ]
+    assert list(reader.pushFilters(pushed_filters)) == pushed_filters
     offsets = [
         offset
         for task in reader.partitions()
@@ -134,15 +137,15 @@ def test_a_condition_of_the_options_stays() -> None:
 @pytest.mark.parametrize(
     ("version", "expected"), [("0.7.2", True), ("0.7.3", False), (None, False)]
 )
-def test_other_versions_hand_nothing_over(
+def test_filters_are_used_only_with_known_sail_versions(
     monkeypatch: pytest.MonkeyPatch, version: str | None, expected: bool
 ) -> None:
-    def installed(name: str) -> str:
+    def installed_version(name: str) -> str:
         if version is None:
             raise PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(sail, "version", installed)
+    monkeypatch.setattr(sail, "version", installed_version)
     source = TieredKafkaDataSource(tier_options("txn"))
     on_sail = source.reader(pa.schema({"offset": pa.int64()}))
     assert isinstance(on_sail, FilteringSailReader) == expected

@@ -1,4 +1,4 @@
-"""The Spark that the other tests rely on: RecordBatches of a data source become rows."""
+"""Tests that Spark turns the record batches of a Python data source into rows."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class _TenRows(DataSource):
         return _TenRowsReader()
 
 
-def test_python_data_source_gives_its_rows(spark: SparkSession) -> None:
+def test_python_data_source_returns_its_rows(spark: SparkSession) -> None:
     spark.dataSource.register(_TenRows)
     offsets = [row["offset"] for row in spark.read.format("ten-rows").load().collect()]
     assert sorted(offsets) == list(range(10))
 
 
-def test_registering_twice_and_over_what_spark_found_is_no_error(spark: SparkSession) -> None:
+def test_register_twice_raises_nothing(spark: SparkSession) -> None:
     for _ in range(2):
         register(spark)
     frame = spark.read.format("tiered-kafka").options(**tier_options("epochs")).load()

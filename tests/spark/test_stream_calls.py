@@ -1,6 +1,6 @@
-"""The calls that Spark makes of a stream reader, in its order, by version, without a JVM.
+"""Calls a stream reader in the order of Spark's calls, for old and new versions, without a JVM.
 
-Before 4.2: `latestOffset()` before `initialOffset()`, and `partitions(X, X)` after a restart.
+Before Spark 4.2: `latestOffset()` before `initialOffset()`, and `partitions(X, X)` after a restart.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ except ImportError:
     sparks_own = None  # type: ignore[assignment]
 
 SPARKS = ["newer", "older"] if sparks_own is not None else ["older"]
-"""A newer Spark can be asked as older ones ask."""
+"""A newer Spark also has the API of older ones."""
 
 
 class Query:
-    """What the driver does: an offset log as text, and rows from a pickled reader."""
+    """Simulates a driver: an offset log as text, and rows of a pickled reader."""
 
-    def __init__(self, options: Mapping[str, str], *, older: bool) -> None:
+    def __init__(self, options: Mapping[str, str], *, is_older: bool) -> None:
         self.options = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
-        self.older = older
+        self.is_older = is_older
         self.log: list[str] = []
         self.batches: list[pa.Table] = []
 
@@ -53,10 +53,10 @@ class Query:
         source = TieredKafkaDataSource(self.options)
         schema = source.schema()
         self.reader: TieredKafkaStreamReader = source.streamReader(schema)
-        # The tasks' own, made before anything is planned.
+        # Tasks use their own reader, which is pickled before planning.
         self.pickled = cloudpickle.dumps(source.streamReader(schema))  # type: ignore[no-untyped-call]
         self.limit: Any = None
-        if not self.older:
+        if not self.is_older:
             if available_now:
                 self.reader.prepareForTriggerAvailableNow()
             self.limit = self.reader.getDefaultReadLimit()
@@ -64,23 +64,23 @@ class Query:
             start = self.log[-2] if len(self.log) > 1 else self.initial()
             if len(self.batches) < len(self.log):
                 self.read(start, self.log[-1])
-            elif self.older:
+            elif self.is_older:
                 self.reader.partitions(*map(json.loads, (self.log[-1], self.log[-1])))
 
     def initial(self) -> str:
         return json.dumps(self.reader.initialOffset())
 
     def choose(self) -> bool:
-        """The next end, which is logged if its text is another; whether it is."""
+        """Logs the next end offset if its text differs; returns whether it does."""
         start = self.log[-1] if self.log else self.initial()
-        if self.older:
-            found = json.dumps(self.reader.latestOffset())
-            assert found == json.dumps(self.reader.latestOffset()), "a second answer is the first"
+        if self.is_older:
+            end = json.dumps(self.reader.latestOffset())
+            assert end == json.dumps(self.reader.latestOffset()), "the second call must be the same"
         else:
-            found = json.dumps(self.reader.latestOffset(json.loads(start), self.limit))
-        if self.log and found == self.log[-1]:
+            end = json.dumps(self.reader.latestOffset(json.loads(start), self.limit))
+        if self.log and end == self.log[-1]:
             return False
-        self.log.append(found)
+        self.log.append(end)
         return True
 
     def batch(self) -> bool:
@@ -92,12 +92,12 @@ class Query:
         return True
 
     def read(self, start: str, end: str) -> None:
-        found = self.reader.partitions(json.loads(start), json.loads(end))
+        partitions = self.reader.partitions(json.loads(start), json.loads(end))
         reader = cloudpickle.loads(self.pickled)
-        # Without partitions Spark makes one of nothing.
-        sent: list[Any] = [cloudpickle.dumps(one) for one in found] or [None]  # type: ignore[no-untyped-call]
-        partitions = (None if one is None else cloudpickle.loads(one) for one in sent)
-        batches = [batch for one in partitions for batch in reader.read(one)]
+        # Without partitions, Spark runs one task with None.
+        sent: list[Any] = [cloudpickle.dumps(each) for each in partitions] or [None]  # type: ignore[no-untyped-call]
+        received = (None if data is None else cloudpickle.loads(data) for data in sent)
+        batches = [batch for partition in received for batch in reader.read(partition)]
         self.batches.append(pa.Table.from_batches(batches, SPARK_SCHEMA))
 
     def all(self) -> int:
@@ -112,19 +112,19 @@ class Query:
 
 
 @pytest.mark.parametrize("spark", SPARKS)
-def test_a_query_that_is_started_again(tmp_path: Path, spark: str) -> None:
+def test_restarted_query_returns_each_row_once(tmp_path: Path, spark: str) -> None:
     tier = GrowingTier(tmp_path / "tier")
     first, second = tier.folder("txn", 0), tier.folder("txn", 1)
     stems = tier.stems(first)
     tier.add(first, stems[:5])
     options = {**tier_options("txn", maxSegmentsPerTrigger="2"), "path": tier.path.as_uri()}
-    query = Query(options, older=spark == "older")
+    query = Query(options, is_older=spark == "older")
     query.start()
     assert query.batch()
     assert query.choose()
     query.start()  # killed before the batch was read
     query.all()
-    query.start()  # stopped when all was read
+    query.start()  # stopped after all rows were read
     assert query.all() == 0
     tier.add(first, stems)
     tier.add(second, tier.stems(second))
@@ -133,14 +133,14 @@ def test_a_query_that_is_started_again(tmp_path: Path, spark: str) -> None:
 
 
 @pytest.mark.parametrize("spark", SPARKS)
-def test_restart_ignores_committed_rows_that_have_expired(tmp_path: Path, spark: str) -> None:
-    """Its first batch is the last one committed, and says itself where it began."""
+def test_restart_ignores_expired_committed_rows(tmp_path: Path, spark: str) -> None:
+    """After a restart, Spark first asks for the last committed batch, whose rows have expired."""
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)
     stems = tier.stems(folder)
     tier.add(folder, stems[:3])
     options = {**tier_options("txn"), "path": tier.path.as_uri()}
-    query = Query(options, older=spark == "older")
+    query = Query(options, is_older=spark == "older")
     query.start()
     assert query.all() == 1
     committed = query.rows().num_rows
@@ -155,13 +155,13 @@ def test_restart_ignores_committed_rows_that_have_expired(tmp_path: Path, spark:
 
 
 @pytest.mark.skipif(sparks_own is None, reason="this Spark has no AvailableNow for sources")
-def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
+def test_available_now_applies_limits_and_ends(tmp_path: Path) -> None:
     tier = GrowingTier(tmp_path / "tier")
     folder = tier.folder("txn", 0)
     stems = tier.stems(folder)
     tier.add(folder, stems[:4])
     options = {**tier_options("txn", maxSegmentsPerTrigger="1"), "path": tier.path.as_uri()}
-    query = Query(options, older=False)
+    query = Query(options, is_older=False)
     query.start(available_now=True)
     assert query.batch()
     tier.add(folder, stems)
@@ -169,30 +169,31 @@ def test_available_now_keeps_the_limits_and_ends(tmp_path: Path) -> None:
     assert query.rows()["offset"].to_numpy().max() < int(stems[4][:20])
     query.start()
     query.limit = ReadAllAvailable()
-    assert query.all() == 1, "once takes all, whatever the limits"
+    assert query.all() == 1, "a single batch, regardless of the limits"
 
 
-def test_a_line_a_batch(caplog: pytest.LogCaptureFixture) -> None:
-    query = Query(tier_options("txn", maxOffsetsPerTrigger="3000"), older=True)
+def test_each_batch_logs_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(tier_options("txn", maxOffsetsPerTrigger="3000"), is_older=True)
     query.start()
     with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
-    lines = [one.getMessage() for one in caplog.records if one.name.endswith("readers")]
-    told = re.findall(r"^micro-batch of (\d+) offsets .*; behind: (.*)$", "\n".join(lines), re.M)
-    offsets = [int(count) for count, _ in told]
+    messages = [entry.getMessage() for entry in caplog.records if entry.name.endswith("readers")]
+    pattern = r"^micro-batch of (\d+) offsets .*; behind: (.*)$"
+    logged = re.findall(pattern, "\n".join(messages), re.M)
+    offsets = [int(count) for count, _ in logged]
     assert offsets[:2] == [3000, 3000]
-    behind = [json.loads(text)["offsets"] for _, text in told]
-    assert behind == [sum(offsets[1:]), offsets[2], 0]
+    lags = [json.loads(text)["offsets"] for _, text in logged]
+    assert lags == [sum(offsets[1:]), offsets[2], 0]
 
 
-def test_the_reader_is_what_spark_looks_for() -> None:
+def test_reader_implements_interfaces_of_spark() -> None:
     reader = TieredKafkaDataSource(tier_options("txn")).streamReader(
         TieredKafkaDataSource(tier_options("txn")).schema()
     )
     assert isinstance(reader, DataSourceStreamReader)
-    # Any parameter says that a start and a limit are taken; without any they may be left out.
+    # Spark passes start and limit if the method has any parameter; older versions pass neither.
     parameters = inspect.signature(reader.latestOffset).parameters.values()
-    assert [one.default for one in parameters] == [None, None]
+    assert [parameter.default for parameter in parameters] == [None, None]
     if sparks_own is not None:
         assert isinstance(reader, sparks_own.SupportsTriggerAvailableNow)
         assert data_source_api.ReadMaxRows is sparks_own.ReadMaxRows
@@ -205,27 +206,29 @@ def test_the_reader_is_what_spark_looks_for() -> None:
     assert not isinstance(limit, ReadAllAvailable)
 
 
-def test_where_nothing_is_new_the_text_stays_as_it_is() -> None:
-    query = Query(tier_options("txn"), older=False)
+def test_latest_offset_without_new_rows_returns_start() -> None:
+    query = Query(tier_options("txn"), is_older=False)
     query.start()
-    start = {"txn": {"1": 3671, "0": 3675}}  # by Spark's Kafka source
+    start = {"txn": {"1": 3671, "0": 3675}}  # written by Spark's Kafka source
     assert query.reader.latestOffset(start, ReadAllAvailable()) is start
 
 
-def test_figures_that_cannot_be_had_do_not_end_a_query(caplog: pytest.LogCaptureFixture) -> None:
-    query = Query(tier_options("txn"), older=True)
+def test_query_continues_if_lag_is_unavailable(caplog: pytest.LogCaptureFixture) -> None:
+    query = Query(tier_options("txn"), is_older=True)
     query.start()
-    down = mock.patch.object(TierStream, "lag", side_effect=StoreUnavailableError("no answer"))
-    with down:
+    unavailable = mock.patch.object(
+        TierStream, "lag", side_effect=StoreUnavailableError("no answer")
+    )
+    with unavailable:
         assert query.all() == 1
         assert query.reader.reportLatestOffset() is None
     assert "no answer" in caplog.text
 
 
-def test_no_secret_is_in_what_spark_logs() -> None:
+def test_offset_log_contains_no_secret() -> None:
     secret = {"s3.access-key-id": "id", "s3.secret-access-key": "do-not-show"}
     options = tier_options("encrypted", **secret)
-    query = Query(options, older=True)
+    query = Query(options, is_older=True)
     query.start()
     query.all()
     assert "do-not-show" not in "".join(query.log)

@@ -1,4 +1,4 @@
-"""The same stream through Spark Connect, with the package installed where the server is."""
+"""Runs a stream in Spark Connect; the package is installed on the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_a_stream_through_spark_connect(tmp_path: Path) -> None:
+def test_stream_in_spark_connect_writes_expected_rows(tmp_path: Path) -> None:
     options = tier_options("txn", maxSegmentsPerTrigger="8", includeHeaders="true")
     child = [sys.executable, "-m", "tests.spark.stream_connect_child"]
     done = subprocess.run(
@@ -41,6 +41,6 @@ def test_a_stream_through_spark_connect(tmp_path: Path) -> None:
     session = "pyspark.sql.connect.session"
     assert done.stdout.splitlines() == [f"{session} {expected.num_rows}"] * 2
     files = sorted(str(path) for path in (tmp_path / "sink").glob("*.parquet"))
-    found = pq.ParquetDataset(files).read().select(SPARK_SCHEMA.names).cast(SPARK_SCHEMA)
-    assert_same_rows(found, expected)
+    rows = pq.ParquetDataset(files).read().select(SPARK_SCHEMA.names).cast(SPARK_SCHEMA)
+    assert_same_rows(rows, expected)
     assert set(json.loads(end_offsets(str(tmp_path / "checkpoint")))["txn"]) == {"0", "1"}

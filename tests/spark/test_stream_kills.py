@@ -1,4 +1,4 @@
-"""kill −9 of a streaming query: each row once in its sink, when it has run to its end."""
+"""Kills streaming queries with SIGKILL; at the end, each row must be in the sink exactly once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from tests.golden_data import IsolationLevel
 
-# Runs of a query that is killed three times; a soak asks for as many as there are kinds, or more.
+# Number of queries that are killed three times; a soak uses at least the number of cases.
 RUNS = int(os.environ.get("KTS_STREAM_RUNS", "1"))
-KILLS_OF_A_RUN = 1 if RUNS == 1 else 3
+KILLS_PER_RUN = 1 if RUNS == 1 else 3
 pytestmark = [
     pytest.mark.kills,
     pytest.mark.slow,
@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 KILLS = ("checkpoint/offsets/0", "sink/_spark_metadata/0", "checkpoint/offsets/2")
-"""The file that appears last before the query is killed, for each of its runs."""
+"""Files after whose creation the query is killed, one per run."""
 LAST_KILL = "checkpoint/commits/3"
 
 
@@ -40,12 +40,12 @@ LAST_KILL = "checkpoint/commits/3"
     ],
     ids=str,
 )
-def test_each_row_once(tmp_path: Path, case: Case) -> None:
+def test_killed_query_writes_each_row_once(tmp_path: Path, case: Case) -> None:
     options = tier_options("txn", includeHeaders="true", maxSegmentsPerTrigger="3")
     query = Query(case, tmp_path, options)
     for name in (*KILLS, LAST_KILL):
-        query.killed_behind(name)
-    query.end()
+        query.kill_after_file(name)
+    query.run_to_end()
     assert_same_rows(query.written(), expected_table("txn", case.isolation_level))
 
 
@@ -53,7 +53,7 @@ def test_each_row_once(tmp_path: Path, case: Case) -> None:
     ("isolation_level", "last_file"),
     [("read_committed", "offsets"), ("read_uncommitted", "commits")],
 )
-def test_each_newer_spark_goes_on(
+def test_query_continues_with_each_newer_spark(
     tmp_path: Path, isolation_level: IsolationLevel, last_file: str
 ) -> None:
     options = tier_options("txn", includeHeaders="true", maxSegmentsPerTrigger="3")
@@ -64,29 +64,29 @@ def test_each_newer_spark_goes_on(
         query = Query(Case(spark, isolation_level, "parquet"), tmp_path, options)
         assert query.batches >= number - 1
         if spark != NEWEST:
-            query.killed_behind(f"checkpoint/{last_file}/{query.batches + 1}")
-    query.end()
+            query.kill_after_file(f"checkpoint/{last_file}/{query.batches + 1}")
+    query.run_to_end()
     assert query.batches == 6, "21 segments"
     assert_same_rows(query.written(), expected_table("txn", isolation_level))
 
 
 @pytest.mark.parametrize("number", range(RUNS))
-def test_killed_anywhere(tmp_path: Path, number: int) -> None:
+def test_query_killed_at_random_times_writes_each_row_once(tmp_path: Path, number: int) -> None:
     seed = os.environ.get("KTS_STREAM_SEED", str(secrets.randbits(31)))
     print(f"KTS_STREAM_SEED={seed}")  # noqa: T201
-    kinds = cases()
-    # Each kind once before one comes again.
-    random.Random(seed).shuffle(kinds)
-    case = kinds[number % len(kinds)]
+    shuffled_cases = cases()
+    # Runs every case once before repeating one.
+    random.Random(seed).shuffle(shuffled_cases)
+    case = shuffled_cases[number % len(shuffled_cases)]
     source = random.Random(f"{seed} {number}")
     topic = source.choice(("txn", "codecs", "epochs", "timeline"))
     expected = expected_table(topic, case.isolation_level)
-    # So many batches that the query is still at work when it is killed for the last time.
-    batches = KILLS_OF_A_RUN * (7 if case.has_slow_batches else 20)
-    most = {"maxOffsetsPerTrigger": str(expected.num_rows // batches)}
-    query = Query(case, tmp_path, tier_options(topic, includeHeaders="true", **most))
-    kills = [query.killed_somewhere(source) for _ in range(KILLS_OF_A_RUN)]
-    query.end()
+    # Enough batches that the query is still running at the last kill.
+    batches = KILLS_PER_RUN * (7 if case.has_slow_batches else 20)
+    limit = {"maxOffsetsPerTrigger": str(expected.num_rows // batches)}
+    query = Query(case, tmp_path, tier_options(topic, includeHeaders="true", **limit))
+    kills = [query.kill_at_random_time(source) for _ in range(KILLS_PER_RUN)]
+    query.run_to_end()
     assert_same_rows(query.written(), expected)
-    told = "; ".join(kills)
-    print(f"run {number}: {case}, {topic}: {told}")  # noqa: T201
+    kill_texts = "; ".join(kills)
+    print(f"run {number}: {case}, {topic}: {kill_texts}")  # noqa: T201

@@ -1,7 +1,7 @@
-"""Sources with names come and go within one query: history first, then the other.
+"""Replaces the named source of a query: first the history, then another source.
 
-Here the other is a stream of this source, too, over a tier of its own: to the query it is another
-source, as Spark's Kafka source would be.
+Here the other source is also a stream of this data source, with a different tier. For the query,
+it is a different source, like Spark's Kafka source.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def evolving(spark: SparkSession) -> Iterator[SparkSession]:
         spark.conf.unset(name)
 
 
-def test_from_one_source_to_another_within_a_query(evolving: SparkSession, tmp_path: Path) -> None:
+def test_query_continues_with_another_named_source(evolving: SparkSession, tmp_path: Path) -> None:
     old, new = GrowingTier(tmp_path / "old"), GrowingTier(tmp_path / "new")
     first, second = (old.folder("txn", number) for number in (0, 1))
     stems = old.stems(first)
@@ -53,9 +53,9 @@ def test_from_one_source_to_another_within_a_query(evolving: SparkSession, tmp_p
     sink, checkpoint = Sink(), str(tmp_path / "checkpoint")
 
     def stream(name: str, tier: GrowingTier, **more: str) -> DataFrame:
-        given = tier_options("txn", includeHeaders="true", minListingIntervalMs="0", **more)
+        options = tier_options("txn", includeHeaders="true", minListingIntervalMs="0", **more)
         reader = evolving.readStream.format("tiered-kafka").name(name)
-        return reader.options(**{**given, "path": tier.path.as_uri()}).load()
+        return reader.options(**{**options, "path": tier.path.as_uri()}).load()
 
     def run(frame: DataFrame) -> None:
         writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint)

@@ -1,4 +1,4 @@
-"""Streams through Spark: all batches together are the batch scan, each row once."""
+"""Streams in Spark: all batches together must equal a batch scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 
 SECONDS = 300
 OLD = ("4.0.", "4.1.")
-"""Sparks without limits per trigger."""
+"""Spark versions without limits per trigger."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def checkpoint(tmp_path: Path) -> Path:
 def writer(
     spark: SparkSession, options: Mapping[str, str], checkpoint: Path, sink: Sink
 ) -> DataStreamWriter:
-    given = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
-    frame = spark.readStream.format("tiered-kafka").options(**given).load()
+    all_options = {"includeHeaders": "true", "minListingIntervalMs": "0", **options}
+    frame = spark.readStream.format("tiered-kafka").options(**all_options).load()
     return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
 
 
@@ -72,7 +72,7 @@ def run_once(writer: DataStreamWriter) -> None:
     "isolation_level",
     ["read_committed", pytest.param("read_uncommitted", marks=pytest.mark.slow)],
 )
-def test_all_batches_together_are_the_batch_scan(
+def test_stream_writes_rows_of_batch_scan(
     registered: SparkSession, checkpoint: Path, isolation_level: IsolationLevel
 ) -> None:
     options = tier_options(
@@ -80,14 +80,14 @@ def test_all_batches_together_are_the_batch_scan(
     )
     sink = Sink()
 
-    def written(frame: DataFrame) -> DataStreamWriter:
+    def sink_writer(frame: DataFrame) -> DataStreamWriter:
         return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
 
-    run_available_now(registered, options, written)
+    run_available_now(registered, options, sink_writer)
     assert len(sink.batches) == 4, "21 segments"
     assert_same_rows(sink.rows(), expected_table("txn", isolation_level))
-    run_available_now(registered, options, written)
-    assert len(sink.batches) == 4, "nothing is new"
+    run_available_now(registered, options, sink_writer)
+    assert len(sink.batches) == 4, "no new rows"
     ends = json.loads(end_offsets(str(checkpoint)))
     if isolation_level == "read_uncommitted":
         assert ends == {"txn": {"0": 3963, "1": 3671}}
@@ -96,7 +96,7 @@ def test_all_batches_together_are_the_batch_scan(
 
 
 @pytest.mark.slow
-def test_a_batch_goes_on_where_a_stream_has_stopped(
+def test_batch_scan_continues_at_end_offsets_of_stream(
     registered: SparkSession, tmp_path: Path, checkpoint: Path
 ) -> None:
     tier, sink = GrowingTier(tmp_path / "tier"), Sink()
@@ -114,7 +114,7 @@ def test_a_batch_goes_on_where_a_stream_has_stopped(
     assert_same_rows(together, expected_table("txn", "read_committed"))
 
 
-def test_a_stream_goes_on_where_it_was_while_the_tier_grows(
+def test_restarted_stream_continues_while_tier_grows(
     registered: SparkSession, tmp_path: Path, checkpoint: Path
 ) -> None:
     tier = GrowingTier(tmp_path / "tier")
@@ -129,7 +129,7 @@ def test_a_stream_goes_on_where_it_was_while_the_tier_grows(
     tier.add(first, tier.stems(first))
     tier.add(second, tier.stems(second))
     last = max(sink.batches)
-    (checkpoint / "commits" / str(last)).unlink()  # killed before that batch was committed
+    (checkpoint / "commits" / str(last)).unlink()  # killed before the batch was committed
     (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
     before = sink.batches.pop(last)
     with started(writer(registered, options, checkpoint, sink)) as query:
@@ -139,7 +139,7 @@ def test_a_stream_goes_on_where_it_was_while_the_tier_grows(
 
 
 @pytest.mark.slow
-def test_once_takes_all(registered: SparkSession, checkpoint: Path) -> None:
+def test_trigger_once_reads_all_rows(registered: SparkSession, checkpoint: Path) -> None:
     options = tier_options("txn", maxSegmentsPerTrigger="6")
     sink = Sink()
     run_once(writer(registered, options, checkpoint, sink))
@@ -151,21 +151,23 @@ def test_once_takes_all(registered: SparkSession, checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Path) -> None:
+def test_stream_with_interval_and_user_schema_counts_rows(
+    registered: SparkSession, checkpoint: Path
+) -> None:
     frame = (
         registered.readStream.format("tiered-kafka")
         .options(**tier_options("codecs"))
         .schema("offset bigint, partition int")
         .load()
     )
-    found: dict[int, int] = {}
-    sink = frame.writeStream.foreachBatch(lambda rows, batch: found.update({batch: rows.count()}))
+    counts: dict[int, int] = {}
+    sink = frame.writeStream.foreachBatch(lambda rows, batch: counts.update({batch: rows.count()}))
     with started(
         sink.option("checkpointLocation", str(checkpoint)).trigger(processingTime="1 second")
     ) as query:
         query.processAllAvailable()
         progress = query.lastProgress
-    assert found == {0: 23962}
+    assert counts == {0: 23962}
     assert progress is not None
     assert json.loads(end_offsets(str(checkpoint))) == {"codecs": {"0": 23962}}
     lags = [lag.offsets for lag in metrics.stream_lag(progress)]
@@ -173,7 +175,7 @@ def test_an_interval_and_fewer_columns(registered: SparkSession, checkpoint: Pat
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_a_later_version_is_refused_by_name(
+def test_checkpoint_of_later_version_raises_error(
     registered: SparkSession, checkpoint: Path
 ) -> None:
     options = tier_options("wide")
@@ -191,17 +193,15 @@ def test_a_checkpoint_of_a_later_version_is_refused_by_name(
         query.processAllAvailable()
 
 
-def test_a_mistake_in_the_options_fails_at_load(registered: SparkSession) -> None:
-    wrong = tier_options("txn", maxOffsetsPerTrigger="-1")
+def test_invalid_option_raises_at_load(registered: SparkSession) -> None:
+    invalid_options = tier_options("txn", maxOffsetsPerTrigger="-1")
     with pytest.raises(Exception, match="must be positive"):
-        registered.readStream.format("tiered-kafka").options(**wrong).load()
+        registered.readStream.format("tiered-kafka").options(**invalid_options).load()
 
 
 @pytest.mark.slow
-def test_what_only_a_batch_can_have_fails_at_the_start(
-    registered: SparkSession, tmp_path: Path
-) -> None:
-    wrong = tier_options("txn", endingOffsets="latest")
-    made = writer(registered, wrong, tmp_path, Sink())
-    with pytest.raises(Exception, match="not valid in a stream"), started(made) as query:
+def test_option_for_batches_only_raises_at_start(registered: SparkSession, tmp_path: Path) -> None:
+    invalid_options = tier_options("txn", endingOffsets="latest")
+    stream_writer = writer(registered, invalid_options, tmp_path, Sink())
+    with pytest.raises(Exception, match="not valid in a stream"), started(stream_writer) as query:
         query.processAllAvailable()

@@ -1,4 +1,4 @@
-"""Decoded values in Spark: the same rows as `scan()` gives, in a batch and in a stream."""
+"""Decoded values in Spark, in a batch and in a stream."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def tier(tmp_path: Path) -> dict[str, str]:
     return write(tmp_path / "tier", [values, [avro(100)]])
 
 
-def loaded(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     register(spark)
     return spark.read.format("tiered-kafka").options(**options).load()
 
 
-def test_a_typed_table(spark: SparkSession, tier: dict[str, str]) -> None:
-    frame = loaded(spark, tier | as_avro(**{"value.mode": "PERMISSIVE"}))
+def test_batch_decodes_avro(spark: SparkSession, tier: dict[str, str]) -> None:
+    frame = load(spark, tier | as_avro(**{"value.mode": "PERMISSIVE"}))
     types = dict(frame.dtypes)
     assert types["value"] == FIELDS
     assert types["valueError"] == "string"
@@ -63,9 +63,9 @@ def test_a_typed_table(spark: SparkSession, tier: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_sums_of_fields(spark: SparkSession, tier: dict[str, str]) -> None:
+def test_aggregation_of_fields_returns_sums(spark: SparkSession, tier: dict[str, str]) -> None:
     options = as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "country,amount"})
-    frame = loaded(spark, tier | options)
+    frame = load(spark, tier | options)
     assert frame.count() == 30
     frame.createOrReplaceTempView("orders")
     query = "SELECT value.country, sum(value.amount) FROM orders WHERE value.amount > 5 GROUP BY 1"
@@ -77,16 +77,16 @@ def test_sums_of_fields(spark: SparkSession, tier: dict[str, str]) -> None:
     assert {row[0]: row[1] for row in spark.sql(query).collect()} == sums
 
 
-def test_failfast_names_the_offset(spark: SparkSession, tier: dict[str, str]) -> None:
-    frame = loaded(spark, tier | as_avro())
+def test_failfast_raises_error_with_offset(spark: SparkSession, tier: dict[str, str]) -> None:
+    frame = load(spark, tier | as_avro())
     with pytest.raises(Exception, match="topic orders, partition 0, offset 17"):
         frame.select("value").collect()
-    # Nobody asks for the value.
-    assert loaded(spark, tier | as_avro(columns="key")).count() == 31
+    # Without the value column, nothing is decoded.
+    assert load(spark, tier | as_avro(columns="key")).count() == 31
 
 
 @pytest.mark.slow
-def test_a_schema_of_the_users(spark: SparkSession, tier: dict[str, str]) -> None:
+def test_user_schema_selects_fields(spark: SparkSession, tier: dict[str, str]) -> None:
     register(spark)
     options = tier | as_avro(**{"value.columns": "amount", "value.mode": "DROPMALFORMED"})
     reader = spark.read.format("tiered-kafka").options(**options)
@@ -97,7 +97,7 @@ def test_a_schema_of_the_users(spark: SparkSession, tier: dict[str, str]) -> Non
 
 
 @pytest.mark.slow
-def test_a_typed_stream(spark: SparkSession, tier: dict[str, str], tmp_path: Path) -> None:
+def test_stream_decodes_avro(spark: SparkSession, tier: dict[str, str], tmp_path: Path) -> None:
     register(spark)
     options = tier | as_avro(**{"value.mode": "DROPMALFORMED", "value.columns": "amount"})
     stream = spark.readStream.format("tiered-kafka").options(**options).load()
@@ -110,7 +110,7 @@ def test_a_typed_stream(spark: SparkSession, tier: dict[str, str], tmp_path: Pat
         .start()
     )
     query.awaitTermination()
-    found = [row.amount for row in spark.sql("SELECT * FROM typed_orders").collect()]
+    amounts = [row.amount for row in spark.sql("SELECT * FROM typed_orders").collect()]
     expected = [number for number in range(30) if number not in (4, 17)]
-    assert sorted(one for one in found if one is not None) == [*expected, 100]
-    assert found.count(None) == 1
+    assert sorted(amount for amount in amounts if amount is not None) == [*expected, 100]
+    assert amounts.count(None) == 1

@@ -1,4 +1,4 @@
-"""Option `where` on fields keeps the rows that Spark's own `.where()` keeps, in ANSI mode."""
+"""Option `where` on fields must keep the same rows as Spark's `.where()`, in ANSI mode."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 ROWS: Final = 300
 
 CONDITIONS: Final = [
-    # Whole numbers, and what they are compared with.
+    # Integers, and values of other types that they are compared with.
     "value.i = 5",
     "value.i > 1 AND value.l < 100",
     "value.l <> 5",
@@ -157,65 +157,65 @@ CONDITIONS: Final = [
 
 
 def rows(seed: int, count: int) -> list[dict[str, Any] | None]:
-    """Rows that agree in many of their fields."""
+    """Returns random rows; many have equal values in a field."""
     chance = random.Random(seed)
 
-    def some(names: dict[str, Any]) -> dict[str, Any]:
+    def random_fields(names: dict[str, Any]) -> dict[str, Any]:
         return {
             name: None if chance.random() < 0.15 else chance.choice(SAMPLES[name]) for name in names
         }
 
-    made: list[dict[str, Any] | None] = []
+    result: list[dict[str, Any] | None] = []
     for _ in range(count):
-        value = some(KINDS) | {"more": [1]}
-        value["u"] = None if chance.random() < 0.2 else some(KINDS)
-        made.append(None if chance.random() < 0.05 else value)
-    return made
+        value = random_fields(KINDS) | {"more": [1]}
+        value["u"] = None if chance.random() < 0.2 else random_fields(KINDS)
+        result.append(None if chance.random() < 0.05 else value)
+    return result
 
 
-def truth(condition: str) -> Column:
-    """Whether it is true; `offset` is quoted, as some versions take it for a clause."""
+def matches(condition: str) -> Column:
+    """Returns a column that is true for matching rows; quotes `offset`, which may be a keyword."""
     from pyspark.sql import functions as f
 
     return f.coalesce(f.expr(f"({condition.replace('offset', '`offset`')})"), f.lit(False))
 
 
-def test_conditions_on_fields(spark: SparkSession, tmp_path: Path) -> None:
+def test_where_on_fields_keeps_rows_of_spark(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
     writer = Writer(SCHEMA)
-    values = [one if one is None else writer(one) for one in rows(7, ROWS)]
+    values = [row if row is None else writer(row) for row in rows(7, ROWS)]
     options = write(tmp_path, [values]) | {"value.format": "avro", "value.schema": writer.text}
     frame = spark.read.format("tiered-kafka").options(**options).load().cache()
     wrong: dict[str, tuple[list[int], list[int]]] = {}
-    some = 0
+    selective_count = 0
     for start in range(0, len(CONDITIONS), 40):
         chunk = CONDITIONS[start : start + 40]
-        answers = frame.select("offset", *map(truth, chunk)).toDF("offset", *chunk).collect()
+        results = frame.select("offset", *map(matches, chunk)).toDF("offset", *chunk).collect()
         for condition in chunk:
-            wanted = sorted(row.offset for row in answers if row[condition])
+            expected_offsets = sorted(row.offset for row in results if row[condition])
             scan = kts_source.scan(options | {"where": condition, "timeZone": "UTC"})
-            found = scan.select(["offset"]).to_table(threads=1)["offset"].to_pylist()
-            if found != wanted:
-                wrong[condition] = (found, wanted)
-            some += 0 < len(wanted) < ROWS
+            offsets = scan.select(["offset"]).to_table(threads=1)["offset"].to_pylist()
+            if offsets != expected_offsets:
+                wrong[condition] = (offsets, expected_offsets)
+            selective_count += 0 < len(expected_offsets) < ROWS
     frame.unpersist()
     assert not wrong
-    assert some > 0.9 * len(CONDITIONS), "the conditions say too little"
+    assert selective_count > 0.9 * len(CONDITIONS), "too many conditions match all or no rows"
 
 
-def test_in_a_scan_and_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+def test_where_on_fields_applies_to_batch_and_stream(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     writer = Writer(SCHEMA)
-    values = [one if one is None else writer(one) for one in rows(8, 100)]
+    values = [row if row is None else writer(row) for row in rows(8, 100)]
     options = write(tmp_path / "tier", [values])
     options |= {"value.format": "avro", "value.schema": writer.text}
     narrow = options | {"where": "value.u.i = 5 AND offset >= 10", "value.columns": "s"}
     frame = spark.read.format("tiered-kafka").options(**options).load()
-    wanted = frame.where("value.u.i = 5 AND `offset` >= 10").selectExpr("`offset`", "value.s")
-    expected = sorted(map(tuple, wanted.collect()))
-    found = spark.read.format("tiered-kafka").options(**narrow).load()
-    assert sorted(map(tuple, found.selectExpr("`offset`", "value.s").collect())) == expected
+    filtered = frame.where("value.u.i = 5 AND `offset` >= 10").selectExpr("`offset`", "value.s")
+    expected = sorted(map(tuple, filtered.collect()))
+    narrowed = spark.read.format("tiered-kafka").options(**narrow).load()
+    assert sorted(map(tuple, narrowed.selectExpr("`offset`", "value.s").collect())) == expected
     assert 0 < len(expected) < 90
     query = (
         spark.readStream.format("tiered-kafka")

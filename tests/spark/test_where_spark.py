@@ -1,4 +1,4 @@
-"""Option `where` gives the rows that Spark's own `.where()` gives, for hundreds of predicates."""
+"""Option `where` must keep the same rows as Spark's `.where()`, for hundreds of predicates."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 TOPICS: Final = ("codecs", "txn", "evolved")
 PREDICATES: Final = 240
 SAMPLED: Final = 400
-"""Rows of each topic that the predicates draw their values from."""
-PLACE: Final = ("topic", "partition", "offset")
-AT_ONCE: Final = 40
+"""Number of rows per topic from which the predicates take their values."""
+ROW_KEY: Final = ("topic", "partition", "offset")
+CHUNK_SIZE: Final = 40
 
 _HEADER = re.compile(r"header\(('(?:[^'\\]|\\.)*')\)")
 _OFFSET = re.compile(r"(?<![`\w])offset(?![`\w])")
 
 
 def for_spark(condition: str) -> str:
-    """The same condition over the columns of the table, without `header`.
+    """Translates a condition to Spark: replaces `header` and quotes `offset`.
 
-    `offset` is quoted: where it follows WHERE some versions take it for the clause.
+    Some Spark versions parse an unquoted `offset` after WHERE as a clause.
     """
     last = r"try_element_at(filter(headers, h -> h.key = \1), -1).value"
     return _OFFSET.sub("`offset`", _HEADER.sub(last, condition))
 
 
 class Conditions:
-    """Random conditions over the values that a table holds."""
+    """Creates random conditions with values of a table."""
 
     def __init__(self, table: pa.Table, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -66,7 +66,7 @@ class Conditions:
         leaves = [self._bytes, self._bytes, self._bytes, self._number, self._timestamp]
         return self._chance.choice(leaves)()
 
-    def _value(self, column: str) -> Any:  # noqa: ANN401 - of any column
+    def _value(self, column: str) -> Any:  # noqa: ANN401 - a value of any column
         row = self._chance.choice(self._rows)
         if column.startswith("header"):
             pairs = row["headers"]
@@ -91,7 +91,7 @@ class Conditions:
             lambda: f"{column} IS {self._not()}NULL",
             lambda: f"isnull({column})",
             lambda: f"{wrapped} {self._not()}LIKE {self._pattern(column)}",
-            lambda: f"{self._part()}({column}, {self._piece(column)})",
+            lambda: f"{self._text_function()}({column}, {self._piece(column)})",
             lambda: f"{column} IS {self._not()}DISTINCT FROM {self._literal(column)}",
             lambda: f"key {op} value",
         ]
@@ -100,11 +100,11 @@ class Conditions:
     def _not(self) -> str:
         return self._chance.choice(["", "NOT "])
 
-    def _part(self) -> str:
+    def _text_function(self) -> str:
         return self._chance.choice(["startswith", "endswith", "contains"])
 
     def _literal(self, column: str, data: bytes | None = None) -> str:
-        """A value of the column or a little beside it, as text where that is possible."""
+        """Returns a literal with a value of the column or a similar one, as text if possible."""
         value = self._value(column) if data is None else data
         if value is None:
             return "NULL" if self._chance.random() < 0.3 else "''"
@@ -127,8 +127,8 @@ class Conditions:
         value = self._value(column) or b""
         start = self._chance.randint(0, max(0, len(value) - 1))
         size = self._chance.randint(0, 3)
-        part = value[:size] if self._chance.random() < 0.5 else value[start : start + size]
-        return self._literal(column, part)
+        piece = value[:size] if self._chance.random() < 0.5 else value[start : start + size]
+        return self._literal(column, piece)
 
     def _pattern(self, column: str) -> str:
         value = (self._value(column) or b"")[:6].decode(errors="ignore")
@@ -164,7 +164,7 @@ class Conditions:
         stamps = sorted(self._value("timestamp") for _ in range(2))
         zoned = [stamp.strftime("%Y-%m-%d %H:%M:%S.%f") + "Z" for stamp in stamps]
         op = self._chance.choice(["=", "<>", "<", "<=", ">", ">=", "<=>"])
-        # Without a zone: option timeZone here, the session's zone in Spark, both UTC.
+        # Without a zone, both use UTC: option timeZone here, the session's zone in Spark.
         plain = stamps[0].strftime("%Y-%m-%dT%H:%M:%S")
         return self._chance.choice(
             [
@@ -190,19 +190,19 @@ def sample(topic: str) -> pa.Table:
 
 
 def conditions_of(topic: str, count: int) -> list[str]:
-    made = Conditions(sample(topic), seed=len(topic))
-    return list(dict.fromkeys(made.condition() for _ in range(count)))
+    generator = Conditions(sample(topic), seed=len(topic))
+    return list(dict.fromkeys(generator.condition() for _ in range(count)))
 
 
-def where_of_spark(frame: DataFrame, conditions: Sequence[str]) -> pa.Table:
-    """Place columns, and one column for each condition that says where it is true."""
+def evaluated_by_spark(frame: DataFrame, conditions: Sequence[str]) -> pa.Table:
+    """Returns the key columns of each row and a boolean column per condition."""
     from pyspark.sql import functions as f
 
-    truths = [
+    results = [
         f.coalesce(f.expr(f"({for_spark(condition)})"), f.lit(False)).alias(f"c{number}")
         for number, condition in enumerate(conditions)
     ]
-    return frame.select(*(f.col(name) for name in PLACE), *truths).toArrow()
+    return frame.select(*(f.col(name) for name in ROW_KEY), *results).toArrow()
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def load(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # two scans for each of many predicates
 @pytest.mark.parametrize("topic", TOPICS)
-def test_generated_predicates(registered: SparkSession, topic: str) -> None:
+def test_random_predicates_keep_rows_of_spark(registered: SparkSession, topic: str) -> None:
     conditions = conditions_of(topic, PREDICATES // len(TOPICS))
     assert len(conditions) >= 0.9 * PREDICATES / len(TOPICS)
     expected = expected_table(topic, "read_committed")
@@ -226,22 +226,22 @@ def test_generated_predicates(registered: SparkSession, topic: str) -> None:
         f"`{name}` {kind}"
         for name, kind in load(registered, tier_options(topic, includeHeaders="true")).dtypes
     )
-    # Spark judges the rows a broker gave, not those this source reads.
+    # Spark evaluates the conditions on the broker's rows, not on rows that this source read.
     frame = registered.createDataFrame(expected, schema).cache()
-    some = 0
-    for first in range(0, len(conditions), AT_ONCE):
-        chunk = conditions[first : first + AT_ONCE]
-        answers = where_of_spark(frame, chunk)
+    selective_count = 0
+    for first in range(0, len(conditions), CHUNK_SIZE):
+        chunk = conditions[first : first + CHUNK_SIZE]
+        results = evaluated_by_spark(frame, chunk)
         for number, condition in enumerate(chunk):
-            wanted = answers.filter(answers[f"c{number}"]).select(PLACE)
+            expected_rows = results.filter(results[f"c{number}"]).select(ROW_KEY)
             options = tier_options(topic, where=condition, timeZone="UTC")
-            found = run(plan_scan(parse_options(options)), options)
-            assert found.num_rows == wanted.num_rows, condition
-            if wanted.num_rows:
-                assert_same_rows(found.select(PLACE), wanted)
-            some += 0 < wanted.num_rows < expected.num_rows
+            rows = run(plan_scan(parse_options(options)), options)
+            assert rows.num_rows == expected_rows.num_rows, condition
+            if expected_rows.num_rows:
+                assert_same_rows(rows.select(ROW_KEY), expected_rows)
+            selective_count += 0 < expected_rows.num_rows < expected.num_rows
     frame.unpersist()
-    assert some > len(conditions) // 4, "the predicates say too little"
+    assert selective_count > len(conditions) // 4, "too many predicates match all or no rows"
 
 
 HAND_MADE: Final = [
@@ -259,13 +259,13 @@ HAND_MADE: Final = [
 
 
 @pytest.mark.parametrize("condition", only(3, HAND_MADE))
-def test_where_in_the_option_is_where_in_spark(registered: SparkSession, condition: str) -> None:
+def test_where_option_keeps_rows_of_spark_where(registered: SparkSession, condition: str) -> None:
     options = tier_options("codecs", includeHeaders="true")
-    wanted = load(registered, options).where(for_spark(condition)).toArrow()
-    found = load(registered, {**options, "where": condition, "timeZone": "UTC"}).toArrow()
-    assert found.num_rows == wanted.num_rows
-    if wanted.num_rows:
-        assert_same_rows(found, wanted)
+    expected = load(registered, options).where(for_spark(condition)).toArrow()
+    rows = load(registered, {**options, "where": condition, "timeZone": "UTC"}).toArrow()
+    assert rows.num_rows == expected.num_rows
+    if expected.num_rows:
+        assert_same_rows(rows, expected)
 
 
 MALFORMED: Final = [
@@ -290,8 +290,8 @@ PATTERNS: Final = ["_", "__", "___", "a_b", "%_", "_a", "%é", "_é", "a%b", "%a
 
 
 @pytest.mark.slow
-def test_like_on_malformed_text(registered: SparkSession) -> None:
-    """Spark decodes in Java; both must see as many characters."""
+def test_like_matches_malformed_text_like_spark(registered: SparkSession) -> None:
+    """Spark decodes text in Java; both must count the same number of characters."""
     from kts_source.predicate.evaluate import evaluate
 
     frame = registered.createDataFrame(
@@ -301,7 +301,7 @@ def test_like_on_malformed_text(registered: SparkSession) -> None:
     batch = pa.record_batch({"value": pa.array(MALFORMED, pa.binary())})
     for pattern in PATTERNS:
         condition = f"value LIKE '{pattern}'"
-        wanted = {row.number for row in frame.where(condition).collect()}
-        found = evaluate(parse_predicate(condition), batch).to_pylist()
-        assert {number for number, one in enumerate(found) if one} == wanted, pattern
+        expected = {row.number for row in frame.where(condition).collect()}
+        mask = evaluate(parse_predicate(condition), batch).to_pylist()
+        assert {number for number, is_match in enumerate(mask) if is_match} == expected, pattern
     frame.unpersist()

@@ -1,4 +1,4 @@
-"""The table as a whole: its schema, all topics in one scan, one task or many, every layout."""
+"""Tests the table in Spark: schema, all topics in a scan, one or many tasks, layouts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ KAFKA_SOURCE_SCHEMA = StructType(
 
 @pytest.fixture
 def tiered(spark: SparkSession) -> SparkSession:
-    """The session with the source registered."""
+    """Registers the data source."""
     register(spark)
     return spark
 
@@ -64,7 +64,7 @@ def expected_of_all(level: IsolationLevel) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("level", "cut"),
+    ("level", "limits"),
     [
         pytest.param(
             "read_committed",
@@ -78,30 +78,30 @@ def expected_of_all(level: IsolationLevel) -> pa.Table:
         ),
     ],
 )
-def test_rows_of_every_topic(
-    tiered: SparkSession, level: IsolationLevel, cut: dict[str, str]
+def test_scan_of_all_topics_returns_expected_rows(
+    tiered: SparkSession, level: IsolationLevel, limits: dict[str, str]
 ) -> None:
-    frame = load(tiered, ",".join(TOPICS), isolationLevel=level, includeHeaders="true", **cut)
-    found = frame.toArrow()
-    if cut["targetPartitionBytes"] == "1g":
+    frame = load(tiered, ",".join(TOPICS), isolationLevel=level, includeHeaders="true", **limits)
+    table = frame.toArrow()
+    if limits["targetPartitionBytes"] == "1g":
         assert frame.rdd.getNumPartitions() == 1
     else:
         assert frame.rdd.getNumPartitions() > 50
-    assert found.column_names == SPARK_SCHEMA.names
+    assert table.column_names == SPARK_SCHEMA.names
     for topic in TOPICS:
-        of_topic = found.filter(pc.field("topic") == topic)
-        assert_same_rows(of_topic, expected_table(topic, level))
-    assert found.num_rows == expected_of_all(level).num_rows
+        topic_rows = table.filter(pc.field("topic") == topic)
+        assert_same_rows(topic_rows, expected_table(topic, level))
+    assert table.num_rows == expected_of_all(level).num_rows
 
 
-def test_both_incarnations_of_a_topic_by_their_ids(tiered: SparkSession) -> None:
+def test_topic_id_selects_incarnation(tiered: SparkSession) -> None:
     for name, incarnation in (("recreated", 0), ("recreated-previous", 1)):
         topic_id = topic_summary("recreated", incarnation)["topicId"]
-        found = load(tiered, "recreated", topicId=topic_id, includeHeaders="true").toArrow()
-        assert_same_rows(found, expected_table(name, "read_committed"))
+        rows = load(tiered, "recreated", topicId=topic_id, includeHeaders="true").toArrow()
+        assert_same_rows(rows, expected_table(name, "read_committed"))
 
 
-def test_schema_is_that_of_sparks_kafka_source(tiered: SparkSession) -> None:
+def test_schema_matches_spark_kafka_source(tiered: SparkSession) -> None:
     assert load(tiered, "codecs").schema == KAFKA_SOURCE_SCHEMA
     with_headers = load(tiered, "codecs", includeHeaders="true").schema
     assert with_headers == StructType(
@@ -112,9 +112,7 @@ def test_schema_is_that_of_sparks_kafka_source(tiered: SparkSession) -> None:
 @pytest.mark.parametrize(
     "columns", [("offset", "value"), ("partition", "offset", "timestamp"), ("offset", "headers")]
 )
-def test_narrower_schemas_give_the_same_rows(
-    tiered: SparkSession, columns: tuple[str, ...]
-) -> None:
+def test_narrower_schema_returns_same_rows(tiered: SparkSession, columns: tuple[str, ...]) -> None:
     expected = expected_table("codecs", "read_committed")
     by_option = load(tiered, "codecs", columns=",".join(columns))
     assert by_option.columns == list(columns)
@@ -128,7 +126,7 @@ def test_narrower_schemas_give_the_same_rows(
     assert_same_rows(by_schema.toArrow(), expected)
 
 
-def test_counts_need_no_columns_of_their_own(tiered: SparkSession) -> None:
+def test_count_is_independent_of_columns(tiered: SparkSession) -> None:
     frame = load(tiered, "txn", isolationLevel="read_uncommitted")
     expected = expected_table("txn", "read_uncommitted").num_rows
     assert frame.count() == expected
@@ -139,14 +137,14 @@ def test_counts_need_no_columns_of_their_own(tiered: SparkSession) -> None:
     )
 
 
-def test_the_layout_of_local_tiered_storage(tiered: SparkSession) -> None:
+def test_layout_of_local_tiered_storage_returns_expected_rows(tiered: SparkSession) -> None:
     roots = [
         path
         for path in LOCAL_TIER.rglob("*")
         if path.is_dir() and path.name == "kafka-tiered-storage"
     ]
     root = roots[0] if roots else LOCAL_TIER / "tier"
-    found = (
+    table = (
         tiered.read.format("tiered-kafka")
         .options(path=root.as_uri(), layout="local-tiered-storage", subscribe="codecs,txn")
         .option("includeHeaders", "true")
@@ -155,10 +153,10 @@ def test_the_layout_of_local_tiered_storage(tiered: SparkSession) -> None:
     )
     for topic in ("codecs", "txn"):
         expected = expected_table(topic, "read_committed", folder=LOCAL_TIER / "expected")
-        assert_same_rows(found.filter(pc.field("topic") == topic), expected)
+        assert_same_rows(table.filter(pc.field("topic") == topic), expected)
 
 
-def test_a_missing_key_names_its_id(tiered: SparkSession) -> None:
+def test_missing_key_raises_error_with_key_id(tiered: SparkSession) -> None:
     options = {
         name: value for name, value in tier_options("encrypted").items() if "encryption" not in name
     }
@@ -166,9 +164,7 @@ def test_a_missing_key_names_its_id(tiered: SparkSession) -> None:
         tiered.read.format("tiered-kafka").options(**options).load().count()
 
 
-def test_explain_holds_no_key_and_no_credential(
-    tiered: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_shows_no_secrets(tiered: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     secret = "do-not-show-this-secret"
     frame = load(tiered, "txn", storageOptions=f'{{"secret": "{secret}"}}')
     frame.explain(extended=True)

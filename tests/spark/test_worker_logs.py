@@ -1,4 +1,4 @@
-"""What workers log can be read back from Spark."""
+"""Tests that Spark collects the log lines of workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SETTING = "spark.sql.pyspark.worker.logging.enabled"
 
 
 @pytest.fixture
-def ours() -> Iterator[logging.Logger]:
+def product_logger() -> Iterator[logging.Logger]:
     logger = logging.getLogger("kts_source")
     before = logger.level
     logger.setLevel(logging.NOTSET)
@@ -31,9 +31,9 @@ def ours() -> Iterator[logging.Logger]:
 
 
 @pytest.mark.slow
-def test_every_task_is_a_line_of_sparks_worker_logs(spark: SparkSession) -> None:
+def test_each_task_logs_a_line_in_worker_logs(spark: SparkSession) -> None:
     if not hasattr(spark.tvf, "python_worker_logs"):
-        pytest.skip("Spark 4.1 began to collect what workers log")
+        pytest.skip("Spark collects worker logs since 4.1")
     register(spark)
     spark.conf.set(SETTING, "true")
     try:
@@ -54,27 +54,27 @@ def test_every_task_is_a_line_of_sparks_worker_logs(spark: SparkSession) -> None
 
 
 @pytest.mark.parametrize(
-    ("collected", "chosen", "expected"),
+    ("is_collected", "configured", "expected"),
     [
         (True, logging.NOTSET, logging.INFO),
         (True, logging.ERROR, logging.ERROR),
         (False, logging.NOTSET, logging.NOTSET),
     ],
 )
-def test_a_level_is_chosen_only_where_nobody_did(
-    ours: logging.Logger,
+def test_log_level_is_set_only_if_not_configured(
+    product_logger: logging.Logger,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    collected: bool,
-    chosen: int,
+    is_collected: bool,
+    configured: int,
     expected: int,
 ) -> None:
-    if collected:
+    if is_collected:
         monkeypatch.setenv(COLLECTED, "a-session")
     else:
         monkeypatch.delenv(COLLECTED, raising=False)
-    ours.setLevel(chosen)
+    product_logger.setLevel(configured)
     reader = TieredKafkaBatchReader(parse_options(tier_options("codecs")))
     partition, *_ = reader.partitions()
     list(reader.read(partition))
-    assert ours.level == expected
+    assert product_logger.level == expected

@@ -1,4 +1,4 @@
-"""Workers whose Python lacks the package say which Python that is, and what to set."""
+"""Workers whose Python lacks the package raise an error that names that Python and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kts_source.spark.jobs import ExportReader, export_data_source
 from kts_source.spark.readers import TieredKafkaBatchReader
 
 ROOT = Path(__file__).resolve().parents[2]
-ASKED = "set PYSPARK_PYTHON to the path of a Python that has it"
+ADVICE = "set PYSPARK_PYTHON to the path of a Python that has it"
 
 SESSION = """
 import os, sys
@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from kts_source import backfill, register
 from tests.golden_data import tier_options
 
-os.environ["PYTHONPATH"] = sys.argv[3]  # what Spark hands to its workers
+os.environ["PYTHONPATH"] = sys.argv[3]  # Spark passes it to its workers
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
@@ -46,14 +46,14 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter of the same version without any package."""
+    """Creates an interpreter of the same version without packages."""
     home = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     return home / "bin" / "python"
 
 
 @pytest.mark.parametrize(
-    "travels",
+    "pickled_object",
     [
         TieredKafkaDataSource,
         TieredKafkaBatchReader,
@@ -62,13 +62,13 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["source", "reader", "export reader", "export"],
 )
-def test_what_travels_explains_itself_where_the_package_is_missing(
-    bare_python: Path, tmp_path: Path, travels: object
+def test_unpickling_without_package_raises_error_with_advice(
+    bare_python: Path, tmp_path: Path, pickled_object: object
 ) -> None:
     for package in (pyspark, py4j):
         assert package.__file__ is not None
         (tmp_path / package.__name__).symlink_to(Path(package.__file__).parent)
-    (tmp_path / "pickled").write_bytes(cloudpickle.dumps(travels))  # type: ignore[no-untyped-call]
+    (tmp_path / "pickled").write_bytes(cloudpickle.dumps(pickled_object))  # type: ignore[no-untyped-call]
     program = (
         "import pickle; found = pickle.load(open('pickled', 'rb'));"
         " found({}).schema() if isinstance(found, type) else None"
@@ -83,25 +83,25 @@ def test_what_travels_explains_itself_where_the_package_is_missing(
     )
     assert "ModuleNotFoundError: No module named 'kts_source': Spark runs its" in done.stderr
     assert f"Python workers with {bare_python} (Python 3." in done.stderr
-    assert ASKED in done.stderr
+    assert ADVICE in done.stderr
 
 
-def test_where_the_package_is_installed_classes_arrive_as_they_are() -> None:
-    for travels in (TieredKafkaDataSource, TieredKafkaBatchReader, ExportReader):
-        sent: bytes = cloudpickle.dumps(travels)  # type: ignore[no-untyped-call]
-        assert pickle.loads(sent) is travels
+def test_unpickling_with_package_returns_same_class() -> None:
+    for pickled_class in (TieredKafkaDataSource, TieredKafkaBatchReader, ExportReader):
+        data: bytes = cloudpickle.dumps(pickled_class)  # type: ignore[no-untyped-call]
+        assert pickle.loads(data) is pickled_class
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("on_the_path", "missing"), [("", "kts_source"), (str(ROOT), "")], ids=["nothing", "package"]
+    ("python_path", "missing"), [("", "kts_source"), (str(ROOT), "")], ids=["nothing", "package"]
 )
-@pytest.mark.parametrize("what", ["scan", "backfill"])
-def test_spark_shows_it(
-    bare_python: Path, tmp_path: Path, what: str, on_the_path: str, missing: str
+@pytest.mark.parametrize("command", ["scan", "backfill"])
+def test_spark_reports_missing_package(
+    bare_python: Path, tmp_path: Path, command: str, python_path: str, missing: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SESSION, what, str(tmp_path / "lake"), on_the_path],
+        [sys.executable, "-c", SESSION, command, str(tmp_path / "lake"), python_path],
         cwd=tmp_path,
         env={**os.environ, "PYSPARK_PYTHON": str(bare_python), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -110,21 +110,21 @@ def test_spark_shows_it(
     )
     assert f"No module named '{missing}" in done.stdout, done.stderr
     assert f"Python workers with {bare_python} (Python 3." in done.stdout
-    assert ASKED in done.stdout
+    assert ADVICE in done.stdout
     assert not (tmp_path / "lake").exists() or not list((tmp_path / "lake").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("given", [None, "/opt/python"])
-def test_commands_start_spark_with_their_own_interpreter(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
+@pytest.mark.parametrize("configured", [None, "/opt/python"])
+def test_session_builder_sets_interpreters(
+    monkeypatch: pytest.MonkeyPatch, configured: str | None
 ) -> None:
     from kts_source.spark.datasource import session_builder
 
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.setenv(name, "")  # monkeypatch restores it at the end
         monkeypatch.delenv(name)
-    if given is not None:
-        monkeypatch.setenv("PYSPARK_PYTHON", given)
+    if configured is not None:
+        monkeypatch.setenv("PYSPARK_PYTHON", configured)
     session_builder()
-    assert os.environ["PYSPARK_PYTHON"] == (given or sys.executable)
+    assert os.environ["PYSPARK_PYTHON"] == (configured or sys.executable)
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable

@@ -1,5 +1,6 @@
-"""What a worker that is used again does not repeat. Seen in a process of its own, whose `pyspark`
-comes from the archive that Spark puts on its workers' path.
+"""Reused workers do not repeat expensive steps.
+
+Runs separate processes whose `pyspark` is in the archive that Spark puts on its workers' path.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ print("fine")
 """
 
 
-@pytest.mark.skipif(not ARCHIVES, reason="this pyspark has no archive of itself")
-def test_sparks_own_archives_are_not_read_again_for_every_task(tmp_path: Path) -> None:
+@pytest.mark.skipif(not ARCHIVES, reason="this pyspark contains no archive")
+def test_finders_of_archives_are_removed(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "user.zip", "w") as file:
         file.writestr("added_by_the_user.py", "")
-    # Before everything else, where Spark puts them too.
+    # First on the path, as in Spark.
     path = os.pathsep.join(map(str, [*ARCHIVES, tmp_path / "user.zip", ROOT]))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -78,7 +79,7 @@ def test_sparks_own_archives_are_not_read_again_for_every_task(tmp_path: Path) -
     assert done.stdout == "fine\n", done.stderr
 
 
-def test_nothing_is_forgotten_where_pyspark_lies_in_a_folder() -> None:
+def test_finders_stay_if_pyspark_is_a_folder() -> None:
     program = """
 import sys
 import pyspark.sql.types
@@ -98,21 +99,21 @@ assert before and sys.path_importer_cache == before
     [
         ("4.0.1", (3, 11), True),
         ("4.0.1", (3, 12), True),
-        ("4.0.1", (3, 13), False),  # reads an archive with the next import from it
+        ("4.0.1", (3, 13), False),  # the next import from an archive reads it
         ("4.1.1", (3, 11), False),
         ("3.5.6", (3, 11), False),
         ("5.0.0", (3, 11), False),
     ],
 )
-def test_finders_are_forgotten_where_they_would_read_anew(
+def test_versions_that_read_archives_repeatedly(
     spark: str, python: tuple[int, int], expected: bool
 ) -> None:
     assert worker_tuning._reads_archives_anew(spark, python) == expected
 
 
 @pytest.fixture
-def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done to the garbage collector, which does none of it."""
+def collector_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Records the calls to the garbage collector instead of executing them."""
     calls: list[str] = []
     for name in ("disable", "freeze", "unfreeze", "collect"):
         monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
@@ -120,24 +121,24 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def _in_a_worker(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+def _simulate_worker(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     spec = importlib.machinery.ModuleSpec(module, None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
 
 
-def _task() -> None:
+def _run_task() -> None:
     with worker_tuning.garbage_left_alone():
         pass
     worker_tuning.end_task()
 
 
 @pytest.mark.parametrize("daemon", ["pyspark.daemon", "kts_source.spark.daemon"])
-def test_the_collector_is_directed_in_sparks_workers(
-    monkeypatch: pytest.MonkeyPatch, touched: list[str], daemon: str
+def test_worker_of_spark_controls_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch, collector_calls: list[str], daemon: str
 ) -> None:
-    _in_a_worker(monkeypatch, daemon)
-    _task()
-    assert touched == ["disable", "freeze", "unfreeze", "collect", "freeze"]
+    _simulate_worker(monkeypatch, daemon)
+    _run_task()
+    assert collector_calls == ["disable", "freeze", "unfreeze", "collect", "freeze"]
 
 
 @pytest.mark.parametrize(
@@ -148,14 +149,18 @@ def test_the_collector_is_directed_in_sparks_workers(
         ("pyspark.daemon", "4.1.1", "off"),
     ],
 )
-def test_and_nowhere_else(
-    monkeypatch: pytest.MonkeyPatch, touched: list[str], module: str, spark: str, tuning: str
+def test_other_process_does_not_control_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+    collector_calls: list[str],
+    module: str,
+    spark: str,
+    tuning: str,
 ) -> None:
-    _in_a_worker(monkeypatch, module)
+    _simulate_worker(monkeypatch, module)
     monkeypatch.setattr(pyspark, "__version__", spark)
     monkeypatch.setenv("KTS_TUNING", tuning)
-    _task()
-    assert touched == []
+    _run_task()
+    assert collector_calls == []
 
 
 class _Failing:
@@ -165,7 +170,7 @@ class _Failing:
         raise OSError("broken")
 
 
-def test_a_task_that_fails_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_task_calls_end_task(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(jobs, "end_task", lambda: ended.append("export"))
     monkeypatch.setattr(task_rows, "end_task", lambda: ended.append("scan"))
