@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.docs import sample_tier
+from tests.docs.checks import CHECKS
 from tests.docs.fences import EXECUTED, PAGES, PYTHON, SHOWN, Block, blocks
 from tests.docs.shell import run_shell
 
@@ -81,6 +82,8 @@ def run(
                 _run_python(page, block, namespace)
             elif block.language in EXECUTED:
                 run_shell(block.text, tmp_path, monkeypatch)
+        for check in CHECKS.get(page.name, ()):
+            assert eval(check, namespace), f"{page.name}: {check}"
 
     return run_page
 
@@ -152,6 +155,10 @@ def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
         if block.language not in (*EXECUTED, *SHOWN)
     ]
     assert unknown == []
+
+
+def test_checks_name_pages_with_examples() -> None:
+    assert set(CHECKS) <= {page.name for page in (*WITH_SPARK, *WITHOUT_SPARK)}
 
 
 def test_no_page_with_examples_is_left_out() -> None:
