@@ -157,10 +157,6 @@ def test_every_fence_is_executed_or_known_to_be_no_program() -> None:
     assert unknown == []
 
 
-def test_checks_name_pages_with_examples() -> None:
-    assert set(CHECKS) <= {page.name for page in (*WITH_SPARK, *WITHOUT_SPARK)}
-
-
 def test_no_page_with_examples_is_left_out() -> None:
     executed = {*WITH_SPARK, *WITHOUT_SPARK}
     assert [
