@@ -184,8 +184,8 @@ def _bounds(
     if libraries is None:
         return words
     return (
-        f"{words}; with our work between tasks, while libraries read, check and copy the same"
-        f" bytes: {ratio(libraries, found[peer]):.2f} ×"
+        f"{words}; with our shortcuts between tasks, while libraries read, check and copy the"
+        f" same bytes: {ratio(libraries, found[peer]):.2f} ×"
     )
 
 
