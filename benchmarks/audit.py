@@ -85,7 +85,7 @@ def _bytes(quick: bool) -> list[Row]:
         at_least("level bytes, zstd tier: of the codec alone", codec / undone, "×", 0.8),
         Row("level bytes, zstd tier", giga / undone, "GB/s"),
         Row("zstd of the same chunks alone", giga / codec, "GB/s"),
-        Row("zstd of the same chunks, and CRC-32C of what they hold", giga / least, "GB/s"),
+        Row("zstd of the same chunks, and CRC-32C of their content", giga / least, "GB/s"),
     ]
 
 

@@ -80,7 +80,7 @@ def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
             "×",
         ).noted(
             "no plan, no checks, no metrics; scan().to_reader() is"
-            f" {times.ratio(('loop',), 'one'):.3g} × of it"
+            f" {times.ratio(('loop',), 'one'):.3g} × of this"
         ),
     ]
 
@@ -149,7 +149,7 @@ def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
             "×",
         ).noted(
             "the same batches from memory through Polars' interface for sources take"
-            f" {times.median('polars plugin'):.2f} s: it makes its own layout of each, and a thread"
+            f" {times.median('polars plugin'):.2f} s: it copies each, and a thread"
             f" reads meanwhile"
         ),
         Row(

@@ -83,7 +83,7 @@ def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
             f"two threads that read a window and decode it, of two processes that do, {what}",
             times.ratio(("processes that loop",), "threads that loop"),
             "×",
-        ).noted("no plan, no checks, nothing handed over: what the system and memory allow"),
+        ).noted("no plan, no checks, nothing handed over: the limit of system and memory"),
         Row(
             f"two threads that only decode, from memory, of two processes that do, {what}",
             times.ratio(("processes that decode",), "threads that decode"),

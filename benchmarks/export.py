@@ -144,9 +144,9 @@ def _one_against_spark(
     theirs_took = statistics.median(sparks)
     note = (
         f"a Python data source that yields nothing takes {nothing:.2f} s; on {_CORES} cores the"
-        f" codecs alone {codecs:.2f} s, writing the rows from memory {written:.2f} s: with nothing"
-        f" besides the former an export reaches {theirs_took / (codecs + nothing):.2g} ×, the"
-        f" latter {theirs_took / (written + nothing):.2g} ×"
+        f" codecs alone {codecs:.2f} s, writing the rows from memory {written:.2f} s. The"
+        f" codecs alone would allow {theirs_took / (codecs + nothing):.2g} ×, the writer alone"
+        f" {theirs_took / (written + nothing):.2g} ×"
     )
     what = f"{tier.shape.value_bytes} B records"
     speed = tier.records / statistics.median(ours) / 1e6

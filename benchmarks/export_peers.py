@@ -66,7 +66,7 @@ def _one(bench: Bench, name: str) -> list[Row]:
         at_least(against, mine.times_faster_than(theirs), "×", _SPEED_GOALS[name]).noted(
             f"{mine.seconds:.2f} s against {theirs.seconds:.2f}; a Python data source that yields"
             f" nothing takes {empty.seconds:.2f} s, writing the rows from memory {writing:.2f} s of"
-            f" one core: an export that does nothing besides reaches {alone:.3g} ×"
+            f" one core: these steps alone would allow {alone:.3g} ×"
         ),
         at_least(
             f"{against}: times fewer processor seconds, the broker's counted",
@@ -76,7 +76,7 @@ def _one(bench: Bench, name: str) -> list[Row]:
         ).noted(
             f"ours {jvm:.2f} s JVM and {python:.2f} s Python, theirs {theirs.processor:.2f} s; a"
             f" Python data source that yields nothing takes {empty.processor:.2f} s, writing the"
-            f" rows from memory {writing:.2f} s: an export that does nothing besides reaches"
+            f" rows from memory {writing:.2f} s: these steps alone would allow"
             f" {theirs.processor / (writing + empty.processor):.3g} ×"
         ),
     ]

@@ -79,8 +79,8 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
             row = at_most(title, ours, "s", 0.8) if is_warm else Row(title, ours, "s")
             rows.append(
                 row.noted(
-                    f"{min(seconds):.2f} to {max(seconds):.2f} s, of which the wire takes"
-                    f" {wire:.2f}; a source that has its rows takes {none:.2f} in a new worker"
+                    f"{min(seconds):.2f} to {max(seconds):.2f} s, including {wire:.2f} s on the"
+                    f" network; a source with rows in memory takes {none:.2f} s in a new worker"
                 )
             )
     touched = max(most for run in runs.values() for most in run.touched)

@@ -81,7 +81,7 @@ def _bounds(found: Mapping[str, Timings]) -> str:
         found[name].times_faster_than(found["kafka"]) for name in ("ceiling", "libraries")
     )
     return (
-        f"batches that are there already, handed to Spark: {alone:.2f} ×; while libraries read,"
+        f"ready batches, handed to Spark: {alone:.2f} ×; while libraries read,"
         f" check, decompress and copy the same bytes from disk: {libraries:.2f} ×"
     )
 

@@ -95,7 +95,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             "×",
             _SHARE_GOAL,
         ).noted(
-            f"{_TASKS} tasks on {_CORES} cores: each begins {first * 1e3:.0f} ms later, with 1"
-            f" MiB from afar, which alone leaves {near / (near + waiting):.2f} ×"
+            f"{_TASKS} tasks on {_CORES} cores: each begins {first * 1e3:.0f} ms later,"
+            f" after its first remote MiB. This alone allows {near / (near + waiting):.2f} ×"
         ),
     ]

@@ -179,13 +179,13 @@ def _bounds(
 ) -> str:
     """The bounds of every source in Python, in the same run; a quick one has the first alone."""
     alone = ratio(found[f"ceiling{session}"], found[peer])
-    words = f"batches that are there already, handed to Spark: {alone:.2f} ×"
+    words = f"ready batches, handed to Spark: {alone:.2f} ×"
     libraries = found.get(f"libraries{session}")
     if libraries is None:
         return words
     return (
-        f"{words}; with what Spark repeats between tasks kept as short as ours, while libraries"
-        f" read, check and copy the same bytes: {ratio(libraries, found[peer]):.2f} ×"
+        f"{words}; with our shortcuts between tasks, while libraries read, check and copy the"
+        f" same bytes: {ratio(libraries, found[peer]):.2f} ×"
     )
 
 

@@ -29,7 +29,7 @@ TITLES: Final = {
     "typed_peers": "Typed values, against Spark's Kafka source",
     "metadata": "Records of `__remote_log_metadata`, one core",
     "find": "Records of some keys",
-    "hybrid": "Brokers, alone and beside the tier",
+    "hybrid": "Brokers, alone and with a tier",
     "hybrid_disk": "A broker's disk, in place",
     "stream": "Streams",
     "engines": "Without Spark",
@@ -115,7 +115,7 @@ HEADLINES: Final = (
         " in the tier",
         "a stream that catches up",
         f"{_SOURCE}, streaming",
-        "one batch scan: the stream reaches 0.96 × of it",
+        "one batch scan: the stream reaches 0.96 × of its speed",
     ),
     Headline(
         "decode",
@@ -278,11 +278,11 @@ def _budget(budgets: Mapping[str, Mapping[str, float]]) -> list[str]:
     lines = [
         "## Where the time goes",
         "",
-        "Processor nanoseconds a record in each stage, of a full scan into `noop` in the newest"
-        " Spark. Fetch, decrypt, chunk and the sum of frame to Arrow are from the scan's own"
-        " metrics; frame, CRC and codec are the library alone on the same bytes, and decode →"
-        " Arrow is what is left; Python → JVM is what else the Python workers use; JVM is the"
-        " JVM's. The largest is bold.",
+        "Processor nanoseconds per record and stage, for a full scan into `noop` in the newest"
+        " Spark. Fetch, decrypt, chunk and the sum of frame to Arrow come from the scan's metrics."
+        " Frame, CRC and codec are measured with the library alone on the same bytes; decode →"
+        " Arrow is the rest of that sum. Python → JVM is the remaining time of the Python workers,"
+        " JVM the time of the JVM. The largest figure of a row is bold.",
         "",
         "| workload | " + " | ".join(stages) + " | of the ceiling's |",
         "|---" * (len(stages) + 1) + "|---|",

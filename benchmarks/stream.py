@@ -143,7 +143,7 @@ def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
     what = f"a batch in a tier of {partitions * segments:,} segments, one new"
     return [
         at_most(
-            f"{what}: driver work beside the store's time",
+            f"{what}: driver work without the store's time",
             statistics.median(seconds) * 1e3,
             "ms",
             60,

@@ -166,7 +166,6 @@ def _columns(bench: Bench) -> list[Row]:
             "×",
             3.5,
         ).noted(
-            f"batches that are there already: {handed:.3g} ×, of which columns=offset runs at"
-            f" {share:.3g} of the speed"
+            f"ready batches: {handed:.3g} ×; columns=offset runs at {share:.3g} of their speed"
         ),
     ]

@@ -50,64 +50,66 @@ if TYPE_CHECKING:
 REPORT: Final = Path("benchmarks") / "SOAK.md"
 INTRODUCTION: Final = """# Soak: bad inputs, random histories, stores that fail
 
-The last whole run of each part by `make soak`, as it wrote it.
+Results of the last complete run of each part of `make soak`.
 """
 PARTS: Final = {
     "histories": (
         "Histories of scans",
-        "Leaders, transactions, uploads, crashes, retention, lost objects and spoiled side files at"
-        " random; rows equal the surviving log at both isolation levels, or an error names the"
-        " missing ranges exactly when some are missing.",
+        "Random leaders, transactions, uploads, crashes, retention, lost objects and damaged side"
+        " files. The rows equal the surviving log at both isolation levels. An error names the"
+        " missing ranges if, and only if, some are missing.",
     ),
     "exports": (
         "Histories of exports",
-        "The same lives with exports into Parquet folders, Delta and Iceberg tables, which die,"
-        " race, resume, replay plans, lose objects and answers, are cleaned up and rolled back; the"
-        " table holds what was committed, each row once, and an election, a shorter log or a"
-        " rollback is refused.",
+        "The same histories with exports into Parquet folders, Delta and Iceberg tables. Exports"
+        " are killed, run concurrently, resume, replay plans, lose objects and responses, are"
+        " cleaned up and rolled back. The table contains the committed rows, each once. An"
+        " election, a shorter log or a rollback raises an error.",
     ),
     "flips": (
         "Flipped bits in headers",
-        "One bit at a time is wrong in the header of a batch at the boundary of a read, in both"
-        " layouts and all message formats; bounded scans, conditions, searches, counts and exports"
-        " return the right rows or an error.",
+        "One flipped bit in the header of a batch at the boundary of a read, in both layouts and"
+        " all message formats. Bounded scans, conditions, searches, counts and exports return the"
+        " right rows or raise an error.",
     ),
     "fuzz": (
         "Bad inputs",
-        "Any bytes give a value or a format error with a position inside the input, within 5 s of"
-        " CPU time and 192 MiB; the kernels give the same as the readable decoder, on inputs that"
-        " lie between guard pages.",
+        "Arbitrary bytes result in a value or a format error with a position in the input, within"
+        " 5 s of CPU time and 192 MiB. The kernels return the same as the readable decoder. Guard"
+        " pages surround the inputs.",
     ),
     "faults": (
         "Faulted scans",
-        "Scans of the golden tier through stores whose requests fail, stall, break off or lie; each"
-        " gives the consumer's rows or an error.",
+        "Scans of the golden tier through stores with requests that fail, stall, end early or"
+        " return wrong bytes. Each scan returns the consumer's rows or raises an error.",
     ),
     "hybrid": (
         "Scans of tier and brokers",
-        "Scans with random options of a real cluster, while producers, transactions, uploads, local"
-        " deletion, retention and DeleteRecords go on and objects of the tier are missing; rows"
-        " equal a consumer's of the same offsets, or an error names what the log start has passed.",
+        "Scans of a real cluster with random options, during production, transactions, uploads,"
+        " local deletion, retention and DeleteRecords, and with missing objects in the tier. The"
+        " rows equal a consumer's rows of the same offsets, or an error names the offsets that the"
+        " log start has passed.",
     ),
     "disks": (
         "Disks after a crash",
-        "Copies of a running broker's disk under transactional load, compaction and DeleteRecords;"
-        " logs and indexes cut, zeroed, flipped or gone at random beyond the recovery point; rows,"
-        " log starts and ends equal those of a broker that starts on that copy, at both levels.",
+        "Copies of a running broker's disk under transactional load, compaction and"
+        " DeleteRecords. Logs and indexes after the recovery point are cut, zeroed, flipped or"
+        " deleted at random. Rows, log starts and ends equal those of a broker that starts on the"
+        " copy, at both isolation levels.",
     ),
     "streams": (
         "Streams that are killed",
-        "Queries on Spark 4.0 to 4.3 of which the driver, the JVM, the process that plans, one that"
-        " reads, or all are killed at any time, three times a run; each row once in a file sink,"
-        " and in a Delta table by foreachBatch, which deltalake writes, or Spark where Delta has a"
-        " release for it. Kills are counted; every kind of run comes once, at least.",
+        "Queries on Spark 4.0 to 4.3. The driver, the JVM, the planning process, a reading"
+        " process or all processes are killed at random times, three times per run. Each row is"
+        " once in a file sink, and in a Delta table written by foreachBatch, with deltalake, or"
+        " with Spark if Delta has a release for it. Kills are counted. Each kind of run occurs at"
+        " least once.",
     ),
     "live": (
         "Streams of a live cluster",
-        "Seconds in which a real cluster is written, with transactions, uploads, retention and"
-        " restarts, while queries of every Spark and both isolation levels follow it, one at a"
-        " time, and are killed over and over; each row that a consumer is given stands once in each"
-        " sink.",
+        "The unit is a second of writes to a real cluster, with transactions, uploads, retention"
+        " and restarts. Queries of every Spark version and both isolation levels follow it, one at"
+        " a time, and are killed repeatedly. Each row that a consumer gets is once in each sink.",
     ),
 }
 """Title and promise of each part, in order."""

@@ -58,14 +58,14 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     (
         "sasl.oauthbearer.client.credentials.client.id",
         "",
-        "Client id of the endpoint; wins over the login module's `clientId`.",
+        "Client id for the endpoint. Overrides the login module's `clientId`.",
     ),
     (
         "sasl.oauthbearer.client.credentials.client.secret",
         "",
-        "Its secret; wins over `clientSecret`.",
+        "Client secret. Overrides `clientSecret`.",
     ),
-    ("sasl.oauthbearer.scope", "", "Scope of the token; wins over `scope`."),
+    ("sasl.oauthbearer.scope", "", "Scope of the token. Overrides `scope`."),
     (
         "sasl.oauthbearer.header.urlencode",
         "false",
@@ -89,7 +89,7 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
         "",
         "File with trusted certificates; default: the authorities of this machine.",
     ),
-    ("ssl.truststore.password", "", "Its password."),
+    ("ssl.truststore.password", "", "Password of the truststore."),
     (
         "ssl.truststore.certificates",
         "",
@@ -97,14 +97,14 @@ SECURITY_OPTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ),
     ("ssl.keystore.type", "JKS", "`PKCS12` or `PEM`; JKS opens PKCS12, as in Java."),
     ("ssl.keystore.location", "", "File with the client's key and certificates (mutual TLS)."),
-    ("ssl.keystore.password", "", "Its password."),
+    ("ssl.keystore.password", "", "Password of the keystore."),
     ("ssl.keystore.key", "", "The key (PKCS#8) in the option itself, with type `PEM`."),
-    ("ssl.keystore.certificate.chain", "", "Its certificates, the key's own first."),
+    ("ssl.keystore.certificate.chain", "", "Certificates of the key; the key's own comes first."),
     ("ssl.key.password", "", "Password of an encrypted key in PEM."),
     (
         "ssl.endpoint.identification.algorithm",
         "https",
-        "Empty: the host name in a broker's certificate is not checked.",
+        "Empty: host names in certificates of brokers are not checked.",
     ),
     (
         "ssl.enabled.protocols",

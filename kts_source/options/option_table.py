@@ -55,7 +55,7 @@ _ESSENTIAL: Final = (
         parse_text,
         "Root of the tier: `s3://bucket`, `file:///…`, a folder, any fsspec URL, or a list of"
         " presigned URLs (`https://…/list.json`, `presigned+file:///…/list.txt`; query strings are"
-        " kept secret). With `layout=kafka-logs` several, separated by commas. Required.",
+        " kept secret). With `layout=kafka-logs`, several paths separated by commas. Required.",
     ),
     Option(
         "keyPrefix",
@@ -66,7 +66,7 @@ _ESSENTIAL: Final = (
     Option(
         "subscribe",
         parse_subscribe,
-        "Topics, separated by commas. Exactly one of `subscribe`, `subscribePattern`, `assign`.",
+        "Topics, separated by commas. Set one of `subscribe`, `subscribePattern` and `assign`.",
     ),
     Option(
         "startingOffsets",
@@ -84,14 +84,14 @@ _ESSENTIAL: Final = (
     Option(
         "startingTimestamp",
         parse_timestamp,
-        "Start at the first offset whose timestamp is at or after this, in ms since the epoch; wins"
-        " over `startingOffsetsByTimestamp` and `startingOffsets`.",
+        "Starts at the first record with this timestamp or a later one, in ms since the epoch."
+        " Overrides `startingOffsetsByTimestamp` and `startingOffsets`.",
     ),
     Option(
         "endingTimestamp",
         parse_timestamp,
-        "End before the first offset whose timestamp is at or after this, in ms, or at the end if"
-        " there is none.",
+        "Ends before the first record with this timestamp or a later one, in ms since the epoch."
+        " Without such a record, `latest` applies.",
     ),
     Option(
         "isolationLevel",
@@ -103,15 +103,15 @@ _ESSENTIAL: Final = (
     Option(
         "columns",
         parse_columns,
-        "Only these columns, in this order; the others are neither decoded nor copied.",
+        "Columns to return, in this order. Other columns are neither decoded nor copied.",
     ),
     Option(
         "where",
         parse_text,
-        "Only rows for which this Spark SQL condition is true, evaluated in the tasks:"
-        " `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`, `IS NULL`,"
-        " `AND`, `OR`, `NOT` over the columns, `header('name')` and fields such as `value.user.id`,"
-        " including those that are not selected.",
+        "Spark SQL condition; tasks return only rows for which it is true. Supports comparisons"
+        " such as `key = 'k'`, `IN`, `BETWEEN`, `LIKE`, `startswith`, `endswith`, `contains`,"
+        " `IS NULL`, `AND`, `OR` and `NOT` over columns, `header('name')` and fields such as"
+        " `value.user.id`, even if they are not selected.",
     ),
 )
 """The options that most reads need."""
@@ -127,8 +127,8 @@ _MORE: Final = (
     Option(
         "tailPath",
         parse_text,
-        "Log directories of brokers that are gone, or a folder of them; several are separated by"
-        " commas. Records that the tier lacks, usually the newest, are read from there.",
+        "Log directories of lost brokers, or a folder with such directories; several paths are"
+        " separated by commas. Records that the tier lacks, usually the newest, are read there.",
     ),
     Option(
         "catalog",
@@ -161,25 +161,26 @@ _MORE: Final = (
     Option(
         "startingOffsetsByTimestamp",
         parse_partition_timestamps,
-        'Start timestamps by partition: `{"topic":{"0":1700000000000}}`; wins over'
+        'Start timestamps by partition: `{"topic":{"0":1700000000000}}`. Overrides'
         " `startingOffsets`.",
     ),
     Option(
         "endingOffsetsByTimestamp",
         parse_partition_timestamps,
-        "End timestamps by partition; wins over `endingOffsets`.",
+        "End timestamps by partition. Overrides `endingOffsets`.",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
         partial(parse_choice, choices=("error", "latest")),
-        "When no offset has the starting timestamp: `error`, or `latest` (an empty range).",
+        "If no record is as late as the starting timestamp: `error`, or `latest` (no rows).",
         default="error",
     ),
     Option(
         "maxTimestampAheadMs",
         parse_int,
-        "Asserts that no record's timestamp is more than this many ms after its segment's upload."
-        " Timestamp bounds then read only manifests of objects modified since, otherwise all.",
+        "Asserts that timestamps of records are at most this many ms after the upload of their"
+        " segment. Plans with timestamp bounds then read only manifests of objects modified since"
+        " that time. Otherwise they read all manifests.",
     ),
     Option("includeHeaders", parse_bool, "Adds column `headers`.", default="false"),
     Option(
@@ -192,13 +193,13 @@ _MORE: Final = (
     Option(
         "timestampRange",
         parse_timestamp_range,
-        "Only rows whose timestamp is in `start,stop` (ms since the epoch, the stop exclusive; one"
-        " may be empty). It filters rows and does not change offset bounds.",
+        "Range of timestamps, `start,stop`, in ms since the epoch, without the stop; either may be"
+        " empty. Filters rows and does not change offset bounds.",
     ),
     Option(
         "timeZone",
         parse_time_zone,
-        "Zone of timestamps in `where` that have none: `Europe/Zurich`, `UTC`, `+02:00`.",
+        "Zone of timestamps without a zone in `where`: `Europe/Zurich`, `UTC`, `+02:00`.",
     ),
     Option(
         "failOnDataLoss",
@@ -210,7 +211,7 @@ _MORE: Final = (
     Option(
         "checkCrcs",
         parse_bool,
-        "Verify the checksum of every record batch read. Alias: `kafka.check.crcs`.",
+        "`false` skips the verification of checksums of record batches. Alias: `kafka.check.crcs`.",
         default="true",
     ),
     Option(
@@ -252,23 +253,23 @@ _MORE: Final = (
     Option(
         "maxPlanBytes",
         parse_byte_size,
-        "Refuse a plan that would fetch more stored bytes, before any task starts.",
+        "Maximum stored bytes of a plan. A larger plan is an error before any task starts.",
     ),
     Option(
         "maxPlanRequests",
         parse_positive_int,
-        "Refuse a plan that would send more requests, before any task starts.",
+        "Maximum requests of a plan. A larger plan is an error before any task starts.",
     ),
     Option(
         "planFile",
         parse_text,
-        "Read exactly this plan, written as JSON by an earlier run, without planning again; an"
-        " option that contradicts it is an error.",
+        "File with a plan as JSON from an earlier run. The scan reads exactly this plan, and a"
+        " contradicting option is an error.",
     ),
     Option(
         "maxBatchBytes",
         partial(parse_byte_size, least=HEADER_SIZE, most=MAX_INT32),
-        "Refuse a record batch that is, or decompresses to, more than this.",
+        "Maximum size of a record batch, compressed or not. A larger batch is an error.",
         default="256m",
     ),
     Option(

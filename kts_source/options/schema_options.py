@@ -104,7 +104,7 @@ _ACCESS_OPTIONS: Final = (
     (
         _CA,
         parse_text,
-        "PEM file with the certificates that the registry is trusted by; default: those of the"
+        "PEM file with trusted certificates for the registry; default: the certificates of the"
         " machine. The driver reads this file and the next two.",
     ),
     (_CERTIFICATE, parse_text, "PEM file with the client certificate."),
@@ -120,7 +120,7 @@ def registry_options(column: str) -> Iterator[Option]:
     yield Option(
         f"{column}.{URL}",
         _parse_location,
-        "With the `-confluent` formats: where schemas are, by id: `http(s)://…` with Confluent's"
+        "With the `-confluent` formats: source of schemas by id, `http(s)://…` with Confluent's"
         " API, or a folder of `<id>.avsc` (`.desc` with Protobuf) that every worker can read. User"
         " and password in the URL are kept secret. With `avro-glue`: a folder of `<uuid>.avsc`."
         " With `avro-apicurio`: the URL of Apicurio's own API (`…/apis/registry/v2`), or a folder.",

@@ -97,7 +97,7 @@ STREAM_OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "stopAtEnd",
         parse_bool,
-        "`true` fixes the end when the query starts; the next query reads what is tiered later."
+        "`true` fixes the end when the query starts; the next query reads later segments."
         " For Spark 4.0 and 4.1, where `Trigger.AvailableNow` ignores limits.",
         default="false",
     ),

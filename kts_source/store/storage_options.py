@@ -44,7 +44,7 @@ S3_OPTIONS: tuple[tuple[str, str], ...] = (
     ("s3.connect-timeout", "seconds to wait for a connection; default `fetchConnectTimeoutMs`"),
     (
         "s3.request-timeout",
-        "seconds a connection may be idle while an answer is awaited; default `fetchReadTimeoutMs`",
+        "max seconds between two received bytes of a response; default `fetchReadTimeoutMs`",
     ),
     ("s3.proxy-uri", "URL of an HTTP proxy"),
     ("s3.profile-name", "profile of the AWS configuration files"),

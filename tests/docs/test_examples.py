@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.docs import sample_tier
+from tests.docs.checks import CHECKS
 from tests.docs.fences import EXECUTED, PAGES, PYTHON, SHOWN, Block, blocks
 from tests.docs.shell import run_shell
 
@@ -81,6 +82,8 @@ def run(
                 _run_python(page, block, namespace)
             elif block.language in EXECUTED:
                 run_shell(block.text, tmp_path, monkeypatch)
+        for check in CHECKS.get(page.name, ()):
+            assert eval(check, namespace), f"{page.name}: {check}"
 
     return run_page
 

@@ -59,7 +59,7 @@ INTERNAL_ERRORS = {"ContradictedIntervalsError"}
 
 
 def test_errors_have_an_entry_in_troubleshooting() -> None:
-    entries = re.findall(r"^### `(\w+)`$", _page("troubleshooting.md"), re.MULTILINE)
+    entries = re.findall(r"^### `(\w+)`$", _page("troubleshooting-reference.md"), re.MULTILINE)
     assert len(entries) == len(set(entries))
     assert _error_classes() - set(entries) == INTERNAL_ERRORS
     assert set(entries) <= _error_classes()

@@ -27,7 +27,7 @@ from tests.kts_source.auditing.damaged_tier import NOW_MS, TOPIC, healthy_segmen
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAGE = (ROOT / "docs" / "audit.md").read_text()
+PAGE = (ROOT / "docs" / "audit-reference.md").read_text()
 
 
 def create_finding(name: str, topic: str = TOPIC, start: int | None = 0) -> Finding:

@@ -1,0 +1,54 @@
+"""Checks of the examples in the docs, kept out of the pages that users read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CHECKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "backfill.md": (
+        "report.rows == 260",
+        "again.rows == 0",
+        "{span.topic for span in events.ranges} == {'orders', 'payments'}",
+        "(values.rows, values.rejected) == (260, 0)",
+        "slim.rows == 260",
+        "(latest.rows_read, latest.rows) == (260, 14)",
+        """starting == '{"orders": {"0": 180, "1": 80}}'""",
+        "checked.verified[0].startswith('verified 260 rows of 2 partitions')",
+    ),
+    "backfill-reference.md": ("table.num_rows == 260",),
+    "audit.md": (
+        "not report.errors",
+        "[served.records for served in report.partitions] == [180, 80]",
+        "metadata.level == 'metadata' and not metadata.errors",
+    ),
+    "find.md": (
+        "table.num_rows == 104",
+        "certificate.complete and certificate.exhaustive",
+        "indexed.num_rows == 53",
+    ),
+    "compatibility.md": ("again.tasks == plan(tier).tasks",),
+    "encryption.md": ("cards.tier_end == 30", "describe(tier).partitions == (cards,)"),
+    "exactness.md": ("payments.tier_end == 112", "payments.last_stable_offset == 102"),
+    "getting-started.md": (
+        "few.columns == ['offset', 'value']",
+        "0 < day.count() < df.count()",
+    ),
+    "security.md": ("str(secret) == '***'",),
+    "segment-format.md": (
+        "table.to_pydict() == {'offset': [40, 41], 'key': [b'a', None], 'value': [b'hello', None]}",
+    ),
+    "stores.md": (
+        "describe({**tier, **keys}) == describe(tier)",
+        "describe({**tier, **own}) == describe(tier)",
+        "describe(local) == describe(tier)",
+        "describe(presigned) == describe(tier)",
+        "describe(mirrored) == describe(tier)",
+        "describe(cached) == describe(tier)",
+    ),
+    "streaming.md": ("copied.count() == 260", "again.exception() is None", "rest.count() == 0"),
+    "where.md": ("plan(zoned).tasks",),
+}
+"""Name of a page -> expressions that are true in its namespace after its last example."""

@@ -1,0 +1,29 @@
+"""Tests that checks of examples belong to pages with examples, and that named modules exist."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.checks import CHECKS
+from tests.docs.fences import EXECUTED, PAGES, ROOT, blocks
+
+
+def test_checks_name_pages_with_examples() -> None:
+    pages = {
+        page.name for page in PAGES if any(block.language in EXECUTED for block in blocks(page))
+    }
+    assert set(CHECKS) <= pages
+
+
+def test_modules_on_pages_exist() -> None:
+    folders = (
+        ROOT,
+        *(ROOT / name for name in ("kts_source", "segment_format", "kts_source/planning")),
+    )
+    missing = [
+        f"{page.name}: {module}"
+        for page in PAGES
+        for module in re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)+\.py)`", page.read_text())
+        if not any((folder / module).exists() for folder in folders)
+    ]
+    assert missing == []
