@@ -1,4 +1,4 @@
-"""The parts of the transaction check that need no log."""
+"""Checks of transaction markers that need no log."""
 
 from __future__ import annotations
 
