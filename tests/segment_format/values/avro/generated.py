@@ -1,4 +1,4 @@
-"""Random schemas, readers of them, and values: bytes that follow a schema as it allows."""
+"""Generates random Avro schemas, reader schemas, and encoded values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PROMOTIONS: Final = {
 
 
 class Schemas:
-    """Random schemas as JSON has them."""
+    """Generates random schemas in JSON form."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -64,7 +64,7 @@ class Schemas:
         return f"{prefix}{self._names}"
 
     def record(self, depth: int = 3) -> dict[str, Any]:
-        """A record of a few fields."""
+        """Returns a record of a few fields."""
         count = self.random.randint(1, 6)
         fields = [{"name": self._name("f"), "type": self.any(depth - 1)} for _ in range(count)]
         record = {"type": "record", "name": self._name("R"), "fields": fields}
@@ -73,7 +73,7 @@ class Schemas:
         return record
 
     def any(self, depth: int = 3) -> Json:
-        """Any schema."""
+        """Returns a schema of any type."""
         kind = self.random.random()
         if depth <= 0 or kind < 0.35:
             return self.random.choice(_PRIMITIVES)
@@ -118,7 +118,7 @@ class Schemas:
         return branches or ["null", "long"]
 
     def reader(self, writer: Json) -> Json:
-        """A reader of what a writer wrote, with most of what evolution allows."""
+        """Returns a reader schema for a writer schema, using most kinds of schema evolution."""
         roll = self.random.random()
         if isinstance(writer, list):
             branches = [self.reader(one) if roll < 0.3 else one for one in writer]
@@ -172,13 +172,13 @@ class Schemas:
 
 
 class Values:
-    """Random values of schemas, as bytes."""
+    """Generates random encoded values of schemas."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
 
     def long(self, value: int) -> bytes:
-        """A number, now and then in more bytes than it needs."""
+        """Returns a number, sometimes in more bytes than necessary."""
         raw = value << 1 if value >= 0 else (-value << 1) - 1
         out = bytearray()
         while raw > 0x7F:
@@ -197,11 +197,11 @@ class Values:
         return self.random.choice(choices)
 
     def sized(self, data: bytes) -> bytes:
-        """Bytes behind their length."""
+        """Returns the length followed by the bytes."""
         return self.long(len(data)) + data
 
     def of(self, schema: Schema) -> bytes:
-        """A value."""
+        """Returns a random encoded value."""
         random = self.random
         match schema:
             case s.Record():
@@ -269,7 +269,7 @@ class Values:
         return out + self.long(0)
 
     def spoiled(self, data: bytes) -> bytes:
-        """The bytes with something wrong, most likely."""
+        """Returns the bytes with a random change, which is usually an error."""
         random = self.random
         if not data:
             return b"\x01"
@@ -278,6 +278,6 @@ class Values:
             return data[: random.randrange(len(data))]
         if roll < 0.4:
             return data + random.randbytes(1)
-        at = random.randrange(len(data))
-        byte = random.choice([0, 1, 0x7F, 0x80, 0xFF, data[at] ^ 1 << random.randrange(8)])
-        return data[:at] + bytes([byte]) + data[at + 1 :]
+        position = random.randrange(len(data))
+        byte = random.choice([0, 1, 0x7F, 0x80, 0xFF, data[position] ^ 1 << random.randrange(8)])
+        return data[:position] + bytes([byte]) + data[position + 1 :]

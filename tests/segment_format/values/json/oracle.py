@@ -1,4 +1,4 @@
-"""What a JSON value is, by Python's own parser: the yardstick of the kernels."""
+"""Reference for the JSON kernels: decodes values with Python's own parser."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ EPOCH: Final = datetime(1970, 1, 1)
 
 
 class WrongError(Exception):
-    """The value is bad."""
+    """Raised if a value is invalid."""
 
 
 class Number(str):
-    """A number as it is written."""
+    """A number with its original spelling."""
 
     __slots__ = ()
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object, duplicates and all."""
+    """The pairs of an object, including duplicate keys."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ def _check_strings(value: Any) -> None:  # noqa: ANN401
 
 
 def parsed(text: bytes) -> Any:  # noqa: ANN401
-    """The value with numbers as `Number` and objects as `Pairs`."""
+    """Returns the parsed value, with numbers as `Number` and objects as `Pairs`."""
     try:
         value = json.loads(
             text.decode(),
@@ -68,14 +68,15 @@ def parsed(text: bytes) -> Any:  # noqa: ANN401
             object_pairs_hook=Pairs,
         )
         _check_strings(value)
-    except ValueError as error:  # UTF-8, JSON, surrogates
+    except ValueError as error:  # covers UTF-8, JSON and surrogate errors
         raise WrongError(str(error)) from error
     return value
 
 
 def exact(text: str) -> tuple[int, int]:
-    """A number as digits · 10^exponent, without zeros at the end; digits beyond all types are cut
-    to too many.
+    """Returns a number as digits · 10^exponent without trailing zeros.
+
+    Digits that exceed every type are cut to a count that still exceeds every type.
     """
     match = NUMBER.fullmatch(text)
     assert match, text
@@ -102,7 +103,7 @@ def _integer(text: str, bits: int) -> int:
 
 
 def _decimal(text: str, kind: pa.DataType) -> int:
-    """Unscaled."""
+    """Returns the unscaled integer of a decimal."""
     digits, exponent = exact(text)
     shift = exponent + kind.scale
     if digits and not 0 <= shift <= 40:
@@ -121,12 +122,12 @@ def _double(text: str) -> float:
 
 
 def single(text: str) -> float:
-    """The nearest float32, found among neighbours by exact distance."""
+    """Returns the nearest float32, chosen among neighbors by exact distance."""
     if abs(float(text)) > 1e60:
         raise WrongError("out of range")
     with np.errstate(over="ignore"):
         middle = np.float32(float(text))
-    if abs(float(text)) < 1e-60:  # the exact value may take all memory
+    if abs(float(text)) < 1e-60:  # avoids exact values that need too much memory
         return float(middle)
     match = NUMBER.fullmatch(text)
     assert match
@@ -136,9 +137,9 @@ def single(text: str) -> float:
     )
     beyond = Fraction(2) ** 128
 
-    def distance(one: np.float32) -> tuple[Fraction, int]:
-        exactly = beyond if np.isinf(one) else Fraction(float(one))
-        return abs(value - exactly), int(one.view(np.uint32)) & 1
+    def distance(candidate: np.float32) -> tuple[Fraction, int]:
+        exactly = beyond if np.isinf(candidate) else Fraction(float(candidate))
+        return abs(value - exactly), int(candidate.view(np.uint32)) & 1
 
     middle = abs(middle)
     with np.errstate(over="ignore"):
@@ -179,7 +180,7 @@ def _micros(text: str, zoned: bool) -> int:
 
 
 def _binary(text: str) -> bytes:
-    if len(text) % 4:  # Python lets padding behind whole groups pass
+    if len(text) % 4:  # Python accepts padding after complete groups
         raise WrongError("padding")
     try:
         return base64.b64decode(text, validate=True)
@@ -187,15 +188,16 @@ def _binary(text: str) -> bytes:
         raise WrongError(str(error)) from error
 
 
-def _of(value: Any, wanted: type) -> Any:  # noqa: ANN401
-    if type(value) is not wanted:
-        raise WrongError(f"not {wanted}")
+def _of(value: Any, expected_type: type) -> Any:  # noqa: ANN401
+    if type(value) is not expected_type:
+        raise WrongError(f"not {expected_type}")
     return value
 
 
 def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  # noqa: ANN401
-    """What a parsed value is as a type: Python values, but integers for decimals, dates and
-    timestamps, and lists of pairs for maps.
+    """Converts a parsed value to a type.
+
+    Decimals, dates and timestamps become integers, and maps become lists of pairs.
     """
     if value is None:
         if not nullable:
@@ -243,7 +245,7 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
-    """(value, whether it is bad)."""
+    """Returns the value and whether it is bad."""
     if text is None:
         return None, False
     try:
@@ -253,7 +255,7 @@ def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
 
 
 def plain(array: pa.Array) -> list[Any]:
-    """An array's values as `converted` gives them."""
+    """Returns the values of an array in the form that `converted` returns."""
     kind = array.type
     if pa.types.is_decimal(kind):
         return _unscaled(array)
@@ -295,7 +297,7 @@ def _unscaled(array: pa.Array) -> list[int | None]:
 
 
 def same(one: Any, other: Any) -> bool:  # noqa: ANN401
-    """Equality that tells -0.0 from 0.0 and True from 1."""
+    """Compares values; -0.0 differs from 0.0, and True from 1."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
