@@ -227,9 +227,7 @@ def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401
     st.lists(
         st.tuples(
             st.integers(0, 40) | st.integers(0, 9000),  # value size in bytes
-            st.sampled_from(
-                [0, 1, 63, 64, 127, 8191, 8192, 10**7, -1, -64, -65]
-            ),
+            st.sampled_from([0, 1, 63, 64, 127, 8191, 8192, 10**7, -1, -64, -65]),
             st.sampled_from([1, 1, 1, 2, 60, 64, 8192, 10**6]),  # step from the previous offset
         ),
         max_size=120,

@@ -49,7 +49,7 @@ METADATA = RemoteLogSegmentMetadata(
     segment_leader_epochs=(EpochEntry(0, 1234), EpochEntry(3, 1250)),
     segment_size_in_bytes=10000,
 )
-# Per case of the vectors: chunk sizes, positions and sizes of the side files.
+# For each case of the vectors: chunk sizes, and positions and sizes of the side files.
 PLAIN_INDEXES = [(0, 80), (80, 120), (200, 10), (210, 15), (225, 34)]
 AES_INDEXES = [(0, 108), (108, 148), (256, 38), (294, 43), (337, 62)]
 EXPECTED: dict[str, tuple[list[int], list[tuple[int, int]], int]] = {
@@ -125,7 +125,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
 
 
 def test_manifest_has_the_length_of_the_plugins() -> None:
-    # The plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
+    # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
         index_ranges(offset=10, timestamp=10, producer_snapshot=10, leader_epoch=10),

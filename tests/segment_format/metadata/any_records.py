@@ -1,4 +1,4 @@
-"""Any metadata record that can be written, for property tests."""
+"""Generates any metadata record that can be written, for property tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebuilds the live set of segments event by event: the oracle for `LiveSegments`.
+"""Rebuilds the live set of segments event by event, as a reference for `LiveSegments`.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
 partition deletes `RemotePartitionMetadataStore`.
@@ -27,16 +27,16 @@ _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 
 
 def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Every segment that the events leave behind, in any state before DELETE_SEGMENT_FINISHED.
+    """Returns every segment that the events leave in a state before DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must come in their order; several metadata partitions may be
-    chained. What a broker drops is dropped here: a segment that does not begin in
+    Events of one metadata partition must keep their order; several metadata partitions may be
+    chained. Drops the same events as a broker: a segment that does not begin in
     COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
-    unknown segment, a transition Kafka does not allow, snapshots (type 3). The end of a partition's
-    deletion forgets its segments.
+    unknown segment, a transition that Kafka does not allow, snapshots (type 3). The end of a
+    partition's deletion removes its segments.
 
     Args:
-        records: Parsed events; those of other topics may be among them.
+        records: Parsed events; events of other topics are allowed.
 
     Returns:
         The segments with their last state, broker, event time and custom metadata, in order of
@@ -54,10 +54,10 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
 
 
 def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """The segments that may be read: those of `known_segments` in state COPY_SEGMENT_FINISHED.
+    """Returns the readable segments: the `known_segments` in state COPY_SEGMENT_FINISHED.
 
-    The set can still hold duplicates, overlaps and segments of dead branches: leader epochs decide
-    between them.
+    The set can still contain duplicates, overlaps and segments of dead branches. Leader epochs
+    decide between them.
     """
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     return tuple(segment for segment in known_segments(records) if segment.state is finished)

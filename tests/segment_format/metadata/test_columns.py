@@ -53,12 +53,12 @@ def test_metadata_topic_of_broker_parses_from_its_log() -> None:
                 batch["offset"].to_pylist(), metadata_records(columns), strict=True
             ):
                 found.append((partition, offset, record))
-    wanted = [
+    expected = [
         (line["partition"], line["offset"], parse_metadata_record(value))
         for line, value in zip(RECORDS, REAL, strict=True)
     ][: len(found)]
     assert len(found) == 271
-    assert sorted(found, key=lambda one: one[:2]) == sorted(wanted, key=lambda one: one[:2])
+    assert sorted(found, key=lambda one: one[:2]) == sorted(expected, key=lambda one: one[:2])
 
 
 @settings(deadline=None, max_examples=200)
@@ -105,20 +105,22 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
 def test_damaged_records_match_readable_parser(values: list[bytes], data: st.DataObject) -> None:
     values = [damaged(value, data) for value in values]
     outcomes = [outcome(value) for value in values]
-    refused = [place for place, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)]
+    refused = [
+        position for position, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)
+    ]
     if not refused:
         assert read(values) == outcomes
         return
     offsets = np.arange(100, 100 + len(values))
     with pytest.raises(InvalidMetadataError) as caught:
         parse_metadata_columns(pa.array(values, pa.binary()), offsets)
-    wanted = outcomes[refused[0]]
-    assert isinstance(wanted, InvalidMetadataError)
-    assert str(caught.value) == str(wanted.at(wanted.position, 100 + refused[0]))
+    expected = outcomes[refused[0]]
+    assert isinstance(expected, InvalidMetadataError)
+    assert str(caught.value) == str(expected.at(expected.position, 100 + refused[0]))
 
 
 def test_changed_bytes_match_readable_parser() -> None:
-    readable, wanted = [], []
+    readable, expected = [], []
     for position, byte in itertools.product(
         range(len(REAL[0])), (0, 1, 2, 3, 4, 14, 127, 128, 255)
     ):
@@ -129,9 +131,9 @@ def test_changed_bytes_match_readable_parser() -> None:
                 read([value])
         else:
             readable.append(value)
-            wanted.append(one)
+            expected.append(one)
     assert len(readable) > 100
-    assert read(readable) == wanted
+    assert read(readable) == expected
 
 
 def test_overlong_varints_parse() -> None:
@@ -208,7 +210,7 @@ def test_stated_lengths_allocate_nothing(value: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 2_000_000  # of 0.15 MB of values
+    assert peak < 2_000_000  # from 0.15 MB of values
     assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
 
 

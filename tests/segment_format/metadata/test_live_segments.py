@@ -87,11 +87,11 @@ def test_live_segments_match_broker(records: Path, expected: Path) -> None:
         for partition in topic["partitions"]
         for segment in partition["remote_segments"]
     ]
-    found = [
+    segments = [
         (
-            (of := segment.segment_id.topic_id_partition).topic,
-            uuid_to_text(of.topic_id),
-            of.partition,
+            (segments_of := segment.segment_id.topic_id_partition).topic,
+            uuid_to_text(segments_of.topic_id),
+            segments_of.partition,
             segment.start_offset,
             segment.end_offset,
             uuid_to_text(segment.segment_id.id),
@@ -104,8 +104,8 @@ def test_live_segments_match_broker(records: Path, expected: Path) -> None:
         )
         for segment in live_segments(broker_records(records))
     ]
-    assert len(found) >= 10
-    assert found == sorted(wanted, key=lambda entry: entry[:4])  # type: ignore[index]
+    assert len(segments) >= 10
+    assert segments == sorted(wanted, key=lambda entry: entry[:4])  # type: ignore[index]
 
 
 def test_unfinished_uploads_are_not_live() -> None:
@@ -165,16 +165,16 @@ def test_segment_is_announced_again_only_before_it_finishes() -> None:
 
 
 def test_segments_differ_by_topic_id_and_partition() -> None:
-    others = [
+    other_segments = [
         replace(SEGMENT, segment_id=RemoteLogSegmentId(partition, SEGMENT.segment_id.id))
         for partition in (
             TopicIdPartition("orders", uuid.UUID(int=9), 0),
             TopicIdPartition("orders", uuid.UUID(int=1), 1),
         )
     ]
-    live = live_segments([SEGMENT, *others, update(FINISHED)])
+    live = live_segments([SEGMENT, *other_segments, update(FINISHED)])
     assert [segment.segment_id for segment in live] == [SEGMENT.segment_id]
-    assert len(known_segments([SEGMENT, *others])) == 3
+    assert len(known_segments([SEGMENT, *other_segments])) == 3
 
 
 def test_snapshot_and_begun_partition_delete_change_nothing() -> None:

@@ -70,9 +70,8 @@ def run(seed: int) -> None:
         patch.object(decoder_module, "BYTES_PER_INPUT_BYTE", random.choice((0, 1, 8))),
     ):
         check(decoder, oracle, values)
-        check(
-            decoder, oracle, values * 9
-        )  # repeated values use the memory that the first ones allocated
+        # Repeated values use the memory that the first ones allocated.
+        check(decoder, oracle, values * 9)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
