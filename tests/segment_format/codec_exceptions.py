@@ -56,4 +56,4 @@ CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
         ),
     }
 )
-"""All differences from Kafka's decoders; everything else is accepted or refused as Kafka does."""
+"""All differences from Kafka's decoders. All other payloads have the same outcome as in Kafka."""

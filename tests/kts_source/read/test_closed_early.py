@@ -1,4 +1,4 @@
-"""A consumer that wants no more: nothing runs on, nothing stays open."""
+"""Checks that a task closed early leaves no threads and no open sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def sockets() -> set[str]:
-    """Open sockets of this process."""
+    """Returns the open sockets of this process."""
     found = set()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names that vanish while listed
         try:
@@ -60,7 +60,7 @@ def test_task_closed_early_leaves_no_threads_or_sockets(
     rows.close()
     del rows
     gc.collect()
-    until = time.monotonic() + 5  # who makes a connection just then does so to the end
+    until = time.monotonic() + 5  # a connection attempt in progress runs to its end
     while fetch_threads():
         assert time.monotonic() < until
         time.sleep(0.001)

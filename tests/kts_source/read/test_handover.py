@@ -1,4 +1,4 @@
-"""Batches from threads: the rows of all reads, in order where that is wanted, never too many."""
+"""Tests batches from several threads: all rows arrive, in order if requested, and few wait."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 def reads_of(sizes: list[int]) -> list[Callable[[], Iterator[pa.RecordBatch]]]:
     def read(number: int, size: int) -> Iterator[pa.RecordBatch]:
-        for at in range(size):
-            yield batch(number, at)
+        for index in range(size):
+            yield batch(number, index)
 
     return [partial(read, number, size) for number, size in enumerate(sizes)]
 
@@ -43,7 +43,7 @@ def alive() -> list[str]:
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), threads=st.integers(1, 5))
 def test_all_batches_are_returned_once(sizes: list[int], threads: int) -> None:
-    due = [(number, at) for number, size in enumerate(sizes) for at in range(size)]
+    due = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
     assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
     loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
     assert sorted(loose) == due
@@ -64,10 +64,10 @@ def test_late_read_delays_others_only_if_ordered(ordered: bool) -> None:
         yield batch(1, 1)
         second_has_ended.set()
 
-    found = pairs(in_threads([late, second, *reads_of([1, 1, 1])], 2, ordered=ordered))
+    pairs_found = pairs(in_threads([late, second, *reads_of([1, 1, 1])], 2, ordered=ordered))
     in_order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0), (2, 0)]
-    assert sorted(found) == sorted(in_order)
-    assert (found == in_order) == ordered
+    assert sorted(pairs_found) == sorted(in_order)
+    assert (pairs_found == in_order) == ordered
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -129,7 +129,7 @@ def test_kept_interrupt_releases_batches() -> None:
     with pytest.raises(KeyboardInterrupt) as kept:
         batches.throw(KeyboardInterrupt())
     assert kept.tb is not None
-    # The one that was handed out last is in hand.
+    # The consumer has the batch that was returned last.
     assert pa.total_allocated_bytes() - before < 2 * size
 
 
@@ -157,19 +157,19 @@ def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     lock, begun = threading.Lock(), [0]
 
     def counted(size: int) -> Iterator[pa.RecordBatch]:
-        for at in range(size):
+        for index in range(size):
             with lock:
                 begun[0] += 1
-            yield batch(at, at)
+            yield batch(index, index)
 
     reads = [partial(counted, size) for size in (50, 1, 1, 1, 1, 1, 1, 1, 1, 1, 50, 50)]
     with closing(in_threads(reads, 2, ordered=True)) as batches:
-        for taken in range(1, 60):
+        for consumed in range(1, 60):
             next(batches)
-            if taken % 20 == 0:
+            if consumed % 20 == 0:
                 time.sleep(0.05)
-                # Twice four batches, of two threads, and one in the hand of each.
-                assert begun[0] - taken <= 18
+                # Two threads have four waiting batches each, counted twice, and one in progress.
+                assert begun[0] - consumed <= 18
 
 
 def test_no_thread_starts_before_the_first_next() -> None:

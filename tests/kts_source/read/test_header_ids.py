@@ -1,4 +1,4 @@
-"""Ids of writers' schemas in the headers of records."""
+"""Tests ids of writer schemas in record headers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
 
 
 def options(tmp_path: Path, records: list[SimpleRecord], **more: str) -> dict[str, str]:
-    """A tier of these records, a folder of schemas, and how to read them."""
+    """Writes a tier of these records and a folder of schemas. Returns the options to read them."""
     log = LogBuilder()
     log.append(records)
     writer = AivenTierWriter(str(tmp_path / "tier"), topic="numbers", partition=0)
@@ -57,13 +57,13 @@ def record(value: bytes | None, *headers: tuple[str, bytes | None]) -> SimpleRec
 
 
 def numbers(*values: int) -> bytes:
-    """One byte each."""
+    """Returns the numbers as one byte each."""
     return bytes(2 * value for value in values)
 
 
 def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     by_guid = ("__value_schema_id", GUID)
-    # Behind five bytes of what is no header, there would be six numbers.
+    # Without the header, the bytes after the fifth would decode as six numbers.
     value = numbers(0, 0, 0, 0, 7, 0)
     records = [
         record(ID + numbers(1, 2, 3, 4, 5, 6)),
@@ -77,8 +77,8 @@ def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     name = str(uuid.UUID(bytes=GUID[1:]))
     (tmp_path / "schemas" / f"{name}.avsc").write_text(json.dumps(NUMBERS))
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    found = [one and list(one.values()) for one in table["value"].to_pylist()]
-    assert found == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
+    values = [one and list(one.values()) for one in table["value"].to_pylist()]
+    assert values == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
     errors = table["valueError"].to_pylist()
     assert [row for row, one in enumerate(errors) if one] == [1, 5]
     assert errors[1] == "bytes follow after the end of the value"
@@ -116,7 +116,7 @@ def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int |
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
 def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    # Read as if there was no header, it would be the value of schema 7.
+    # Without a header check, this would decode as the value of schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [
         record(value, ("apicurio.key.globalId", ID)),
@@ -147,7 +147,9 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
         record(one, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
         record(b"\0" + SEVEN + one),
         record(None, (name, SEVEN)),
-        record(b"\0" + SEVEN + one, (name, BIG), (name, SEVEN)),  # of six zeros and more
+        record(
+            b"\0" + SEVEN + one, (name, BIG), (name, SEVEN)
+        ),  # decodes as six zeros and extra bytes
         record(b"\0" + SEVEN + one, (other, SEVEN)),
         record(one, ("apicurio.key.globalId", SEVEN)),
         record(one, (name, SEVEN), ("apicurio.value.encoding", b"JSON")),
@@ -159,7 +161,9 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     source = options(tmp_path, records, columns="value,valueError")
     source |= {"value.format": "avro-apicurio", "value.mode": "PERMISSIVE"}
     table = kts_source.scan(source).to_table()
-    good = {row for row, given in enumerate(table["value"].to_pylist()) if given is not None}
+    good = {
+        row for row, header_rows in enumerate(table["value"].to_pylist()) if header_rows is not None
+    }
     assert good == {0, 1, 9}
     assert all(table["value"][row].as_py()["f"] == 6 for row in good)
     reasons = [one or "" for one in table["valueError"].to_pylist()]
@@ -170,8 +174,8 @@ def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
     assert "JSON" in reasons[6]
     assert "the folder has no schema 1099511627776" in reasons[10]
     by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}
-    found = kts_source.scan(by_content).to_table()["value"].to_pylist()
-    assert {row for row, given in enumerate(found) if given is not None} == {1, 9}
+    frames = kts_source.scan(by_content).to_table()["value"].to_pylist()
+    assert {row for row, header_rows in enumerate(frames) if header_rows is not None} == {1, 9}
 
 
 def test_key_id_is_read_from_header(tmp_path: Path) -> None:
@@ -189,8 +193,8 @@ def test_key_id_is_read_from_header(tmp_path: Path) -> None:
 def test_header_ids_add_no_columns(tmp_path: Path) -> None:
     source = options(tmp_path, [record(ID + numbers(1, 2, 3, 4, 5, 6), ("h", b"v"))])
     assert "headers" not in kts_source.scan(source).to_table().schema.names
-    wanted = kts_source.scan(source | {"columns": "headers,value"}).to_table()
-    assert wanted["headers"].to_pylist() == [[{"key": "h", "value": b"v"}]]
+    with_headers = kts_source.scan(source | {"columns": "headers,value"}).to_table()
+    assert with_headers["headers"].to_pylist() == [[{"key": "h", "value": b"v"}]]
 
 
 @pytest.mark.parametrize("seed", range(30))

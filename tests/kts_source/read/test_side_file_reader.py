@@ -1,4 +1,4 @@
-"""Side files beside each other are read with one request, and are what each alone would be."""
+"""Checks that adjacent side files are read with one request and match separate reads."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def segments(
 
 
 def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
-    """The number of requests that all side files took."""
+    """Compares all side files and returns the number of requests."""
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    kinds = [kind for kind, part in objects.indexes.items() if part.size]
+    kinds = [kind for kind, section in objects.indexes.items() if section.size]
     random.Random(objects.log.key).shuffle(kinds)
     before = store.counters.requests
     found = {kind: reads(objects, kind) for kind in kinds}
     took = store.counters.requests - before
     for kind, data in found.items():
-        part = objects.indexes[kind]
-        assert data == store.get_range(part.source.key, part.start, part.stop)
+        section = objects.indexes[kind]
+        assert data == store.get_range(section.source.key, section.start, section.stop)
         assert reads(objects, kind) == data
     return took
 
@@ -63,21 +63,22 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
 def test_golden_side_files_are_read(topic: str) -> None:
     store = LocalStore(TIER)
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
-        # Offset index, time index, then the rest in one or, if transactions come first, in two.
+        # The offset index, the time index, and the rest in one request, or two if transactions come
+        # first.
         assert check_all_kinds(store, objects) <= 4
 
 
 def test_side_files_in_own_objects_are_read_alone() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
-    found = list(segments(LocalTieredLayout(), store, "", None))
-    assert found
-    for objects in found:
-        kinds = sum(part.size > 0 for part in objects.indexes.values())
+    segments_found = list(segments(LocalTieredLayout(), store, "", None))
+    assert segments_found
+    for objects in segments_found:
+        kinds = sum(section.size > 0 for section in objects.indexes.values())
         assert check_all_kinds(store, objects) == kinds
 
 
 class Ranges(LocalStore):
-    """Answers with zeros, and notes what was asked for."""
+    """A store that returns zeros and records the requested ranges."""
 
     def __init__(self) -> None:
         super().__init__(TIER)
@@ -128,21 +129,21 @@ def test_large_or_distant_files_are_not_read_together() -> None:
     large = made_up(
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
     )
-    apart = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
+    distant = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
     reads = partial(read_side_file, Tier(store), SideFilePack())
     assert len(reads(large, EPOCH)) == 9
     assert len(reads(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
-    assert len(reads(apart, SNAPSHOT)) == 10
-    assert len(reads(apart, TRANSACTION)) == 10
+    assert len(reads(distant, SNAPSHOT)) == 10
+    assert len(reads(distant, TRANSACTION)) == 10
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
 def test_files_without_a_pack_are_read_alone() -> None:
     store = Ranges()
     objects = all_five()
-    for kind, part in objects.indexes.items():
-        assert len(read_side_file(Tier(store), None, objects, kind, is_cut=True)) == part.size
-    assert store.asked == [(part.start, part.stop) for part in objects.indexes.values()]
+    for kind, section in objects.indexes.items():
+        assert len(read_side_file(Tier(store), None, objects, kind, is_cut=True)) == section.size
+    assert store.asked == [(section.start, section.stop) for section in objects.indexes.values()]
 
 
 def test_failed_read_adds_nothing_to_the_pack() -> None:
@@ -173,8 +174,8 @@ def test_all_files_of_a_cut_segment_are_read_together(first: IndexType) -> None:
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
     assert len(reads(objects, first, is_cut=True)) == objects.indexes[first].size
-    for kind, part in objects.indexes.items():
-        assert len(reads(objects, kind)) == part.size
+    for kind, section in objects.indexes.items():
+        assert len(reads(objects, kind)) == section.size
     assert store.asked == [(0, 80)]
 
 
@@ -213,11 +214,11 @@ def test_golden_side_files_are_read_with_a_pack(topic: str, tmp_path: Path) -> N
             pack = SideFilePack(cache, objects.log.key)
             reads = partial(read_side_file, Tier(store), pack)
             before = store.counters.requests
-            kinds = [kind for kind, part in objects.indexes.items() if part.size]
+            kinds = [kind for kind, section in objects.indexes.items() if section.size]
             random.Random(objects.log.key).shuffle(kinds)
             found = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
             assert store.counters.requests - before == (0 if reader else 1)
             pack.save()
             for kind, data in found.items():
-                part = objects.indexes[kind]
-                assert data == store.get_range(part.source.key, part.start, part.stop)
+                section = objects.indexes[kind]
+                assert data == store.get_range(section.source.key, section.start, section.stop)

@@ -36,7 +36,9 @@ PARTS: dict[tuple[str, int], dict[str, Any]] = {
     for entry in summary()["topics"]
     for part in entry["partitions"]
 }
-"""Name of the Parquet file and partition -> what `summary.json` says about the partition."""
+"""Maps the name of the Parquet file and the partition to the partition's entry in
+`summary.json`.
+"""
 
 
 def plain_segments(topic: str, partition: int) -> list[Segment]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
 
 Json: TypeAlias = Any
-"""What JSON holds, or Avro."""
+"""A JSON or Avro value."""
 _PRIMITIVES: Final = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 _LOGICAL: Final[list[dict[str, Any]]] = [
     {"type": "int", "logicalType": "date"},
