@@ -31,10 +31,10 @@ pytestmark = pytest.mark.slow
 def looked_at(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
-    """Opens a page, looks at it, and checks that it was silent and asked for nothing.
+    """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
 
     Returns:
-        Seconds until it was drawn.
+        Seconds until the page was drawn.
     """
     chromium()
     file = tmp_path / f"{name}.html"
@@ -53,7 +53,7 @@ def looked_at(
 
 
 def _keep(name: str, picture: bytes) -> None:
-    """Leaves a picture for people, where a variable names a folder."""
+    """Saves a screenshot if an environment variable names a folder."""
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000
     if folder := os.environ.get("KTS_SCREENSHOTS"):
@@ -65,7 +65,7 @@ def golden() -> TierReport:
     return kts_source.report(options, audit=kts_source.audit(options))
 
 
-def test_it_shows_the_numbers_of_describe(tmp_path: Path) -> None:
+def test_page_shows_the_numbers_of_describe(tmp_path: Path) -> None:
     described = kts_source.describe(tier_options(TOPICS)).partitions
 
     async def look(tab: Browser) -> None:
@@ -91,7 +91,7 @@ def test_it_shows_the_numbers_of_describe(tmp_path: Path) -> None:
     looked_at(tmp_path, golden().to_html(), look, "light")
 
 
-def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
+def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("/", *"txn-0")
         assert await tab.run("document.querySelector('input[type=search]').value") == "txn-0"
@@ -110,7 +110,7 @@ def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
             "(() => { const box = document.querySelector('.lanes').getBoundingClientRect();"
             " return [box.left, box.top, box.width]; })()"
         )
-        # Lane of `timeline`, which has segments over two months.
+        # The lane of `timeline`, whose segments span two months.
         await tab.move(box[0] + 210 + 60, box[1] + 28 + 22 * 9.5)
         await tab.settle()
         assert "timeline-0" in await tab.run("document.querySelector('.tip').textContent")
@@ -122,7 +122,7 @@ def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
     looked_at(tmp_path, golden().to_html(), look, "used")
 
 
-def test_the_dark_and_on_paper(tmp_path: Path) -> None:
+def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         light = await tab.screenshot()
         await tab.look(prefers_color_scheme="dark")
@@ -138,11 +138,11 @@ def test_the_dark_and_on_paper(tmp_path: Path) -> None:
     looked_at(tmp_path, golden().to_html(), look, "dark")
 
 
-def test_holes_are_seen(tmp_path: Path) -> None:
+def test_page_shows_holes(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     tier.lose(2, "log", "indexes", "rsm-manifest")
     source = {"path": str(tier.root), "subscribe": TOPIC}
-    made = kts_source.report(source, audit=kts_source.audit(source))
+    report = kts_source.report(source, audit=kts_source.audit(source))
 
     async def look(tab: Browser) -> None:
         assert "41 offsets missing" in await tab.run(
@@ -153,10 +153,10 @@ def test_holes_are_seen(tmp_path: Path) -> None:
         await tab.press("ArrowDown")
         assert "[82, 123)" in await tab.run("document.querySelector('.detail').textContent")
 
-    looked_at(tmp_path, made.to_html(), look, "hole")
+    looked_at(tmp_path, report.to_html(), look, "hole")
 
 
-def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
+def test_page_does_not_run_hostile_texts(tmp_path: Path) -> None:
     facts = kts_source.report(tier_options("epochs"), now_ms=NOW_MS).facts
     marks = tuple(
         replace(facts.partitions[0], topic=text, topic_id=text, reason=text, orphans=(text,))
@@ -183,8 +183,8 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
     looked_at(tmp_path, page(hostile), look, "hostile")
 
 
-def test_the_policy_stops_a_script_that_gets_in(tmp_path: Path) -> None:
-    """Even if a text were made HTML one day: the browser runs nothing of it."""
+def test_content_security_policy_blocks_injected_script(tmp_path: Path) -> None:
+    """Even if text became HTML by mistake, the browser runs none of it."""
     chromium()
     html = golden().to_html()
     file = tmp_path / "broken.html"
@@ -201,7 +201,7 @@ def test_the_policy_stops_a_script_that_gets_in(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_100_000_segments_open_in_two_seconds(tmp_path: Path) -> None:
+def test_page_of_100_000_segments_opens_in_two_seconds(tmp_path: Path) -> None:
     facts = kts_source.report(tier_options("codecs"), now_ms=NOW_MS).facts
     columns = columns_of(100_000)
     marks = tuple(replace(facts.partitions[0], partition=number) for number in range(30))
@@ -212,6 +212,6 @@ def test_100_000_segments_open_in_two_seconds(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("o")
 
-    # The machine may have other work, too.
+    # The machine may be busy, so the fastest of three counts.
     times = [looked_at(tmp_path, html, look, "large") for _ in range(3)]
     assert min(times) <= 2, times
