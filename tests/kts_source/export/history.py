@@ -1,7 +1,8 @@
-"""Random lives of an exported topic: the tier changes, exports come, die, race and come again.
+"""Runs random histories of an exported topic: the tier changes, and exports run, die, race and
+repeat.
 
-A small model says what each run may do: the table holds exactly the rows of the offsets that were
-committed, each once, whatever happened between two runs.
+A small model defines the allowed results of each run. The table must contain exactly the rows of
+the committed offsets, each once, whatever happened between two runs.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ if TYPE_CHECKING:
 
 
 class _AmbiguousTierError(Exception):
-    """A damaged checkpoint would look like this tier, so a run refused it."""
+    """A run refused the tier because it looks like a tier with a damaged checkpoint."""
 
 
 class Exporting:
-    """Lives through one history.
+    """Runs one history.
 
     Args:
         history: Steps of the topic and exports.
-        seed: Decides what does not change: the isolation level.
-        folder: For the table.
-        table_format: Of the table.
-        outcomes: Counted here.
+        seed: Chooses the isolation level, which is fixed per history.
+        folder: Folder of the table.
+        table_format: Format of the table.
+        outcomes: Counts the outcomes.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Exporting:
         self._plans: list[tuple[str, list[Expected]]] = []
 
     def check(self) -> None:
-        """Fails on the first wrong row, and on an error too many or too few."""
+        """Fails on the first wrong row, and on an unexpected or missing error."""
         with memory_tier(self._world):
             for step in self._steps:
                 if step.kind != EXPORT:
@@ -112,7 +113,7 @@ class Exporting:
             return False
         return True
 
-    # -- fates
+    # -- events
 
     def _plain(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         expected, allowed, must = self._expected(truth)
@@ -131,7 +132,7 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """A start that the user names: a gap, an overlap or neither; never silent."""
+        """Runs with a user-defined start: a gap and an overlap must raise."""
         starts = {}
         problems = False
         for one in self._expected(truth)[0]:
@@ -141,17 +142,17 @@ class Exporting:
             problems |= held is not None and start < high and not held[0] <= start <= held[1]
         if not problems:
             return
-        found = self._run(
+        earlier = self._run(
             step,
             (RangeGapError, RangeOverlapError, DataLossError),
             must=True,
             startingOffsets=json.dumps({TOPIC: starts}),
         )
-        assert found is None
+        assert earlier is None
         self._compare()
 
     def _plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        # The plan begins where the tier does: what the table holds does not matter to it.
+        # The plan begins at the start of the tier, whatever the table contains.
         expected, allowed, must = self._expected(truth, planned=True)
         fresh, fresh_allowed, fresh_must = self._expected(truth, held=False)
         path = self._folder / f"plan-{len(self._plans)}.json"
@@ -163,7 +164,7 @@ class Exporting:
         assert not fresh_must
         path.write_text(plan.to_json())
         self._plans.append((str(path), fresh))
-        # A plan of no offsets leaves no gap.
+        # A plan without offsets leaves no gap.
         must = must and all(one.first < one.stop for one in fresh)
         if self._run(step, allowed, must=must, planFile=str(path)) is not None:
             self._committed(expected)
@@ -233,7 +234,7 @@ class Exporting:
         )
         allowed = (*allowed, CommitConflictError)
         report = self._run(step, allowed, must=must, executor=executor)
-        # A run without tasks does not start the other, and records where partitions begin.
+        # A run without tasks does not start the other run, but records where partitions begin.
         if others or report is not None:
             self._committed(expected)
         self._compare()
@@ -260,7 +261,7 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _lost_answer(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """A commit takes place, and the library says that it did not."""
+        """A commit succeeds, but the library reports a failure."""
         expected, allowed, must = self._expected(truth)
         table = without_answers(self._lake.table(), step.c % 3, is_error=step.c % 2 > 0)
         report = self._run(step, allowed, must=must, table=table)
@@ -280,7 +281,7 @@ class Exporting:
         self._compare()
 
     def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Commits are undone, or a folder loses its log: a run is refused, or allows the loss."""
+        """Undoes commits, or deletes the log of a folder: a run must fail or allow the loss."""
         if self._lake.table_format == "parquet":
             self._without_log(step, truth)
             return
@@ -319,13 +320,13 @@ class Exporting:
         kept.rename(log)
         self._compare()
 
-    # -- inside
+    # -- helpers
 
     def _lose(self, step: Step) -> None:
         self._world.take(Step("lose", step.b, step.c))
 
     def _options(self, step: Step, **options: str) -> dict[str, str]:
-        if "planFile" not in options:  # a plan is cut already
+        if "planFile" not in options:  # a plan file is already cut into tasks
             options["targetPartitionBytes"] = str((1, 100, 300, 1 << 20)[step.b % 4])
         return {
             "path": "/",
@@ -345,7 +346,7 @@ class Exporting:
         table: Any = None,  # noqa: ANN401
         **options: str,
     ) -> BackfillReport | None:
-        """A run, or `None` where it ended in one of the errors that are allowed."""
+        """Returns the report of a run, or `None` after one of the allowed errors."""
         try:
             report = self._lake.export(
                 self._options(step, **options),
@@ -372,8 +373,9 @@ class Exporting:
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, held: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """What a run should write, which errors it may end in, and whether it must; `planned` is a
-        run of a plan file.
+        """Returns the expected result of a run: ranges, allowed errors, and whether it must fail.
+
+        `planned` is a run of a plan file.
         """
         topic_id = newest_incarnation(self._world)
         found = []
@@ -422,7 +424,7 @@ class Exporting:
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
     ) -> tuple[bool, bool]:
-        """Whether a run may find that records of the table are not those of the log, and must."""
+        """Returns whether a run may, and whether it must, detect that table and log differ."""
         stop = self._held.ranges[key][1]
         if stop > truth.stop:
             return True, not planned
@@ -443,12 +445,12 @@ class Exporting:
         return rows
 
     def _committed(self, expected: Sequence[Expected]) -> None:
-        """All that was expected is in the table now."""
+        """Adds the expected rows to the model."""
         self._held.rows = self._rows_with(expected)
         self._move(expected)
 
     def _move(self, expected: Sequence[Expected]) -> None:
-        """Moves the offsets that the table holds."""
+        """Advances the offsets of the table in the model."""
         for one in expected:
             is_new = one.key not in self._held.ranges
             has_lost_records = one.first == one.truth.log_start > 0
@@ -459,7 +461,9 @@ class Exporting:
                 self._held.topic_id = one.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
-        """All but what the report names; outcomes of transactions may be lost with it."""
+        """Adds the expected rows except the losses in the report; transaction outcomes may be lost
+        too.
+        """
         rows = table_rows(self._lake)
         fresh = rows - self._held.rows
         assert not self._held.rows - rows
@@ -489,9 +493,9 @@ class Exporting:
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
     ) -> list[Expected]:
-        """Extend ends over offsets that the run skipped and named.
+        """Extends the ends by the offsets that the run skipped and reported.
 
-        A transaction whose end is lost does not hold back a run that may lose data.
+        A transaction whose end is lost does not stop a run that may lose data.
         """
         table = self._lake.table()
         committed = table.load().committed
@@ -499,7 +503,7 @@ class Exporting:
         extended = []
         for one in expected:
             known = committed.get(one.key)
-            # The table may hold more than a log that became shorter.
+            # The table may contain more offsets than a log that became shorter.
             end = max(one.stop, self._held.ranges.get(one.key, (0, 0))[1])
             stop = end if known is None else known.stop
             assert {(one.key.partition, at) for at in range(end, stop)} <= named
@@ -507,7 +511,7 @@ class Exporting:
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Takes over how far a run that ended early has come, once that is plausible."""
+        """Reads from the table how far a failed run came, after checking that it is possible."""
         table = self._lake.table()
         committed = table.load().committed
         table.close()
@@ -534,7 +538,7 @@ class Exporting:
 def check_export_history(
     history: History, seed: int, table_format: str, outcomes: Counter[str] | None = None
 ) -> None:
-    """Lives through a history with a table of its own, in memory where the machine allows.
+    """Runs a history with its own table, in memory if the machine allows it.
 
     Raises:
         AssertionError: Wrong rows, or a wrong error.

@@ -1,4 +1,4 @@
-"""Runs that continue a table: only missing offsets are read, and a gap is an error."""
+"""Tests runs that continue a table: only missing offsets are read, and a gap raises."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """The rules are the same for all formats; they are tried on the fastest."""
+    """A folder, the fastest format, for rules that are equal for all formats."""
     return Lake(tmp_path, "parquet")
 
 
@@ -143,7 +143,7 @@ def test_ending_offset_inside_table_writes_nothing(
     assert held(folder_lake) == list(range(30))
 
 
-def test_segments_that_expired_before_they_were_written(lake: Lake, tier: SmallTier) -> None:
+def test_segments_that_expired_before_export_raise_gap_error(lake: Lake, tier: SmallTier) -> None:
     lake.export(tier.options(endingOffsets=at(10)))
     tier.expire(0, 1)
     for start in ({}, {"startingOffsets": at(0)}, {"startingTimestamp": str(T0)}):
@@ -177,9 +177,7 @@ def test_archived_segments_of_table_are_not_read(
     assert held(folder_lake) == list(range(30))
 
 
-def test_only_what_is_missing_counts_for_the_size_of_the_plan(
-    folder_lake: Lake, tier: SmallTier
-) -> None:
+def test_plan_size_limit_counts_only_missing_offsets(folder_lake: Lake, tier: SmallTier) -> None:
     folder_lake.export(tier.options())
     tier.grow(1)
     size = kts_source.plan(tier.options(startingOffsets=at(30))).nominal_bytes
@@ -202,16 +200,14 @@ def test_only_few_manifests_are_read_after_table(
 
     monkeypatch.setattr(segment_catalog.SegmentCatalog, "described", counted)
     assert ranges(folder_lake.export(tier.options())) == [(330, 340)]
-    # Which are read beside the newest hangs on how their times of copying compare.
+    # The reads depend on the copy times of the newest segments.
     assert 0 < len(described) < 20
 
 
 # -- offsets that are skipped because loss is allowed
 
 
-def test_offsets_named_outside_the_tier_stand_in_the_report(
-    folder_lake: Lake, tier: SmallTier
-) -> None:
+def test_offsets_outside_the_tier_are_in_the_report(folder_lake: Lake, tier: SmallTier) -> None:
     tier.expire(0)
     report = folder_lake.export(
         tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
@@ -224,11 +220,11 @@ def test_offsets_named_outside_the_tier_stand_in_the_report(
     assert (gaps(report), ranges(report)) == ([(0, 10)], [(30, 35)])
 
 
-# -- ends that only a manifest states
+# -- end offsets from a manifest only
 
 
 def raise_end(tier: SmallTier, number: int, end: int) -> None:
-    """Changes where a manifest says that its segment ends."""
+    """Changes the end offset of a segment in its manifest."""
     (key,) = (key for key in tier.keys[number] if key.endswith("manifest"))
     manifest = json.loads((tier.root / key).read_text())
     manifest["remoteLogSegmentMetadata"]["endOffset"] = end
@@ -237,7 +233,7 @@ def raise_end(tier: SmallTier, number: int, end: int) -> None:
 
 @pytest.mark.parametrize("end", [30, 31, 39, 69])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_end_of_the_newest_manifest_too_high_loses_no_row_of_the_next_segment(
+def test_too_high_manifest_end_loses_no_row(
     folder_lake: Lake, tier: SmallTier, end: int, isolation: str
 ) -> None:
     raise_end(tier, 2, end)

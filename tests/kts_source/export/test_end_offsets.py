@@ -1,4 +1,4 @@
-"""Ends of a table as `startingOffsets` of a stream or batch."""
+"""Tests the ends of a table as `startingOffsets` of a stream or batch."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     tier.grow(2)
     found = ends(lake, tier.options())
     assert found == {"t": {"0": 30}}
-    rest = scan(tier.options(startingOffsets=json.dumps(found)))
-    assert sorted([*held(lake), *rest["offset"].to_pylist()]) == list(range(50))
+    remaining = scan(tier.options(startingOffsets=json.dumps(found)))
+    assert sorted([*held(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
 def test_transactional_topic_is_exported_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
-    behind = {"startingOffsets": json.dumps(ends(lake, source()))}
-    stream = Checkpointed(source(**behind, maxSegmentsPerTrigger="3"))
+    starting = {"startingOffsets": json.dumps(ends(lake, source()))}
+    stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))
     assert stream.all() > 1
     stream.close()
     expected = expected_table("txn", "read_committed")
-    for rest in (scan(source(**behind)), pa.concat_tables(stream.batches.values())):
-        tables = [part.select(expected.column_names) for part in (lake.read(), rest)]
-        together = pa.concat_tables([part.cast(expected.schema) for part in tables])
+    for remaining in (scan(source(**starting)), pa.concat_tables(stream.batches.values())):
+        tables = [batch.select(expected.column_names) for batch in (lake.read(), remaining)]
+        together = pa.concat_tables([batch.cast(expected.schema) for batch in tables])
         assert_same_rows(together, expected)
-        assert rest.num_rows
+        assert remaining.num_rows
 
 
-def test_partitions_that_the_table_lacks_are_named(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_include_partitions_missing_in_the_table(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
     assert ends(lake, tier.options(), partitions={"t": 3}) == {"t": {"0": 10, "1": -2, "2": -2}}
@@ -72,16 +72,16 @@ def test_end_offsets_keep_partition_that_left_the_tier(lake: Lake, tmp_path: Pat
     shutil.copytree(topic, tier / "tiered" / topic.name)
     options = {**source(), "path": str(tier)}
     lake.export(options)
-    whole = {"txn": {"0": 3675, "1": 3671}}
-    assert ends(lake, options) == whole
+    expected_ends = {"txn": {"0": 3675, "1": 3671}}
+    assert ends(lake, options) == expected_ends
     shutil.rmtree(tier / "tiered" / topic.name / "0")
-    assert ends(lake, options) == whole
+    assert ends(lake, options) == expected_ends
     shutil.copytree(topic / "0", tier / "tiered" / topic.name / "0")
     shutil.rmtree(tier / "tiered" / topic.name / "1")
-    assert ends(lake, options, partitions={"txn": 2}) == whole
+    assert ends(lake, options, partitions={"txn": 2}) == expected_ends
 
 
-def test_old_offsets_may_have_left_the_tier(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_ignore_offsets_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options(endingOffsets=at(20)))
     tier.expire(0, 1)

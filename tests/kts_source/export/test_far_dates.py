@@ -1,4 +1,4 @@
-"""Exports of records dated when Python and calendars of tables have no day."""
+"""Tests exports of records with timestamps beyond the calendars of Python and of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of a continuing export: the log and the table are those that the last run left."""
+"""Checks that an export continues only with the log and the table of the last run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
 
 
 class Elections:
-    """A tier with a log that changes its branch."""
+    """A tier with a log whose branch changes."""
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -48,7 +48,9 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log of (epoch, word, start, stop), a segment each; `only` the last ones."""
+        """Uploads a log of (epoch, word, start, stop), one segment each; `only` uploads the last
+        ones.
+        """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]
         for epoch, word, start, stop in spans:
@@ -77,7 +79,7 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     assert values(lake)[10:] == [f"dead{at}" for at in range(10, 15)]
     report = lake.export({**tier.options, "failOnDataLoss": "false"})
     assert ranges(report) == [(15, 20)]
-    # The accepted branch is the one that the table continues.
+    # The table continues the accepted branch.
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), (5, "live", 20, 25), only=1)
     assert ranges(lake.export(tier.options)) == [(20, 25)]
 
@@ -169,9 +171,7 @@ def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_pa
     assert lake.export(tier.options).commits == 0
 
 
-def test_interrupted_first_run_continues_with_partitions_that_begin_above_zero(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_interrupted_first_run_continues_partitions_above_zero(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
     other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
@@ -213,7 +213,7 @@ def test_second_topic_may_begin_above_zero(lake: Lake, tmp_path: Path) -> None:
 
 
 def roll_back(lake: Lake, version: int) -> None:
-    """Brings back an earlier version (Delta), or snapshot, counted from 0 (Iceberg)."""
+    """Restores an earlier version (Delta) or snapshot, counted from 0 (Iceberg)."""
     if lake.table_format == "delta":
         DeltaTable(lake.target).restore(version)
         return
@@ -265,7 +265,7 @@ def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
         lake.export(tier.options())
 
 
-def test_other_writers_of_a_delta_table_are_no_rollback(tmp_path: Path) -> None:
+def test_other_writers_of_a_delta_table_are_not_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -275,15 +275,15 @@ def test_other_writers_of_a_delta_table_are_no_rollback(tmp_path: Path) -> None:
     assert held(lake) == list(range(30))
 
 
-def test_expired_snapshots_are_no_rollback(tmp_path: Path) -> None:
+def test_expired_snapshots_are_not_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     tier = SmallTier(tmp_path / "tier").grow(1)
     for _ in range(2):
         lake.export(tier.grow(1).options())
     catalog = load_catalog("lake", **lake.catalog)
     table = catalog.load_table(lake.target)
-    table.append(table.scan().to_arrow().slice(0, 0))  # another writer's
-    old = [one.snapshot_id for one in table.metadata.snapshots[:-1]]
+    table.append(table.scan().to_arrow().slice(0, 0))  # a snapshot of another writer
+    old = [snapshot.snapshot_id for snapshot in table.metadata.snapshots[:-1]]
     table.maintenance.expire_snapshots().by_ids(old).commit()
     assert len(catalog.load_table(lake.target).metadata.snapshots) == 1
     catalog.close()

@@ -1,4 +1,4 @@
-"""Errors of libraries for an unavailable store, and a following export."""
+"""Tests library errors for an unavailable store, and a follow export that meets them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Answers 503."""
+    """Returns 503."""
 
     def do_GET(self) -> None:
         self.send_response(503)
@@ -35,12 +35,12 @@ class Busy(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815  # names that http.server looks for
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Suppresses the log lines."""
 
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Addresses of unavailable stores."""
+    """Returns addresses of unavailable stores."""
     if request.param == "nobody":
         yield NOBODY
         return

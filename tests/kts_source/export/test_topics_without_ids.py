@@ -1,4 +1,4 @@
-"""Exports of topics without ids, which a table identifies by name."""
+"""Tests exports of topics without ids, which a table identifies by name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def write_disk(root: Path, **counts: int) -> dict[str, str]:
-    """Writes topics with so many records and no partition.metadata; returns options to read them.
+    """Writes topics with these record counts and without partition.metadata.
 
-    Keys repeat every four records.
+    Keys repeat every four records. Returns the options to read the topics.
     """
     for topic, count in counts.items():
         log = LogBuilder()
@@ -47,7 +47,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def test_topics_without_ids_continue_each_at_its_own_end(lake: Lake, tmp_path: Path) -> None:
+def test_topics_without_ids_continue_at_their_own_ends(lake: Lake, tmp_path: Path) -> None:
     root = tmp_path / "disk"
     for counts in ({"a": 10, "b": 4}, {"a": 12, "b": 12}, {"a": 12, "b": 12, "c": 3}):
         lake.export(write_disk(root, **counts))

@@ -1,4 +1,4 @@
-"""`verify=True`: rows that other writers deleted, replaced or copied are found before a run."""
+"""Tests `verify=True`, which detects rows that other writers deleted, replaced or copied."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
 
 
 def tier_arguments() -> list[str]:
-    """PATH, TOPIC and options of `source` for the command."""
+    """Returns path, topic and options of `source` for the command."""
     options = source()
     arguments = [options.pop("path"), options.pop("subscribe")]
     for name, value in options.items():
@@ -85,7 +85,7 @@ def test_verify_runs_before_new_rows_are_written(lake: Lake) -> None:
     assert f"verified {first.rows + second.rows:,} rows" in verified(lake)
 
 
-def test_verify_accepts_rows_that_where_leaves_out(lake: Lake) -> None:
+def test_verify_accepts_rows_excluded_by_where(lake: Lake) -> None:
     options = source(where="offset < 900")
     rows = exported(lake, options=options).rows
     assert f"verified {rows:,} rows" in verified(lake, options=options)
@@ -169,7 +169,7 @@ def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.Table.from_batches([batch, batch]).combine_chunks().to_batches()[0]
 
 
-def test_verify_accepts_transform_that_makes_two_rows_of_a_record(lake: Lake) -> None:
+def test_verify_accepts_transform_that_duplicates_rows(lake: Lake) -> None:
     rows = exported(lake, transform=doubled).rows
     text = verified(lake, transform=doubled)
     assert f"at least the {rows:,} rows" in text
@@ -351,7 +351,7 @@ def test_verify_folder_duplicated_file_fails(folder: Lake, name: str) -> None:
     assert name in str(raised.value)
 
 
-def test_verify_folder_file_that_is_no_parquet_fails(folder: Lake) -> None:
+def test_verify_folder_invalid_parquet_file_fails(folder: Lake) -> None:
     exported(folder)
     file = parquet_files(folder)[0]
     file.write_bytes(bytes(file.stat().st_size))

@@ -1,4 +1,6 @@
-"""Compacted tables keep the rows of topics, incarnations and partitions that have left the tier."""
+"""Checks that compacted tables keep rows of topics, incarnations and partitions deleted from the
+tier.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ class Tier:
     def grow(
         self, topic: str, keys: str, *, partition: int = 0, topic_id: str = IDS[0], null: str = ""
     ) -> None:
-        """A record for each letter; those in `null` are tombstones."""
-        place = topic, partition, topic_id
-        if place not in self._logs:
+        """Writes a record for each letter; letters in `null` are tombstones."""
+        location = topic, partition, topic_id
+        if location not in self._logs:
             writer = AivenTierWriter(
                 str(self.root), topic=topic, partition=partition, topic_id=topic_id
             )
-            self._logs[place] = LogBuilder(), writer
-        log, writer = self._logs[place]
+            self._logs[location] = LogBuilder(), writer
+        log, writer = self._logs[location]
         log.append(
             [
                 SimpleRecord(
@@ -92,7 +94,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def held(lake: Lake) -> Counter[tuple[str, str]]:
-    """(Topic id, key) of every row."""
+    """Returns the topic id and key of every row."""
     table = lake.read()
     keys = [key.decode() for key in table["key"].to_pylist()]
     return Counter(zip(table["topicId"].to_pylist(), keys, strict=True))
@@ -122,7 +124,7 @@ def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> Non
 def test_rebuild_without_topic_and_partition_of_table_is_refused(
     tier: Tier, lake: Lake, tombstones: str
 ) -> None:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "compact": True,
         "tombstones": tombstones,
         "delete_retention_ms": 1500,
@@ -130,16 +132,16 @@ def test_rebuild_without_topic_and_partition_of_table_is_refused(
     tier.grow("oa", "abx", null="x")
     tier.grow("ob", "pq", topic_id=IDS[1])
     tier.grow("ob", "rs", topic_id=IDS[1], partition=1)
-    lake.export(tier.options(), **given)
+    lake.export(tier.options(), **arguments)
     tier.lose("oa")
     tier.lose("ob", topic_id=IDS[1], partition=1)
     tier.grow("ob", "pt", topic_id=IDS[1])
-    lake.export(tier.options(), **given)
+    lake.export(tier.options(), **arguments)
     kept = "ab" if tombstones == "remove" else "abx"
     assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
     tier.lose("ob", topic_id=IDS[1])
     tier.grow("oc", "z", topic_id=IDS[2])
-    lake.export(tier.options(), **given)
+    lake.export(tier.options(), **arguments)
     assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
@@ -172,27 +174,27 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 def test_rebuild_keeps_all_rows(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:
-    given: dict[str, Any] = {"compact": True, "partition_by": partition_by}
+    arguments: dict[str, Any] = {"compact": True, "partition_by": partition_by}
     options = tier.options(columns)
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=3)
-    lake.export(options, **given)
+    lake.export(options, **arguments)
     tier.grow("oa", "ae")
-    lake.export(options, **given)
+    lake.export(options, **arguments)
     before = held(lake)
     assert before == rows((IDS[0], "abecd"))
     tier.lose("oa", partition=3)
-    # Nothing is new, so there is no rebuild.
-    assert lake.export(options, **given).commits == 0
+    # There are no new records, so there is no rebuild.
+    assert lake.export(options, **arguments).commits == 0
     tier.grow("oa", "f")
     with pytest.raises(RangeGapError, match=f"topic id {IDS[0]}, partition 3, .*no longer"):
-        lake.export(options, **given)
+        lake.export(options, **arguments)
     tier.lose("oa")
     tier.grow("oa", "z", topic_id=IDS[1])
     with pytest.raises(
         RangeGapError, match=f"{IDS[0]}, partition 0; topic id {IDS[0]}, partition 3"
     ):
-        lake.export(options, **given)
+        lake.export(options, **arguments)
     assert held(lake) == before
 
 
@@ -243,16 +245,16 @@ def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path)
 
 
 def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
-    """Planned with nothing there, by two incarnations of one topic."""
+    """Both plans start from an empty table, with two incarnations of one topic."""
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
     commit = table.commit
 
-    def late(given: Commit) -> Any:  # noqa: ANN401
+    def late(commit_data: Commit) -> Any:  # noqa: ANN401
         tier.lose("oa")
         tier.grow("oa", "d", topic_id=IDS[1])
         lake.export(tier.options(), compact=True)
-        return commit(given)
+        return commit(commit_data)
 
     table.commit = late
     with pytest.raises(CommitConflictError, match="another writer changed the table"):

@@ -1,4 +1,4 @@
-"""Files of a local target are synced to disk before they are reported, without a long wait."""
+"""Checks that files of a local target are synced to disk before they are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_closed_file_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.Monke
     output.write(b"x" * 1000)
     assert 1000 not in synced
     output.close()
-    assert 1000 in synced  # with all its bytes, not before some were handed over
+    assert 1000 in synced  # synced with all its bytes, not earlier
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system knows no posix_fadvise")
