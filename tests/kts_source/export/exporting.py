@@ -133,7 +133,7 @@ def assert_holds(
     assert row_count == table.num_rows
 
 
-def places(table: pa.Table) -> list[tuple[str, int, int]]:
+def row_locations(table: pa.Table) -> list[tuple[str, int, int]]:
     """Returns topic, partition and offset of every row."""
     if table.num_rows == 0:
         return []
@@ -145,7 +145,7 @@ def assert_at_most_once(lake: Lake) -> None:
     """Fails if a reader sees a row twice."""
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return
-    locations = places(lake.read())
+    locations = row_locations(lake.read())
     assert len(locations) == len(set(locations))
 
 

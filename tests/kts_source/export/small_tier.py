@@ -67,7 +67,7 @@ class SmallTier:
         }
 
 
-def at(offset: int) -> str:
+def offset_option(offset: int) -> str:
     """Returns the offset in the form of an option."""
     return json.dumps({TOPIC: {"0": offset}})
 

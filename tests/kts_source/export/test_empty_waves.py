@@ -15,7 +15,7 @@ from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.transforms import Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_wave_without_rows_advances_offsets(
         assert (report.commits, ranges(report)) == (3, [(0, 30)])
     else:
         for number in range(3):
-            report = lake.export({**options, "endingOffsets": at(10 * number + 10)})
+            report = lake.export({**options, "endingOffsets": offset_option(10 * number + 10)})
             assert ranges(report) == [(10 * number, 10 * number + 10)]
     assert held(lake) == expected(keys)
     assert lake.export(options).commits == 0

@@ -13,7 +13,7 @@ from kts_source.errors import ExportError
 from kts_source.export.end_offsets import end_offsets
 from tests.golden_data import TIER, assert_same_rows, expected_table, topic_summary
 from tests.kts_source.export.exporting import FORMATS, Lake, source
-from tests.kts_source.export.small_tier import SmallTier, at, held
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option
 from tests.kts_source.planning.scanning import scan
 from tests.kts_source.streaming.running import Checkpointed
 
@@ -83,7 +83,7 @@ def test_end_offsets_keep_partition_that_left_the_tier(lake: Lake, tmp_path: Pat
 
 def test_end_offsets_ignore_offsets_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
-    lake.export(tier.options(endingOffsets=at(20)))
+    lake.export(tier.options(endingOffsets=offset_option(20)))
     tier.expire(0, 1)
     assert ends(lake, tier.options()) == {"t": {"0": 20}}
 

@@ -24,7 +24,7 @@ from tests.golden_data import (
     summary,
     topic_summary,
 )
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
 from tests.quick import only
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_duckdb_reads_same_rows(lake: Lake) -> None:
     expected = sorted(
         location
         for topic in ("txn", "wide")
-        for location in places(expected_table(topic, "read_committed"))
+        for location in row_locations(expected_table(topic, "read_committed"))
     )
     assert lake.duckdb_rows() == expected
 
@@ -89,7 +89,7 @@ def test_second_run_writes_nothing(lake: Lake) -> None:
 def test_incremental_run_appends_the_new_offsets(lake: Lake) -> None:
     ends = {0: 1000, 1: 7}
     lake.export(source(endingOffsets=offsets_option("txn", ends)))
-    locations = {(location[1], location[2]) for location in places(lake.read())}
+    locations = {(location[1], location[2]) for location in row_locations(lake.read())}
     assert all(offset < ends[partition] for partition, offset in locations)
     report = lake.export(source())
     assert {span.partition: span.start for span in report.ranges} == ends
@@ -157,10 +157,10 @@ def test_resuming_with_other_rules_is_refused(
     lake: Lake, changed: dict[str, str], arguments: dict[str, Any]
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    before = places(lake.read())
+    before = row_locations(lake.read())
     with pytest.raises(FingerprintError, match="begun with other rules"):
         lake.export(source(**changed), **arguments)
-    assert places(lake.read()) == before
+    assert row_locations(lake.read()) == before
 
 
 @pytest.mark.slow

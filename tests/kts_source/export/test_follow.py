@@ -28,8 +28,8 @@ from kts_source.export.report import Skipped, WrittenRange, add_reports, empty_r
 from kts_source.export.run import clean
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
-from tests.kts_source.export.small_tier import SmallTier, at, held
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -272,7 +272,7 @@ def test_added_reports_drop_gaps_that_were_written() -> None:
         ({"resume": False}, {}, "resume"),
         ({"compact": True}, {}, "Parquet"),
         ({"compact": True, "table_format": "delta"}, {"columns": "key,offset"}, "columns"),
-        ({}, {"endingOffsets": at(10)}, "endingOffsets"),
+        ({}, {"endingOffsets": offset_option(10)}, "endingOffsets"),
         ({}, {"endingTimestamp": "1"}, "endingTimestamp"),
     ],
 )
@@ -340,7 +340,7 @@ def test_follow_continues_after_signal_in_round(
     *rounds, ended = out.splitlines()
     assert (child.returncode, ended) == (0, "ended")
     assert json.loads(rounds[-1])["outcome"] == "abandoned"
-    before = places(lake.read())
+    before = row_locations(lake.read())
     assert len(before) == len(set(before)) > 0
     remaining = {
         str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()
@@ -350,5 +350,5 @@ def test_follow_continues_after_signal_in_round(
     } == remaining
     assert [path for path in Path(lake.target).rglob("*") if ".draft" in path.name] == []
     report = Driven().run(lake, source(), round_bytes=250_000)
-    assert report.rows == len(places(lake.read())) - len(before) > 0
+    assert report.rows == len(row_locations(lake.read())) - len(before) > 0
     assert_holds(lake.read(), ["txn"])

@@ -18,7 +18,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import Dying
 from tests.kts_source.export.killing import Killed
-from tests.kts_source.export.small_tier import T0, SmallTier, at, held, ranges
+from tests.kts_source.export.small_tier import T0, SmallTier, held, offset_option, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,10 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
-    return [SimpleRecord(f"{word}{at}".encode(), b"k", timestamp=T0) for at in range(start, stop)]
+    return [
+        SimpleRecord(f"{word}{offset}".encode(), b"k", timestamp=T0)
+        for offset in range(start, stop)
+    ]
 
 
 class Elections:
@@ -76,7 +79,7 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
     with pytest.raises(DataLossError, match=r"t-0: the table holds \[0, 15\).*epoch 4 .*epoch 5"):
         lake.export(tier.options)
-    assert values(lake)[10:] == [f"dead{at}" for at in range(10, 15)]
+    assert values(lake)[10:] == [f"dead{offset}" for offset in range(10, 15)]
     report = lake.export({**tier.options, "failOnDataLoss": "false"})
     assert ranges(report) == [(15, 20)]
     # The table continues the accepted branch.
@@ -92,13 +95,13 @@ def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
     lake.export(tier.options)
     tier.upload((4, "a", 0, 10), (6, "a", 10, 20), (6, "a", 20, 25), (9, "a", 25, 30), only=2)
     assert ranges(lake.export(tier.options)) == [(20, 30)]
-    assert values(lake) == [f"a{at}" for at in range(30)]
+    assert values(lake) == [f"a{offset}" for offset in range(30)]
 
 
 def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (5, "a", 10, 20))
-    lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": at(10)})
+    lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": offset_option(10)})
     state = lake.table().load().committed.get(PartitionKey(tier.topic_id, 0))
     assert state is not None
     assert (state.stop, state.epoch) == (10, 4)

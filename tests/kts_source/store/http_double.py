@@ -24,7 +24,7 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_arguments: object) -> None:
-        pass  # clients close connections whose answers they refuse
+        pass  # clients close connections after invalid responses
 
 
 class HttpDouble:

@@ -55,7 +55,7 @@ def _first_bytes(store: ObjectStore, key: str) -> bytes:
 class ObjectStoreSuite:
     """The behaviour of `ObjectStore`."""
 
-    # What a read of a pinned version costs.
+    # Requests for a read of a pinned version.
     requests_per_pinned_read = 1
     knows_missing_root = True
 
@@ -135,7 +135,7 @@ class ObjectStoreSuite:
         for number, key in enumerate(keys, 1):
             later = [info.key for info in tree.list_objects(prefix, after=key)]
             assert later == keys[number:]
-        missing = f"{keys[0]}\U0001f5c4"  # behind the first, wherever other keys are
+        missing = f"{keys[0]}\U0001f5c4"  # after the first key, wherever other keys are
         assert [info.key for info in tree.list_objects(prefix, after=missing)] == [
             key for key in keys if key.encode() > missing.encode()
         ]
@@ -152,8 +152,8 @@ class ObjectStoreSuite:
 
     def test_listing_and_look_up_agree(self, tree: ObjectStore) -> None:
         for listed in tree.list_objects(""):
-            found = tree.head(listed.key)
-            assert (found.key, found.size, found.version) == (
+            looked_up = tree.head(listed.key)
+            assert (looked_up.key, looked_up.size, looked_up.version) == (
                 listed.key,
                 listed.size,
                 listed.version,

@@ -32,14 +32,14 @@ MODULE = "github.com/fsouza/fake-gcs-server@v1.52.2"
 def service() -> Iterator[Service]:
     from gcsfs.core import GCSFileSystem
 
-    # gcsfs's default class asks another service, over gRPC, what kind of bucket it has: the
-    # emulator has no such service, and gcsfs waits for it for minutes.
+    # gcsfs's default class asks another service over gRPC for the bucket type. The emulator has no
+    # such service, so gcsfs would wait for minutes.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
     program = go_program(MODULE)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    # By this name it answers the XML interface, which obstore reads by.
+    # The server answers the XML interface, which obstore uses, under this name.
     public = ["-public-host", f"127.0.0.1:{port}"]
     with running([program, "-backend", "memory", *place, *public], port):
         yield Service(url)
@@ -58,12 +58,12 @@ class Service:
         return {"storageOptions": json.dumps(given)}
 
     def make_bucket(self, name: str) -> Bucket:
-        """A new, empty bucket."""
+        """Creates an empty bucket."""
         self.ask("POST", "/storage/v1/b", json.dumps({"name": name}).encode())
         return Bucket(self, name)
 
     def ask(self, method: str, path: str, data: bytes | None = None) -> None:
-        """One request, which must succeed."""
+        """Sends a request, which must succeed."""
         request = urllib.request.Request(self.url + path, data, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass

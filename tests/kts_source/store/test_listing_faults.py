@@ -167,7 +167,7 @@ def test_entry_of_the_folder_itself_is_skipped(
 
 @pytest.fixture
 def hanging() -> Iterator[threading.Event]:
-    """Until the event, every listing and read waits."""
+    """Makes every listing and read wait until the event."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     event = threading.Event()
     Faulty.fault = staticmethod(lambda _path: event.wait(30))
@@ -194,9 +194,9 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
         store.list_folders("t/")
     assert caught.value.uri == "faulty://hangs/t/"
     assert len(caught.value.attempts) == 2
-    left = [one for one in threading.enumerate() if one.name == "kts-store-call"]
-    assert left
-    assert all(one.daemon for one in left)  # they keep no process from ending
+    remaining = [one for one in threading.enumerate() if one.name == "kts-store-call"]
+    assert remaining
+    assert all(one.daemon for one in remaining)  # daemon threads do not block interpreter exit
     hanging.set()
     store._retry_policy = QUICK  # a machine that is busy may need longer than such a deadline
     assert store.list_folders("t/") == []
@@ -204,18 +204,18 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
 
 @pytest.mark.usefixtures("hanging")
 def test_hanging_connection_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
+    connections_made: list[object] = []
     real = fsspec.filesystem
 
     def connect(*arguments: object, **named: object) -> object:
-        made.append(real(*arguments, **named))
-        return made[-1]
+        connections_made.append(real(*arguments, **named))
+        return connections_made[-1]
 
     monkeypatch.setattr(fsspec, "filesystem", connect)
     with pytest.raises(StoreUnavailableError):
         impatient().list_folders("t/")
-    assert len(made) == 2
-    assert made[0] is not made[1]
+    assert len(connections_made) == 2
+    assert connections_made[0] is not connections_made[1]
 
 
 def test_deadline_covers_reads_and_connecting(
@@ -243,7 +243,7 @@ def test_cancelled_call_ends_at_once() -> None:
     assert [one for one in threading.enumerate() if one.name == "kts-store-call"]
 
 
-# -- folders of this machine
+# -- local folders
 
 
 def test_unlistable_local_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
             look()
 
 
-def test_listing_that_fails_midway_comes_entirely_from_the_mirror(
+def test_listing_that_fails_midway_is_read_from_the_mirror(
     tmp_path: Path,
 ) -> None:
     for place, keys in (("first", "ab"), ("mirror", "abc")):

@@ -1,4 +1,4 @@
-"""Paths that are nearly URLs: no option and no output may take one for a local folder."""
+"""Tests paths that are nearly URLs: no option and no output treats one as a local folder."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_output_paths_are_read_without_blanks() -> None:
 
 
 def run(tmp_path: Path, command: list[str], path: str) -> int:
-    """The exit code of a command that is to write to `path`."""
+    """Returns the exit code of a command that writes to `path`."""
     tier_of(tmp_path / "tier", ["a"])
     name, *rest = command
     arguments = [name, str(tmp_path / "tier"), *rest, path]

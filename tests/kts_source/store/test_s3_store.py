@@ -143,14 +143,14 @@ def is_by_s3fs(store: ObjectStore) -> bool:
 
 @pytest.fixture
 def store(one_store: ObjectStore) -> ObjectStore:
-    """The bucket seen through the proxy, which one test after the other may spoil."""
+    """The bucket seen through the proxy, whose faults each test sets."""
     return one_store
 
 
 # -- retried errors
 
-# aiohttp itself repeats a request once when a connection ends without a word; so one failed attempt
-# of ours takes two.
+# aiohttp repeats a request once after a connection ends without a response, so one failed attempt
+# takes two drops.
 DROPS = (drop, drop)
 
 PASSING: dict[str, Fault | tuple[Fault, ...]] = {
@@ -362,7 +362,7 @@ def test_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatc
 def authorizations(
     bucket: Bucket, options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, str]]:
-    """The headers with which the object is read."""
+    """Returns the headers of the request that reads the object."""
     sent: list[dict[str, str]] = []
     with faulty_proxy(bucket.server.endpoint) as proxy:
         import http.server

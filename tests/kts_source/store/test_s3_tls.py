@@ -113,7 +113,7 @@ class _Records:
             self._connection.sendall(data[start : start + self._size])
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         """The connection is closed by the server."""
@@ -201,7 +201,10 @@ def test_new_connections_after_each_answer_are_read(
     """Session tickets of earlier connections may be used for later ones, or not."""
     server.closes = True
     with opened(server.url, **reader) as store, ThreadPoolExecutor(4) as pool:
-        reads = pool.map(lambda at: bytes(store.get_range("x", at, at + 50)), range(0, 1000, 50))
+        reads = pool.map(
+            lambda position: bytes(store.get_range("x", position, position + 50)),
+            range(0, 1000, 50),
+        )
         assert b"".join(reads) == DATA[:1000]
     assert len(server.handshakes) >= 20
 
@@ -277,12 +280,12 @@ class ConnectProxy:
                 self._pipe(client, upstream)
 
     @staticmethod
-    def _pipe(one: socket.socket, other: socket.socket) -> None:
+    def _pipe(client: socket.socket, other: socket.socket) -> None:
         while True:
-            for ready in select.select([one, other], [], [])[0]:
+            for ready in select.select([client, other], [], [])[0]:
                 if not (data := ready.recv(65536)):
                     return
-                (other if ready is one else one).sendall(data)
+                (other if ready is client else client).sendall(data)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

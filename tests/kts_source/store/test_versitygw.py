@@ -1,4 +1,4 @@
-"""The suite of all stores on versitygw, a real S3 gateway over a folder, built from its source."""
+"""Runs the suite of all stores on versitygw, a real S3 gateway over a folder, built from source."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from kts_source.export.run import clean
 from kts_source.export.tables.target_store import LocalTarget
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
 from tests.kts_source.export.killing import Killed
 from tests.kts_source.export.tables.test_protocol import DiesAtCommit, Interposed
 
@@ -79,7 +79,7 @@ def test_clean_keeps_files_committed_during_its_listing(
     with pytest.raises(Killed):
         lake.export(source(), table=table)
     assert not waiting
-    assert len(places(lake.read())) > 0
+    assert len(row_locations(lake.read())) > 0
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
 

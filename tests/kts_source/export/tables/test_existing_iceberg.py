@@ -158,9 +158,8 @@ def test_table_features_without_demands_are_accepted(lake: Lake, catalog: Catalo
         properties={"format-version": "1"},
     )
     export(lake)
-    partition(
-        table.refresh(), "country", IdentityTransform()
-    )  # an older partition spec remains in the metadata
+    # The older partition spec remains in the metadata.
+    partition(table.refresh(), "country", IdentityTransform())
     more = tier_of(lake.folder / "more", ["DE", "DE"])
     lake.export(more, transform=by_country, partition_by=["country"], export_id="more")
     assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]

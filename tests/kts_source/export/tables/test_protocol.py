@@ -33,7 +33,7 @@ from tests.kts_source.export.exporting import (
     Lake,
     assert_at_most_once,
     assert_holds,
-    places,
+    row_locations,
     source,
 )
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
@@ -236,7 +236,7 @@ def test_run_killed_around_commit_resumes_exactly_once(
 def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
-    rows = len(places(lake.read()))
+    rows = len(row_locations(lake.read()))
     table = DeltaTable(lake.target)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
     for path in (tmp_path / "table" / "_delta_log").glob("*.json"):
@@ -248,7 +248,7 @@ def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
     assert len(remaining_logs) < table.version(), "the old log should be gone"
     report = lake.export(source())
     assert {span.start for span in report.ranges} == {900}
-    assert len(places(lake.read())) == rows + report.rows
+    assert len(row_locations(lake.read())) == rows + report.rows
     assert_holds(lake.read(), ["txn"])
 
 
@@ -286,10 +286,10 @@ def test_orphans_are_listed_and_removable(lake: Lake) -> None:
     assert clean(settings, remove=True) == (), "a run under way keeps its files"
     orphans = clean(settings, older_than_hours=-1)
     assert orphans
-    before = sorted(places(lake.read()))
+    before = sorted(row_locations(lake.read()))
     assert clean(settings, older_than_hours=-1, remove=True) == orphans
     assert clean(settings, older_than_hours=-1) == ()
-    assert sorted(places(lake.read())) == before
+    assert sorted(row_locations(lake.read())) == before
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
 
