@@ -1,4 +1,6 @@
-"""The same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark 4.0."""
+"""Compares the same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark
+4.0.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row]:
-    """Our source on Sail and on Spark.
+    """Measures this library's source on Sail and on Spark.
 
     Raises:
         SkippedError: There is no environment with Sail, or none with Spark 4.0.
@@ -43,7 +45,7 @@ def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row
 
 
 def against_kafka(bench: Bench) -> list[Row]:
-    """Our source on Sail against Spark's Kafka source, whose data is in the tier as well.
+    """Compares this library on Sail with Spark's Kafka source, whose data is in the tier as well.
 
     Raises:
         SkippedError: There is no environment with Sail or Spark 4.0, or no broker.

@@ -1,4 +1,6 @@
-"""What does not depend on the amount of data: a task, a fresh worker; what a second core adds."""
+"""Measures fixed costs that do not depend on the amount of data: a task, a new worker, a second
+core.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ _HEAVY: Final = ("numba", "s3fs", "pandas", "sqlglot", "cryptography")
 
 
 def run(bench: Bench) -> list[Row]:
-    """Tasks, cold start, cores."""
+    """Returns the rows for tasks, cold start and cores."""
     return [*_task(bench), *_cold(bench), *_cores(bench)]
 
 
 def _task(bench: Bench) -> list[Row]:
-    """The slope from few tasks to many, which planning and the query's own costs drop out of."""
+    """Measures the slope from few tasks to many, which excludes planning and the query's own
+    costs.
+    """
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)
     tier = make_tier(shape)
@@ -95,7 +99,7 @@ def _cold(bench: Bench) -> list[Row]:
     for number in range(repeats + 1):
         words = _fresh(_IMPORT, *_HEAVY)
         figures = _fresh(_FIRST_ROW, json.dumps(tier.options))
-        if number:  # bytecode and machine code are on disk after the first
+        if number:  # bytecode and machine code are on disk after the first round
             imports.append(float(words[0]))
             heavy |= set(words[1:])
             plans.append(float(figures[0]))

@@ -1,5 +1,5 @@
-"""Brokers: hot data against Spark's Kafka source and a consumer, tier and brokers in one scan, what
-they add to a plan, and what a connection takes.
+"""Measures brokers: hot data against Spark's Kafka source and a consumer, tier and brokers in one
+scan, the cost of brokers for a plan, and the cost of a connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNIT: Final = "M records/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """All of it, on one broker."""
+    """Runs all parts on one broker."""
     bench.need("java", "mvn")
     with hot_cluster(bench.folder(), quick=bench.quick, say=bench.say) as hot:
         rows: list[Row] = []
@@ -43,7 +43,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
-    """Everything from the broker, by Spark's own source and by ours, in the same Spark."""
+    """Reads all hot data with Spark's own source and with this library, in the same Spark."""
     ours = hot.ours(topic)
     records = hot.records(topic)
     tasks = len(plan_scan(parse_options(ours.options)).tasks)
@@ -76,7 +76,7 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _bounds(found: Mapping[str, Timings]) -> str:
-    """What any source in Python could reach, in the same run."""
+    """Returns the bounds for any source in Python, from the same run."""
     alone, libraries = (
         found[name].times_faster_than(found["kafka"]) for name in ("ceiling", "libraries")
     )
@@ -87,7 +87,7 @@ def _bounds(found: Mapping[str, Timings]) -> str:
 
 
 def _spent(found: Mapping[str, Timings], records: int) -> str:
-    """Where the processor time goes."""
+    """Returns how the processor time is spent."""
     texts = []
     for name, words in (("ours", "ours"), ("kafka", "theirs"), ("ceiling", "the ceiling")):
         parts = (
@@ -101,7 +101,7 @@ def _spent(found: Mapping[str, Timings], records: int) -> str:
 
 
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
-    """The same rows, all of them in the tier, or the newest tenth on the broker only."""
+    """Reads the same rows, all from the tier, or the newest tenth from the broker only."""
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
     whole = hot.ours(PLAIN, **hot.tier())
     options = {key: text for key, text in whole.options.items() if not key.startswith("kafka.")}
@@ -128,7 +128,7 @@ def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
-    """Without Spark: a task of ours and confluent-kafka, each in a process of its own."""
+    """Compares a task without Spark with confluent-kafka, each in its own process."""
     each = 25_000 if bench.quick else 500_000
     starts = {number: stop - each for number, stop in hot.stops[topic].items()}
     options = dict(hot.ours(topic).options)
@@ -166,7 +166,7 @@ def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
-    """A plan in a fresh process, of the tier alone, and with brokers."""
+    """Measures a plan in a new process, for the tier alone and with brokers."""
     tier = {**hot.tier(), "subscribe": MANY}
     union = {**tier, "kafka.bootstrap.servers": hot.cluster.bootstrap}
     alone, both = [], []
@@ -192,7 +192,7 @@ def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _logins(hot: HotCluster) -> list[Row]:
-    """A connection with SCRAM-SHA-512 over TLS, as a task opens it."""
+    """Measures a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
     options = {**hot.ours(PLAIN).options, **hot.scram(), "minPartitions": "4"}
     found = in_a_child("logins", options)
     what = "a connection with SCRAM-SHA-512 over TLS"

@@ -1,5 +1,5 @@
-"""A broker's disk scanned in place, beside the same bytes as a tier; and a tier with disks beside
-it.
+"""Compares a scan of a broker's disk in place with the same bytes as a tier, and with tier and disk
+together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SUFFIXES: Final = {
 
 
 def run(bench: Bench) -> list[Row]:
-    """Records of 100 bytes and of 1 KB, plain and zstd batches."""
+    """Measures records of 100 bytes and of 1 KB, in plain and zstd batches."""
     log_bytes = (48 << 20) if bench.quick else (3 << 30)
     rows: list[Row] = []
     for name, value_bytes, codec in (
@@ -59,7 +59,7 @@ def run(bench: Bench) -> list[Row]:
 
 def _compare(bench: Bench, name: str, tier: Tier) -> list[Row]:
     folder = bench.folder()
-    # Links to the very files: what the page cache has of one it has of the other.
+    # Hard links to the same files, so that the page cache has both or neither.
     _write_disk(tier, folder / "disk", first=0)
     last = min(len(log.ranges) for log in _logs(tier)) * 9 // 10
     _write_disk(tier, folder / "tail", first=last)
@@ -104,9 +104,7 @@ def _logs(tier: Tier) -> list[PartitionLog]:
 
 
 def _write_disk(tier: Tier, root: Path, *, first: int) -> None:
-    """The segments of a tier from the one of that number on, as a broker that was shut down cleanly
-    has them.
-    """
+    """Writes the segments of a tier from this number on, as a cleanly stopped broker has them."""
     options = parse_options(tier.options)
     root.mkdir(parents=True)
     ends = []

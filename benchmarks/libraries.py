@@ -1,6 +1,7 @@
-"""What libraries alone do to the bytes of a tier: read, decrypt and decompress them, check their
-CRC and copy them once. Done between prebuilt batches in Spark's own workers, it is the least that a
-source takes whose rows are stored so.
+"""The work of libraries alone on the bytes of a tier: read, decrypt, decompress, check the CRC,
+copy once.
+
+Done between prebuilt batches in Spark's workers, it is the lower bound for a source of such rows.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _PLAIN_CHUNK: Final = 4 << 20
 
 
 class LibraryWork:
-    """The libraries' way through some logs, as far as it is asked to go.
+    """Processes some logs with the libraries, as far as requested.
 
     Args:
-        logs: `.log` files of a tier, their manifests beside them; one without is stored as it is.
-        codec: Of their batches.
-        key: File of the private key; empty for what is not encrypted.
+        logs: `.log` files of a tier, next to their manifests. A log without manifest is unencoded.
+        codec: Codec of their batches.
+        key: File of the private key; empty without encryption.
     """
 
     def __init__(self, logs: Sequence[str], codec: str, key: str) -> None:
@@ -43,11 +44,11 @@ class LibraryWork:
         self._position = 0
 
     def go_on(self, share: float, target: memoryview) -> None:
-        """As many chunks as it takes until this share of the logs is done, 0 to 1.
+        """Processes chunks until this share of the logs is done, 0 to 1.
 
         Args:
-            share: Where to be.
-            target: Where bytes are copied, one piece over the other.
+            share: Share of the bytes to reach.
+            target: Buffer that receives the bytes; each piece overwrites the previous one.
         """
         end = share * self._size
         while self._position < end and (chunk := next(self._chunks, None)) is not None:
@@ -59,7 +60,7 @@ class LibraryWork:
                     target[: len(piece)] = piece
 
     def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
-        """The original bytes of one log, chunk by chunk."""
+        """Yields the original bytes of one log, chunk by chunk."""
         self._left = b""
         with log.open("rb", buffering=0) as file:
             if manifest is None:

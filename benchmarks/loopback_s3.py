@@ -1,5 +1,5 @@
-"""Scans through Spark from a real S3 server, near and with an object store's latency; and from a
-folder.
+"""Measures scans through Spark from a real S3 server, near and with the latency of an object store,
+and from a folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FAR_AWAY: Final = "S3 on loopback, through a proxy with 60 ms and 90 MB/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """The same tier from a folder and from versitygw, directly and through one proxy with 60 ms and
-    without.
+    """Reads the same tier from a folder, from versitygw directly, and through one proxy with and
+    without 60 ms.
 
     Raises:
-        SkippedError: There is no versitygw.
+        SkippedError: versitygw is not installed.
     """
     program = server_program()
     if program is None:

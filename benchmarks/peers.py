@@ -1,4 +1,6 @@
-"""Against what users have today: Spark's own Kafka source and a consumer, on the same records."""
+"""Compares with the alternatives of users: Spark's own Kafka source and a consumer, on the same
+records.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 _SMALL: Final = "small"
 _HOUR_MS: Final = 3_600_000
-# First measured on a quiet machine, where the Kafka source's processor time counts the broker's.
+# First measured on a quiet machine. The Kafka source's processor time includes the broker's.
 _PROCESSOR_SHARE: Final = {"small": 0.55, "large": 0.6}
 
 
 def run(bench: Bench) -> list[Row]:
-    """Full scans, one column, an hour of thirty days, ten rows."""
+    """Measures full scans, one column, an hour of thirty days, and ten rows."""
     broker = bench.broker()
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
@@ -48,7 +50,7 @@ def _tasks(query: Query) -> int:
 
 
 def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
-    """That everyone reads all of it, or the comparison is void."""
+    """Checks that all readers return all rows; otherwise the comparison is invalid."""
     ours = broker.from_tier(topic.name, sink="count")
     from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
     contestants = {
@@ -160,7 +162,9 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Batches that are there already; in a full run also while libraries go through the topic."""
+    """Returns queries of prebuilt batches; in a full run, also with libraries that process the
+    topic.
+    """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
     )
@@ -177,7 +181,9 @@ def _bounds(
     *,
     session: str = "",
 ) -> str:
-    """The bounds of every source in Python, in the same run; a quick one has the first alone."""
+    """Returns the bounds for any source in Python, from the same run; a quick run has only the
+    first.
+    """
     alone = ratio(found[f"ceiling{session}"], found[peer])
     words = f"batches that are there already, handed to Spark: {alone:.2f} ×"
     libraries = found.get(f"libraries{session}")
@@ -226,13 +232,13 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 
 
 def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
-    """The hour in the middle of the days that are tiered."""
+    """Reads the hour in the middle of the tiered days."""
     start = topic.date_ms(0.5)
     stop = start + _HOUR_MS
     bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
     where = f"timestamp >= timestamp_millis({start}) and timestamp < timestamp_millis({stop})"
     asked = broker.through_broker(topic.name, sink="count", options=bounds)
-    # Its own end takes the place of the timestamps' otherwise.
+    # Otherwise, its own end option would replace the end timestamp.
     asked = Query(
         asked.source,
         {name: text for name, text in asked.options.items() if name != "endingOffsets"},
@@ -300,7 +306,7 @@ def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """The C client, its messages put into Arrow, in one process; all data hot on the broker."""
+    """Measures the C client, with messages converted to Arrow, in one process; all data is hot."""
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[f"{name}-hot"]

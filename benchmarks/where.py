@@ -1,4 +1,6 @@
-"""One key in many records: option `where` against Spark's Kafka source; fewer columns."""
+"""Searches one key in many records: option `where` against Spark's Kafka source; also reads fewer
+columns.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,19 @@ from kts_source.columns import DEFAULT_COLUMNS
 _PARTITIONS: Final = 6
 _CORES: Final = 2
 _LARGE: Final = 512 << 20
-"""Bytes of a task that hands on next to nothing: Spark's own time for a task counts then."""
+"""Task size at which a task that returns almost no rows is dominated by Spark's own cost for a
+task.
+"""
 _PIECE_BYTES: Final = 2 << 20
 _VALUE_BYTES: Final = 100
 _WHAT: Final = "WHERE key = …"
 
 
 def run(bench: Bench) -> list[Row]:
-    """The key's rows are counted, so that nobody skips work."""
+    """Measures the search for one key.
+
+    The number of rows is checked, so that no source skips work.
+    """
     log_bytes = (96 << 20) if bench.quick else (6200 << 20)
     tier = make_tier(TierShape(_VALUE_BYTES, log_bytes, partitions=_PARTITIONS))
     tasks = max(_PARTITIONS, tier.stored_bytes // _LARGE)
@@ -86,18 +93,18 @@ def _check_rows(timings: Timings, count: int) -> None:
 
 
 def _seconds_of_bytes(tier: Tier) -> float:
-    """To read the tier's logs and compute their CRC-32C, on one core."""
-    room = np.empty(_PIECE_BYTES, np.uint8)
+    """Returns the seconds to read the tier's logs and compute their CRC-32C, on one core."""
+    buffer = np.empty(_PIECE_BYTES, np.uint8)
     began = time.perf_counter()
     for path in sorted(tier.path.glob("*/*/*.log")):
         with path.open("rb", buffering=0) as file:
-            while size := os.readv(file.fileno(), [room.data]):
-                google_crc32c.value(room[:size])
+            while size := os.readv(file.fileno(), [buffer.data]):
+                google_crc32c.value(buffer[:size])
     return time.perf_counter() - began
 
 
 def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
-    """Adds Spark's Kafka source, if there is one: how many records it will go through."""
+    """Adds Spark's Kafka source, if available. Returns the number of records that it reads."""
     from benchmarks.brokers import some_key
 
     try:
@@ -116,8 +123,8 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 def _against_kafka(
     found: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
-    """Per record scanned: the Kafka source's topic is smaller, and its speed does not depend on
-    that.
+    """Compares per record scanned, because the Kafka source's topic is smaller and its speed
+    constant.
     """
     from benchmarks.brokers import PARTITIONS
 
