@@ -74,7 +74,7 @@ def make_log(
 
     Args:
         value_bytes: Size of each value: JSON text, which compresses like such text.
-        records_per_batch: Records of a batch, with null keys and without headers, as in most topics.
+        records_per_batch: Records of a batch, with null keys and without headers.
         total_bytes: Stored size to reach.
         codec: Codec of the batches.
         distinct: Number of different batches to write.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_demo_without_sample_explains_where_it_is(
+def test_demo_without_sample_names_its_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")

@@ -100,9 +100,7 @@ def test_schema_escapes_control_characters(
     assert json.loads(out)["value"] == "`a\x1b[2J\nb` bigint"
 
 
-def test_schema_that_cannot_be_inferred_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uninferable_schema_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = write(tmp_path / "tier", [[None]])
     arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
     assert main(arguments) == 2

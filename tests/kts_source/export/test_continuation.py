@@ -56,7 +56,7 @@ def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_
     assert held(lake) == list(range(40))
 
 
-def test_plan_file_skips_objects_that_the_table_holds(
+def test_plan_file_skips_exported_objects(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
@@ -152,7 +152,7 @@ def test_ending_offset_inside_table_writes_nothing(
     assert held(folder_lake) == list(range(30))
 
 
-def test_segments_that_expired_before_export_raise_gap_error(lake: Lake, tier: SmallTier) -> None:
+def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallTier) -> None:
     lake.export(tier.options(endingOffsets=offset_option(10)))
     tier.expire(0, 1)
     for start in ({}, {"startingOffsets": offset_option(0)}, {"startingTimestamp": str(T0)}):

@@ -104,7 +104,7 @@ class RejectAll:
         return Transformed(batch.slice(0, 0), rejected)
 
 
-def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
+def test_transform_rejecting_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
     tier = grown(tmp_path, (b"k", b"k"))
     transform = RejectAll()
     letters = str(tmp_path / "letters")
@@ -137,7 +137,7 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_transform_without_types_for_no_rows_is_continued(
+def test_transform_without_types_for_empty_batches_continues(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
     tier = grown(tmp_path, keys)

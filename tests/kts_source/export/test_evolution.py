@@ -99,9 +99,7 @@ def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_fields_that_are_gone_are_null(
-    table_format: str, topic: dict[str, str], tmp_path: Path
-) -> None:
+def test_removed_fields_are_null(table_format: str, topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(of_schema(topic, SCHEMA, 10))
     later = of_schema(topic, OLD)

@@ -41,7 +41,7 @@ def offsets_option(topic: str, offsets: dict[int, int]) -> str:
     return f'{{"{topic}": {{{numbers}}}}}'
 
 
-def test_export_of_every_topic_holds_all_rows(lake: Lake) -> None:
+def test_export_of_every_topic_contains_all_rows(lake: Lake) -> None:
     report = lake.export(source(TOPICS, targetPartitionBytes="1m"), commit_bytes=1 << 40)
     assert_holds(lake.read(), TOPICS)
     assert report.commits == 1
@@ -49,7 +49,7 @@ def test_export_of_every_topic_holds_all_rows(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("partition_by", only(1, [["topic", "date(timestamp)"], ["topic"]]))
-def test_partitioned_table_holds_all_rows(lake: Lake, partition_by: list[str]) -> None:
+def test_partitioned_table_contains_all_rows(lake: Lake, partition_by: list[str]) -> None:
     topics = ("txn", "timeline", "wide")
     lake.export(source(topics), partition_by=partition_by)
     table = lake.read()
@@ -164,7 +164,7 @@ def test_resuming_with_other_rules_is_refused(
 
 
 @pytest.mark.slow
-def test_export_in_several_processes_holds_all_rows(tmp_path: Path) -> None:
+def test_export_in_several_processes_contains_all_rows(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(("txn", "encrypted")), executor=LocalExecutor(2), commit_bytes=1 << 40)
     assert_holds(lake.read(), ["txn", "encrypted"])
@@ -188,7 +188,7 @@ def test_files_have_unique_names_and_true_bounds(lake: Lake) -> None:
             assert max(group.max for group in groups) == bounds["max"]
 
 
-def test_delta_prunes_by_the_log_alone(tmp_path: Path) -> None:
+def test_delta_prunes_by_its_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     actions: Any = DeltaTable(lake.target).get_add_actions(flatten=True)

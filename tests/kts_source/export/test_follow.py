@@ -131,7 +131,7 @@ def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> Non
     assert report.requests == sum(round_metrics.requests for round_metrics in driven.rounds) > 0
 
 
-def test_round_ends_with_segment_that_reaches_its_bytes(lake: Lake, tmp_path: Path) -> None:
+def test_round_ends_with_segment_reaching_its_bytes(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(6)
     total_bytes = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
     driven = Driven()
@@ -158,7 +158,7 @@ def test_rounds_begin_one_interval_after_another(
     assert driven.pauses == [pause] * 3
 
 
-def test_long_round_is_followed_immediately(tmp_path: Path) -> None:
+def test_long_round_is_followed_without_pause(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
     driven = Driven(seconds_a_round=100.0)
     with pytest.raises(AssertionError, match="never waits"):
@@ -249,7 +249,7 @@ def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_added_reports_drop_gaps_that_were_written() -> None:
+def test_added_reports_drop_written_gaps() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(

@@ -23,7 +23,7 @@ COUNTS = {"parquet": 13, "delta": 8, "iceberg": 4}
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_random_histories_hold_each_row_once(table_format: str) -> None:
+def test_random_histories_contain_each_row_once(table_format: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(COUNTS[table_format]):
         history = random_export_history(random.Random(seed))
@@ -34,7 +34,7 @@ def test_random_histories_hold_each_row_once(table_format: str) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_new_random_histories_hold_each_row_once(table_format: str) -> None:
+def test_new_random_histories_contain_each_row_once(table_format: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     stop = time.monotonic() + 15
     number = 0

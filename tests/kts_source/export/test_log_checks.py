@@ -98,7 +98,7 @@ def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
     assert values(lake) == [f"a{offset}" for offset in range(30)]
 
 
-def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
+def test_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (5, "a", 10, 20))
     lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": offset_option(10)})
@@ -111,7 +111,7 @@ def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
     assert (state.stop, state.epoch) == (20, 5)
 
 
-def test_log_that_ends_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)
@@ -161,7 +161,7 @@ def test_recreated_topic_is_accepted_with_loss_allowed(lake: Lake, tmp_path: Pat
     assert lake.export(options).commits == 0
 
 
-def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_new_partition_without_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10))
     lake.export(tier.options)
@@ -189,7 +189,7 @@ def test_interrupted_first_run_continues_partitions_above_zero(lake: Lake, tmp_p
     assert lake.export(options).commits == 0
 
 
-def test_new_partition_that_begins_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:
+def test_new_partition_beginning_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10))
     lake.export(tier.options)
@@ -244,7 +244,7 @@ def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("table_format", TABLES)
-def test_rollback_that_is_undone_is_accepted(table_format: str, tmp_path: Path) -> None:
+def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())

@@ -74,9 +74,7 @@ def test_log_start_at_the_end_of_the_table_is_not_an_election(
     assert lake.export(options(brokers)).commits == 0
 
 
-def test_partition_without_records_is_known_to_the_next_run(
-    brokers: FakeCluster, tmp_path: Path
-) -> None:
+def test_partition_without_records_is_recorded(brokers: FakeCluster, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     full = FakePartition(fake_log(log_of((3, b"a", 10))), epoch=3)
     expired = FakePartition(with_log_start(fake_log(log_of((3, b"a", 10))), 10), epoch=3)

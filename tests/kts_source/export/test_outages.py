@@ -83,7 +83,7 @@ def test_unavailable_catalog_is_an_outage() -> None:
     assert is_outage(caught.value)
 
 
-def test_other_errors_are_no_outage(tmp_path: Path) -> None:
+def test_other_errors_are_not_an_outage(tmp_path: Path) -> None:
     with pytest.raises(deltalake.exceptions.TableNotFoundError) as caught:
         deltalake.DeltaTable(str(tmp_path))
     assert not is_outage(caught.value)
@@ -91,7 +91,7 @@ def test_other_errors_are_no_outage(tmp_path: Path) -> None:
     assert not is_outage(FileNotFoundError("500 files"))
 
 
-def test_task_that_cannot_write_is_retried(tmp_path: Path) -> None:
+def test_task_with_write_error_is_retried(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven([lambda: None])
     driven.run(lake, tier.options(), Failing([None, ConnectionResetError("reset by peer")]))

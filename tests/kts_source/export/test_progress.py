@@ -52,7 +52,7 @@ def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     assert "━" in stream.getvalue()
 
 
-def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
+def test_unreported_tasks_count_towards_progress(tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.begin(4, 4 << 20)

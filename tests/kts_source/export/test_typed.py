@@ -230,7 +230,7 @@ def test_dead_letters_have_the_bytes_and_the_reason(
     ]
 
 
-def test_malformed_key_and_value_make_one_dead_letter(tmp_path: Path) -> None:
+def test_malformed_key_and_value_write_one_dead_letter(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[text("x") if n == 10 else avro(n) for n in range(12)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed})  # keys are k0 to k11

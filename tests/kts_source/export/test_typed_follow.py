@@ -36,7 +36,7 @@ def grown(folder: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_rounds_add_fields_that_the_schema_gains(
+def test_rounds_add_new_schema_fields(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     schema = tmp_path / "order.avsc"

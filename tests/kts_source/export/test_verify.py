@@ -111,7 +111,7 @@ def test_verify_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
     assert "several topics of one name (recreated-0" in text
 
 
-def test_verify_accepts_rows_that_went_to_dead_letters(lake: Lake) -> None:
+def test_verify_accepts_rows_in_dead_letters(lake: Lake) -> None:
     arguments: dict[str, Any] = {
         "dead_letters": str(lake.folder / "letters"),
         "options": source(**{"value.format": "json", "value.schema": "a int"}),
@@ -121,7 +121,7 @@ def test_verify_accepts_rows_that_went_to_dead_letters(lake: Lake) -> None:
     assert f"verified {report.rows:,} rows" in verified(lake, **arguments)
 
 
-def test_verify_of_the_command_prints_what_it_compared(lake: Lake) -> None:
+def test_verify_command_prints_its_result(lake: Lake) -> None:
     rows = exported(lake).rows
     arguments = ["export", *tier_arguments(), lake.target, "--table-format", lake.table_format]
     if lake.table_format == "iceberg":
@@ -194,7 +194,7 @@ def test_verify_delta_optimize_keeps_rows_and_passes(
     assert f"verified {rows:,} rows" in verified(delta, partition_by=partition_by)
 
 
-def test_verify_delta_shared_and_optimized_table_reports_what_is_unknown(delta: Lake) -> None:
+def test_verify_delta_shared_and_optimized_table_reports_unverified(delta: Lake) -> None:
     exported(delta)
     exported(delta, export_id="second")
     DeltaTable(delta.target).optimize.compact()

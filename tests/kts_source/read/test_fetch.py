@@ -114,7 +114,7 @@ def test_tiny_ranges_keep_the_queue_short() -> None:
         assert requested < 30
 
 
-def test_range_larger_than_prefetch_is_read_alone() -> None:
+def test_range_larger_than_prefetch_is_read_separately() -> None:
     store = RecordingStore()
     with fetching(store, requests(3, size=1000), prefetch_bytes=10) as results:
         next(results)

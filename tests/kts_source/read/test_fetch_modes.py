@@ -166,7 +166,7 @@ def test_slow_near_bytes_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None
     assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
 
 
-def test_fast_near_reads_earn_no_credit_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_near_reads_do_not_offset_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
 
 

@@ -56,7 +56,7 @@ def test_first_request_of_plain_chunks_is_small(
     assert read <= plan.nominal_bytes + cuts * ENTRY_PREFIX_SIZE
 
 
-def test_first_request_reads_a_whole_compressed_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_request_reads_a_full_compressed_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**tier_options("crashed"), "targetPartitionBytes": "1g"}
     plan = plan_scan(parse_options(options))
     expected = scan(options)
@@ -69,7 +69,7 @@ def test_first_request_reads_a_whole_compressed_chunk(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_first_request_of_a_whole_task_is_small(
+def test_first_request_of_a_full_task_is_small(
     monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
     """A small first request returns sooner than a full chunk. More requests run next to it."""

@@ -68,7 +68,7 @@ def test_golden_side_files_are_read(topic: str) -> None:
         assert check_all_kinds(store, objects) <= 4
 
 
-def test_side_files_in_own_objects_are_read_alone() -> None:
+def test_side_files_in_own_objects_are_read_separately() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
     segments_found = list(segments(LocalTieredLayout(), store, "", None))
     assert segments_found
@@ -117,7 +117,7 @@ def test_state_files_are_read_with_one_request() -> None:
     assert store.asked == [(10, 60)]
 
 
-def test_transaction_index_is_read_alone() -> None:
+def test_transaction_index_is_read_separately() -> None:
     store = Ranges()
     objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
     assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
@@ -138,7 +138,7 @@ def test_large_or_distant_files_are_not_read_together() -> None:
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_files_without_a_pack_are_read_alone() -> None:
+def test_files_without_a_pack_are_read_separately() -> None:
     store = Ranges()
     objects = all_five()
     for kind, section in objects.indexes.items():
@@ -188,13 +188,13 @@ def test_time_index_is_read_with_the_offset_index() -> None:
     assert store.asked == [(0, 80)]
 
 
-def test_offset_index_is_read_alone() -> None:
+def test_offset_index_is_read_separately() -> None:
     store = Ranges()
     assert len(read_side_file(Tier(store), SideFilePack(), all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
-def test_files_are_read_alone_if_the_pack_is_full() -> None:
+def test_files_are_read_separately_if_the_pack_is_full() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))

@@ -72,7 +72,7 @@ def test_avro_columns_select_fields(good: dict[str, str]) -> None:
     assert table["value"][7].as_py() == {"country": "CH", "amount": 7}
 
 
-def test_unwanted_columns_are_not_decoded(damaged: dict[str, str]) -> None:
+def test_unselected_columns_are_not_decoded(damaged: dict[str, str]) -> None:
     options = damaged | as_avro()
     assert kts_source.scan(options).count() == 31
     assert kts_source.scan(options).select(["key"]).to_table().num_rows == 31
@@ -136,13 +136,13 @@ def test_raw_column_returns_bytes(mode: str, damaged: dict[str, str]) -> None:
     assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
 
 
-def test_raw_column_is_returned_with_the_decoded_one(good: dict[str, str]) -> None:
+def test_raw_column_is_returned_with_the_decoded_column(good: dict[str, str]) -> None:
     table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
     assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
     assert some(table["value"].to_pylist())[3:5] == [row(3), None]
 
 
-def test_raw_column_alone_is_not_decoded(damaged: dict[str, str]) -> None:
+def test_raw_column_without_decoded_column_is_not_decoded(damaged: dict[str, str]) -> None:
     options = damaged | as_avro(**{"key.format": "utf8"})
     table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
     assert table["valueRaw"][3].as_py() == BAD[3]
@@ -235,7 +235,9 @@ def registry_server() -> Iterator[Registry]:
         yield server
 
 
-def test_registry_is_asked_once_per_writer(registry_server: Registry, tmp_path: Path) -> None:
+def test_registry_receives_one_request_per_writer(
+    registry_server: Registry, tmp_path: Path
+) -> None:
     line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
     fields = [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}]
     cart = {"type": "record", "name": "shop.Cart", "fields": fields}

@@ -334,7 +334,7 @@ def test_filtered_rows_decode_only_condition_fields(
     assert rows == {("amount",): 31, None: 1}
 
 
-def test_registry_is_asked_once_per_id(tmp_path: Path) -> None:
+def test_registry_receives_one_request_per_id(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + avro(number) for number in range(20)]
     server = Registry({"/schemas/ids/7": {"schema": json.dumps(SCHEMA)}})
     with server.serving():

@@ -218,7 +218,7 @@ class ObjectStoreSuite:
         with pytest.raises(TruncatedObjectError):
             tree.get_range("tier/orders-1/1/b.log", 0, 1)
 
-    def test_whole_objects_are_read(self, tree: ObjectStore) -> None:
+    def test_full_objects_are_read(self, tree: ObjectStore) -> None:
         for key, data in TREE.items():
             version = tree.head(key).version
             assert tree.get_range(key, 0, len(data), version=version) == data
@@ -342,7 +342,7 @@ class ObjectStoreSuite:
         assert store.uri("a/b").endswith("/a/b")
         assert store.uri("a/b") != store.uri("a/c")
 
-    def test_errors_and_reprs_show_no_secret(self, place: Place, store: ObjectStore) -> None:
+    def test_errors_and_reprs_mask_secrets(self, place: Place, store: ObjectStore) -> None:
         shown = [repr(store), str(store), store.uri("k")]
         with pytest.raises(StoreError) as caught:
             store.get_range("missing", 0, 1)

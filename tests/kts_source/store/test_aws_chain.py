@@ -248,7 +248,7 @@ def test_profile_is_read(
 
 
 @pytest.mark.parametrize("source", ISSUED)
-def test_issued_keys_are_used_until_they_expire(
+def test_issued_keys_are_used_until_expiry(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],
@@ -287,7 +287,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
 
 @pytest.mark.parametrize("source", ["container", "imds"])
 @pytest.mark.parametrize("status", [400, 403])
-def test_keys_that_the_store_calls_expired_are_renewed(
+def test_keys_rejected_as_expired_are_renewed(
     server: FakeCloud,
     issuer: Issuer,
     monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +313,7 @@ def test_keys_that_the_store_calls_expired_are_renewed(
     assert len(set(keys_of(server))) == 2
 
 
-def test_keys_that_cannot_be_renewed_are_an_error(
+def test_failed_key_renewal_raises(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],

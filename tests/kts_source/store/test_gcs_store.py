@@ -207,7 +207,7 @@ class Hiccup(Login):
         raise OSError("no token")
 
 
-def test_gcsfs_reads_if_no_token_can_be_had(service: OneObject, by_gcsfs: list[str | None]) -> None:
+def test_gcsfs_reads_without_a_token(service: OneObject, by_gcsfs: list[str | None]) -> None:
     """gcsfs retries and reports the cause; obstore reports "permission denied" for all of them."""
     store = opened(service)
     assert not store.remarks

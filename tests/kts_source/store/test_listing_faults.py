@@ -274,7 +274,7 @@ def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
             look()
 
 
-def test_listing_that_fails_midway_is_read_from_the_mirror(
+def test_listing_failing_midway_is_read_from_the_mirror(
     tmp_path: Path,
 ) -> None:
     for place, keys in (("first", "ab"), ("mirror", "abc")):

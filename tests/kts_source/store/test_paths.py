@@ -72,7 +72,7 @@ def test_local_path_with_a_colon_stays_local(path: str) -> None:
     assert local_file(path).is_absolute()
 
 
-def test_error_of_a_path_shows_no_credentials() -> None:
+def test_path_error_masks_credentials() -> None:
     with pytest.raises(InvalidOptionError) as caught:
         scheme_of("s3:key:secret@bucket")
     assert "secret" not in str(caught.value)

@@ -40,7 +40,7 @@ def _from_a_process(key: str) -> None:
 @pytest.mark.parametrize("write", [_from_a_file, _from_a_process])
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
 @pytest.mark.parametrize("refusal", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
-def test_refused_keys_are_replaced_by_newer_ones(
+def test_refused_keys_are_replaced_by_newer_keys(
     bucket: OneObject,
     write: Callable[[str], None],
     options: dict[str, str],

@@ -326,7 +326,7 @@ def test_proxy_of_the_environment_tunnels_every_request(
 
 
 @pytest.mark.parametrize("excluded", ["localhost", "example.com,localhost", "*"])
-def test_no_proxy_is_obeyed(
+def test_no_proxy_setting_is_respected(
     server: TlsCloud,
     proxy: ConnectProxy,
     monkeypatch: pytest.MonkeyPatch,
@@ -341,7 +341,7 @@ def test_no_proxy_is_obeyed(
 
 
 @pytest.mark.parametrize("status", [b"403 Forbidden", b"407 Proxy Authentication Required"])
-def test_proxy_that_refuses_is_an_error(
+def test_proxy_refusal_raises(
     server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str], status: bytes
 ) -> None:
     proxy.refusal = b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status

@@ -86,7 +86,7 @@ def test_answer_of_another_range_is_refused(
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_whole_object_instead_of_a_range_is_refused(
+def test_full_object_instead_of_a_range_is_refused(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
     server.read = lambda _start, _stop: (200, {"Content-Range": None}, DATA)

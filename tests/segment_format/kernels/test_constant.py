@@ -30,7 +30,7 @@ def test_constant_columns_keep_the_requested_order() -> None:
     assert table.column("value").to_pylist() == [b"v%d" % row for row in range(ROWS)]
 
 
-def test_constant_column_alone_has_a_row_per_record() -> None:
+def test_single_constant_column_has_a_row_per_record() -> None:
     table = decoded("topic")
     assert table.column("topic").to_pylist() == ["orders-ü"] * ROWS
     assert [chunk.num_rows for chunk in table.to_batches()] == [5, 5, 5, 5, 3]

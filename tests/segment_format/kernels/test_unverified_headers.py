@@ -202,7 +202,7 @@ def test_implausible_max_timestamp_does_not_skip_batch(
     assert bool(entry.times) is is_read
 
 
-def test_inner_offsets_that_contradict_wrapper_raise() -> None:
+def test_inner_offsets_contradicting_wrapper_raise() -> None:
     data = bytearray(
         write_message_set([SimpleRecord(b"v")] * 3, base_offset=5, magic=0, codec="gzip")
     )

@@ -87,7 +87,7 @@ def test_chunks_from_negative_position_raise() -> None:
             index.chunks(-1)
 
 
-def test_chunks_of_a_range_contain_its_bytes() -> None:
+def test_chunks_of_range_contain_its_bytes() -> None:
     index = FixedChunkIndex(10, 100, 10, 10)
 
     def ids(start: int, stop: int | None = None) -> list[int]:
@@ -192,7 +192,7 @@ def test_object_of_other_size_raises(
             index.check_object_size(size)
 
 
-def test_deferred_index_equals_decoded_one() -> None:
+def test_deferred_index_equals_decoded_index() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     deferred = VariableChunkIndex(10, 35, table.transformed_chunks, 22)
     assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)

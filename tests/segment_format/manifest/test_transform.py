@@ -191,7 +191,7 @@ def test_changed_chunk_restores_to_its_size_or_raises(
 
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(1, 1000), st.booleans(), st.booleans())
-def test_any_bytes_are_a_chunk_or_refused(
+def test_any_bytes_restore_or_raise(
     stored: bytes, size: int, compression: bool, encrypted: bool
 ) -> None:
     outcome = value_or_error(

@@ -111,7 +111,7 @@ def test_last_batch_contradicting_index_is_compared_with_all_batches() -> None:
 
 
 @pytest.mark.parametrize("newest", [41, 42, 5, 3])
-def test_gap_is_accepted_if_time_index_names_a_batch(newest: int) -> None:
+def test_gap_with_batch_in_time_index_is_accepted(newest: int) -> None:
     data = batch(2) + batch(5) + batch(41)
     assert end_of(data, base_offset=2, newest=newest) == 42
 
@@ -125,7 +125,7 @@ def test_gap_is_accepted_if_time_index_names_a_batch(newest: int) -> None:
         ((2, 5, 41), 20),
     ],
 )
-def test_gap_raises_if_time_index_names_no_batch(bases: tuple[int, ...], newest: int) -> None:
+def test_gap_without_batch_in_time_index_raises(bases: tuple[int, ...], newest: int) -> None:
     data = b"".join(map(batch, bases))
     with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
         end_of(data, base_offset=2, newest=newest)

@@ -217,7 +217,7 @@ def test_horizons_keep_timestamps_of_removed_records(tmp_path: Path, table_forma
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_compaction_that_dies_before_commit_changes_nothing(
+def test_compaction_killed_before_commit_changes_nothing(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)

@@ -145,7 +145,7 @@ def test_rebuild_without_topic_and_partition_of_table_is_refused(
     assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
-def test_merge_keeps_partition_that_is_not_requested(tier: Tier, lake: Lake) -> None:
+def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
@@ -217,7 +217,7 @@ def test_rebuild_without_segment_of_table_is_refused(
     assert held(lake) == rows((IDS[0], "abcdef"))
 
 
-def test_rebuild_skips_segment_that_no_table_has(tier: Tier, lake: Lake) -> None:
+def test_rebuild_skips_unexported_missing_segment(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,partition,offset", failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)

@@ -72,7 +72,7 @@ def test_link_out_of_the_target_is_not_written_through(tmp_path: Path, name: str
     assert [path.name for path in outside.iterdir()] == ["kept"]
 
 
-def test_target_that_is_a_link_and_links_inside_it_are_written_through(tmp_path: Path) -> None:
+def test_links_to_and_inside_the_target_are_followed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "inner").mkdir(parents=True)
     (folder / "alias").symlink_to("inner")

@@ -83,7 +83,7 @@ def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
         assert_holds(lake.read(), ["txn"])
 
 
-def test_folder_killed_again_while_it_recovers(tmp_path: Path) -> None:
+def test_folder_killed_during_recovery_resumes(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     first = names.index("create json")
     for second in range(8):
@@ -175,7 +175,7 @@ def last_moment(lake: Lake) -> tuple[type, str]:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new table", "existing table"])
-def test_race_for_same_offsets_has_one_winner(
+def test_concurrent_commits_of_same_offsets_have_one_winner(
     lake: Lake, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if begun:

@@ -70,7 +70,7 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_compacted_folder_holds_latest_records(url: str, s3_server: S3Server) -> None:
+def test_compacted_folder_contains_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
     report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     assert report.commits > 1
@@ -100,7 +100,7 @@ def test_killed_folder_export_resumes_exactly_once(
     assert_holds(read_folder(url, s3_server), ["txn"])
 
 
-def test_compacted_delta_table_holds_latest_records(url: str, s3_server: S3Server) -> None:
+def test_compacted_delta_table_contains_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
     export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     options = delta_storage_options(s3_server.options)
@@ -108,7 +108,7 @@ def test_compacted_delta_table_holds_latest_records(url: str, s3_server: S3Serve
     assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
-def test_compacted_iceberg_table_holds_latest_records(
+def test_compacted_iceberg_table_contains_latest_records(
     url: str, s3_server: S3Server, tmp_path: Path
 ) -> None:
     catalog = {
@@ -312,7 +312,7 @@ def test_file_copied_in_parts_is_published(
     target.close()
 
 
-def test_store_that_ignores_if_none_match_is_refused(
+def test_store_ignoring_if_none_match_is_refused(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(url, s3_server)

@@ -60,7 +60,7 @@ def test_rejected_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
     assert not list(letters.rglob("*.part"))
 
 
-def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: Path) -> None:
+def test_dead_letters_of_killed_attempts_are_removable(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
     settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
 

@@ -127,7 +127,7 @@ def test_unsupported_schema_raises(schema: object, reason: str) -> None:
         json_schema_type(json.dumps(schema))
 
 
-def test_schema_that_expands_to_many_types_raises() -> None:
+def test_schema_expanding_to_many_types_raises() -> None:
     names = [f"t{number}" for number in range(30)]
     definitions: dict[str, Any] = {"t30": {"type": "string"}}
     for name, below in zip(names, [*names[1:], "t30"], strict=True):
