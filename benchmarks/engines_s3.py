@@ -71,36 +71,40 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             "far": far,
         }
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            name: partial(_drained, given, tier.records) for name, given in options.items()
+            name: partial(_drained, source_options, tier.records)
+            for name, source_options in options.items()
         }
         ranges = _ranges(tier)
         contestants["ranges"] = partial(_read, direct, ranges)
         contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
         contestants["decode"] = partial(_decoded, tier)
         contestants["plan"] = partial(_planned, direct)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+        runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
         for number in range(bench.repeats + 1):
             for name, run in contestants.items():
                 times = run()
                 if number:  # the first round is a warm-up
-                    found[name].append(times)
+                    runs_by_name[name].append(times)
         soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
     costs, speeds = (
         {
-            name: statistics.median(one[at] for one in runs) / (tier.stored_bytes / 1e9)
-            for name, runs in found.items()
+            name: statistics.median(one[index] for one in runs) / (tier.stored_bytes / 1e9)
+            for name, runs in runs_by_name.items()
         }
-        for at in (1, 0)
+        for index in (1, 0)
     )
-    seconds = {name: statistics.median(one[0] for one in runs) for name, runs in found.items()}
+    seconds = {
+        name: statistics.median(one[0] for one in runs) for name, runs in runs_by_name.items()
+    }
     start = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
     share = statistics.median(
-        near[0] / far[0] for near, far in zip(found["near"], found["far"], strict=True)
+        near[0] / far[0]
+        for near, far in zip(runs_by_name["near"], runs_by_name["far"], strict=True)
     )
     parts = statistics.median(
         (ranges[1] + decode[1] + plan[1]) / whole[1]
         for ranges, decode, plan, whole in zip(
-            *(found[part] for part in ("ranges", "decode", "plan", "own")), strict=True
+            *(runs_by_name[part] for part in ("ranges", "decode", "plan", "own")), strict=True
         )
     )
     name = f"S3 on loopback, {what}, processor time of the client, decoding included"

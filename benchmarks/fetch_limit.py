@@ -117,19 +117,19 @@ def _measured(tier: Tier, port: int, metrics: Path, daemon: str) -> _Runs:
     nothing = spark.read.format("endless").load().limit(10)
     runs = _Runs([], [], [], [])
     for number in range(_REPEATS + 1):
-        found, touched = [], []
+        seconds_of_run, touched = [], []
         for ten, before in ((nothing, None), (frame.limit(10), None), (frame.limit(10), few)):
             if before is not None:
                 assert len(before.collect()) == _FEW_ROWS  # read to its end, so the worker stays
             shutil.rmtree(metrics, ignore_errors=True)
             began = time.perf_counter()
             assert len(ten.collect()) == 10
-            found.append(time.perf_counter() - began)
+            seconds_of_run.append(time.perf_counter() - began)
             time.sleep(0.5)  # a worker may still be writing its metrics
             if metrics.exists():
                 touched.append(sum(line["bytes"] for line in _lines(metrics)))
         if number:
-            for seconds, took in zip(runs[:3], found, strict=True):
+            for seconds, took in zip(runs[:3], seconds_of_run, strict=True):
                 seconds.append(took)
             runs.touched.append(max(touched))
     spark.stop()

@@ -69,14 +69,14 @@ def s3_rows(
                 server = processor_time(pid).total
                 began, own = time.perf_counter(), time.process_time()
                 read(plan, opened.store)
-                found = (
+                figures = (
                     time.perf_counter() - began,
                     time.process_time() - own,
                     processor_time(pid).total - server,
                 )
                 opened.close()
                 if number:
-                    runs[name].append(found)
+                    runs[name].append(figures)
     ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))
     client, server = (statistics.median(run[index] for run in runs["far"]) for index in (1, 2))
     gigabytes = tier.stored_bytes / 1e9

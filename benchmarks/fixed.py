@@ -43,13 +43,13 @@ def _task(bench: Bench) -> list[Row]:
         contestants[f"ours {count}"] = Contestant(NEWEST_SPARK, Query("tiered-kafka", options))
         empty = Query("empty-tasks", {"tasks": str(count)})
         contestants[f"empty {count}"] = Contestant(NEWEST_SPARK, empty)
-    found = bench.in_turns(contestants)
+    timings = bench.in_turns(contestants)
     cost, used = {}, {}
     for name in ("ours", "empty"):
-        pairs = zip(found[f"{name} {many}"].runs, found[f"{name} {few}"].runs, strict=True)
+        pairs = zip(timings[f"{name} {many}"].runs, timings[f"{name} {few}"].runs, strict=True)
         slope = statistics.median(large.seconds - small.seconds for large, small in pairs)
         cost[name] = slope / (many - few) * _CORES * 1000
-        work = found[f"{name} {many}"].processor - found[f"{name} {few}"].processor
+        work = timings[f"{name} {many}"].processor - timings[f"{name} {few}"].processor
         used[name] = work / (many - few) * 1000
     processor = ", ".join(f"{name} {figure:.1f}" for name, figure in used.items())
     return [

@@ -30,8 +30,8 @@ def in_a_child(what: str, options: Mapping[str, str]) -> dict[str, float]:
         text=True,
         timeout=600,
     ).stdout
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+    return figures
 
 
 def reading(options: ScanOptions) -> dict[str, float]:

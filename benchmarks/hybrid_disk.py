@@ -71,16 +71,16 @@ def _compare(bench: Bench, name: str, tier: Tier) -> list[Row]:
                 path.unlink()
     disk = {"path": str(folder / "disk"), "layout": "kafka-logs", "subscribe": TOPIC}
     both = {**tier.options, "path": str(folder / "tier"), "tailPath": str(folder / "tail")}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(NEWEST_SPARK, _query(tier, tier.options)),
             "disk": Contestant(NEWEST_SPARK, _query(tier, disk)),
             "both": Contestant(NEWEST_SPARK, _query(tier, both)),
         },
     )
-    speed = tier.records / found["disk"].seconds / 1e6
-    share = found["disk"].times_faster_than(found["tier"])
-    joined = found["both"].times_faster_than(found["tier"])
+    speed = tier.records / timings["disk"].seconds / 1e6
+    share = timings["disk"].times_faster_than(timings["tier"])
+    joined = timings["both"].times_faster_than(timings["tier"])
     same = f"the same bytes as a tier, {name}"
     return [
         Row(f"a broker's disk in place, {name}", speed, "M records/s"),
@@ -100,7 +100,7 @@ def _query(tier: Tier, options: Mapping[str, str]) -> Query:
 
 def _logs(tier: Tier) -> list[PartitionLog]:
     plan = plan_scan(parse_options(tier.options))
-    return [part.surviving for part in plan.partitions]
+    return [partition.surviving for partition in plan.partitions]
 
 
 def _write_disk(tier: Tier, root: Path, *, first: int) -> None:

@@ -34,12 +34,14 @@ class LibraryWork:
     def __init__(self, logs: Sequence[str], codec: str, key: str) -> None:
         self._codec = codec
         self._key = key
-        found = [(Path(log), _manifest(Path(log))) for log in logs]
+        logs_and_manifests = [(Path(log), _manifest(Path(log))) for log in logs]
         self._size = sum(
             manifest.chunk_index.original_file_size if manifest else log.stat().st_size
-            for log, manifest in found
+            for log, manifest in logs_and_manifests
         )
-        self._chunks = (chunk for log, manifest in found for chunk in self._of(log, manifest))
+        self._chunks = (
+            chunk for log, manifest in logs_and_manifests for chunk in self._of(log, manifest)
+        )
         self._left = b""
         self._position = 0
 
@@ -54,9 +56,13 @@ class LibraryWork:
         while self._position < end and (chunk := next(self._chunks, None)) is not None:
             self._position += len(chunk)
             google_crc32c.value(chunk)
-            for part in [chunk] if self._codec == "none" else self._decompressed(chunk):
-                for start in range(0, len(part), len(target)):
-                    piece = part[start : start + len(target)] if len(part) > len(target) else part
+            for content in [chunk] if self._codec == "none" else self._decompressed(chunk):
+                for start in range(0, len(content), len(target)):
+                    piece = (
+                        content[start : start + len(target)]
+                        if len(content) > len(target)
+                        else content
+                    )
                     target[: len(piece)] = piece
 
     def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
@@ -98,9 +104,9 @@ class LibraryWork:
             payloads.append(data[start + _HEADER_SIZE : stop])
             start = stop
         self._left = data[start:]
-        parts = codec_alone(self._codec, payloads)()
-        assert isinstance(parts, list)
-        return parts
+        pieces = codec_alone(self._codec, payloads)()
+        assert isinstance(pieces, list)
+        return pieces
 
 
 def _manifest(log: Path) -> SegmentManifest | None:

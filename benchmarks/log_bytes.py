@@ -104,11 +104,11 @@ def make_log(
 
 def json_text(chance: random.Random, size: int) -> bytes:
     """Returns a JSON object of this size, with words and numbers as in real records."""
-    parts = [f'{{"id":"{chance.getrandbits(64):016x}"']
-    length = len(parts[0])
+    fields = [f'{{"id":"{chance.getrandbits(64):016x}"']
+    length = len(fields[0])
     while length < size:
         name, text = chance.choice(_WORDS), chance.choice(_WORDS)
-        part = f',"{name}":"{text} {chance.randrange(100_000)}"'
-        parts.append(part)
-        length += len(part)
-    return "".join(parts)[: size - 1].encode() + b"}"
+        field = f',"{name}":"{text} {chance.randrange(100_000)}"'
+        fields.append(field)
+        length += len(field)
+    return "".join(fields)[: size - 1].encode() + b"}"

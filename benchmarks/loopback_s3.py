@@ -59,7 +59,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             _NEAR: s3_options(tier, stack.enter_context(paced(port, (0.0, 0.0)))),
             _FAR_AWAY: s3_options(tier, stack.enter_context(paced(port, _FAR))),
         }
-        found = bench.in_turns(
+        timings = bench.in_turns(
             {
                 name: Contestant(
                     NEWEST_SPARK, Query("tiered-kafka", {**given, "targetPartitionBytes": target})
@@ -69,15 +69,17 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             repeats=1 if bench.quick else 3,
         )
     first = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
-    near, waiting = found[_NEAR].seconds, _TASKS / _CORES * first
+    near, waiting = timings[_NEAR].seconds, _TASKS / _CORES * first
     what = "100 B" if value_bytes == 100 else "1 KB"
     rows = [
-        Row(f"scan, {what}, from {name}", tier.records / one.seconds / 1e6, "M records/s").noted(
-            "" if name == _FOLDER else "the server and the proxy run on the same cores"
-        )
-        for name, one in found.items()
+        Row(
+            f"scan, {what}, from {name}",
+            tier.records / contestant_timings.seconds / 1e6,
+            "M records/s",
+        ).noted("" if name == _FOLDER else "the server and the proxy run on the same cores")
+        for name, contestant_timings in timings.items()
     ]
-    direct, folder = found[_DIRECT], found[_FOLDER]
+    direct, folder = timings[_DIRECT], timings[_FOLDER]
     return [
         *rows,
         at_most(
@@ -91,7 +93,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
         ),
         at_least(
             f"scan, {what}, from S3 with 60 ms and 90 MB/s by the same without",
-            found[_FAR_AWAY].times_faster_than(found[_NEAR]),
+            timings[_FAR_AWAY].times_faster_than(timings[_NEAR]),
             "×",
             _SHARE_GOAL,
         ).noted(

@@ -95,7 +95,7 @@ def run(bench: Bench) -> list[Row]:
 def _query(tier: Tier, workload: Workload, **more: str) -> Query:
     # Tasks are cut by work, and compressed bytes count more. Uses as many tasks as the ceiling.
     tasks = plan_scan(parse_options({**tier.options, "targetPartitionBytes": "64g"})).tasks
-    work = sum(part.work for task in tasks for part in task.slices)
+    work = sum(task_slice.work for task in tasks for task_slice in task.slices)
     options = {
         **tier.options,
         "columns": ",".join(workload.columns),
@@ -134,19 +134,19 @@ def _compare(bench: Bench, workloads: Mapping[str, Workload], value_bytes: int) 
         name: Contestant(NEWEST_SPARK, _query(tiers[name], workload))
         for name, workload in workloads.items()
     }
-    found = bench.in_turns(contestants, repeats=1 if bench.quick else 4)
+    timings = bench.in_turns(contestants, repeats=1 if bench.quick else 4)
     words = f"{value_bytes} B"
-    longest = found[f"ceiling of {lengths[-1]}"]
+    longest = timings[f"ceiling of {lengths[-1]}"]
     title = f"transport ceiling, {words}"
     rows = [Row(title, _speed(longest, counts[lengths[-1]]), "M records/s")]
     for name, workload in workloads.items():
-        bound = found[f"ceiling of {workload.shape.log_bytes}"]
+        bound = timings[f"ceiling of {workload.shape.log_bytes}"]
         bound_rows = counts[workload.shape.log_bytes]
         if workload.sink == "count":
-            assert found[name].runs[0].rows == tiers[name].records
+            assert timings[name].runs[0].rows == tiers[name].records
         alone = measure_alone(workload.shape, repeats=3 if bench.quick else 7)
-        mine = found[name]
-        libraries = found.get(f"libraries, {name}")
+        mine = timings[name]
+        libraries = timings.get(f"libraries, {name}")
         rows += _one(
             f"{words}, {name}", workload, tiers[name], mine, bound, bound_rows, alone, libraries
         )
@@ -241,7 +241,7 @@ def _aborts(bench: Bench) -> list[Row]:
     """Reads a topic of a real broker with 5 % of its records in aborted transactions."""
     broker = bench.broker()
     levels = ("read_committed", "read_uncommitted")
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             level: Contestant(
                 NEWEST_SPARK, broker.from_tier("aborts", options={"isolationLevel": level})
@@ -261,7 +261,7 @@ def _aborts(bench: Bench) -> list[Row]:
     ]
     left_out = 1 - counts[0] / counts[1]
     assert 0.02 < left_out < 0.12, counts  # a quick run has few transactions
-    committed, uncommitted = (found[level] for level in levels)
+    committed, uncommitted = (timings[level] for level in levels)
     return [
         Row("scan, 100 B, transactions: records left out as aborted", left_out * 100, "%"),
         at_least(

@@ -163,19 +163,21 @@ class SimulatedTier:
         partitions = sorted(range(self.partitions), key=lambda number: f"{number}/")
         if prefix != FOLDER:
             partitions = [int(prefix[len(FOLDER) : -1])]
-        left = 0
+        remaining = 0
         for partition in partitions:
             listed = self._listed.get(partition) or list(self._objects(partition))
             first = 0
             if after is not None:
-                first = bisect_right(listed, key_order(after), key=lambda one: key_order(one.key))
+                first = bisect_right(
+                    listed, key_order(after), key=lambda entry: key_order(entry.key)
+                )
             for info in islice(listed, first, 3 * self.listed_segments[partition]):
-                if not left:
+                if not remaining:
                     self._pages(1)
-                    left = _PAGE_KEYS
-                left -= 1
+                    remaining = _PAGE_KEYS
+                remaining -= 1
                 yield info
-        if not left:  # the listing is empty, or its last page is full
+        if not remaining:  # the listing is empty, or its last page is full
             self._pages(1)
 
     def prepare(self) -> None:
@@ -274,13 +276,13 @@ class SimulatedTier:
         ends = self._index_sizes(partition, number)
         makers: list[Callable[[int], bytes]] = [self._offsets, self._times]
         makers += [lambda _: _snapshot(), lambda _: _checkpoint(), self._aborted]
-        parts = []
+        pieces = []
         for low, high, made in zip((0, *ends[:-1]), ends, makers, strict=True):
             if low < stop and high > start:
-                whole = made(number)
-                assert len(whole) == high - low
-                parts.append(whole[max(start - low, 0) : stop - low])
-        return b"".join(parts)
+                content = made(number)
+                assert len(content) == high - low
+                pieces.append(content[max(start - low, 0) : stop - low])
+        return b"".join(pieces)
 
     def _offsets(self, number: int) -> bytes:
         batches = np.arange(shape(number % _SHAPES).batches, dtype=np.int64)
@@ -306,26 +308,26 @@ class SimulatedTier:
 
     def _log(self, number: int, start: int, stop: int) -> bytes:
         form = shape(number % _SHAPES)
-        parts, position = [], 0
+        pieces, position = [], 0
         for chunk, extra in enumerate(form.extra_blocks):
             size = _frame_size(extra)
             if position < stop and position + size > start:
                 frame = self._stored_chunk(number, chunk, extra)
-                parts.append(frame[max(start - position, 0) : stop - position])
+                pieces.append(frame[max(start - position, 0) : stop - position])
             position += size
-        return b"".join(parts)
+        return b"".join(pieces)
 
     def _stored_chunk(self, number: int, chunk: int, extra: int) -> bytes:
         """Returns the stored chunk, which is the same in every partition.
 
         Generates it once, because the store's own work must not count.
         """
-        known = self._stored.get((number, chunk))
-        if known is None:
-            known = _frame(self._chunk(number, chunk), extra)
+        stored = self._stored.get((number, chunk))
+        if stored is None:
+            stored = _frame(self._chunk(number, chunk), extra)
             if len(self._stored) < _KEPT_CHUNKS:
-                self._stored[number, chunk] = known
-        return known
+                self._stored[number, chunk] = stored
+        return stored
 
     def _chunk(self, number: int, chunk: int) -> bytes:
         first = chunk * BATCHES_PER_CHUNK
@@ -376,9 +378,9 @@ def _template() -> bytes:
         records = [SimpleRecord(None, bytes(filler)) for _ in range(BATCH_RECORDS - 1)]
         short = write_batch([*records, SimpleRecord(None, b"")], base_offset=0)
         for size in range(BATCH_BYTES - len(short) - 8, BATCH_BYTES - len(short) + 1):
-            whole = write_batch([*records, SimpleRecord(None, bytes(max(size, 0)))], base_offset=0)
-            if len(whole) == BATCH_BYTES:
-                return whole
+            batch = write_batch([*records, SimpleRecord(None, bytes(max(size, 0)))], base_offset=0)
+            if len(batch) == BATCH_BYTES:
+                return batch
         filler -= 16
 
 
@@ -396,10 +398,10 @@ def _frame_size(extra_blocks: int) -> int:
 
 def _frame(chunk: bytes, extra_blocks: int) -> bytes:
     """Returns a zstd frame of raw blocks with the requested size."""
-    parts = [b"\x28\xb5\x2f\xfd\xa0", struct.pack("<I", len(chunk)), bytes(3 * extra_blocks)]
+    pieces = [b"\x28\xb5\x2f\xfd\xa0", struct.pack("<I", len(chunk)), bytes(3 * extra_blocks)]
     step = 128 << 10
     for start in range(0, len(chunk), step):
         block = chunk[start : start + step]
         is_last = start + step >= len(chunk)
-        parts += [(len(block) << 3 | is_last).to_bytes(3, "little"), block]
-    return b"".join(parts)
+        pieces += [(len(block) << 3 | is_last).to_bytes(3, "little"), block]
+    return b"".join(pieces)

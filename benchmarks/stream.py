@@ -45,7 +45,7 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
     """Compares a stream from the oldest to the newest record, in two batches, with one scan."""
     tier = make_tier(TierShape(100, log_bytes, partitions=6, segment_bytes=log_bytes // 48))
     half = {"maxOffsetsPerTrigger": str(tier.records * 11 // 20)}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "scan": Contestant(NEWEST_SPARK, Query("tiered-kafka", tier.options)),
             "stream": Contestant(
@@ -54,12 +54,12 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
         },
         repeats=3,
     )
-    ours = found["stream"]
+    ours = timings["stream"]
     what = f"catching up {tier.records / 1e6:.0f} million records of 100 B"
     return [
         Row(what, tier.records / ours.seconds / 1e6, "M records/s"),
         at_least(
-            f"{what}, against one batch scan", ours.times_faster_than(found["scan"]), "×", 0.9
+            f"{what}, against one batch scan", ours.times_faster_than(timings["scan"]), "×", 0.9
         ).noted(f"two batches of {ours.seconds / 2:.0f} s"),
     ]
 
@@ -71,7 +71,7 @@ def _against_kafka(bench: Bench) -> list[Row]:
     half = {"maxOffsetsPerTrigger": str(topic.records * 11 // 20)}
     theirs = broker.through_broker(topic.name, sink="stream", options=half)
     unbounded = {name: text for name, text in theirs.options.items() if name != "endingOffsets"}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "stream": Contestant(
                 SPARK_4_0, broker.from_tier(topic.name, sink="stream", options=half)
@@ -81,12 +81,12 @@ def _against_kafka(bench: Bench) -> list[Row]:
             ),
         }
     )
-    ours = found["stream"]
+    ours = timings["stream"]
     what = f"catching up {topic.records / 1e6:.1f} million records of {topic.value_bytes} B"
     return [
         at_least(
             f"{what}, against a stream of Spark's Kafka source, data in the tier",
-            ours.times_faster_than(found["kafka"]),
+            ours.times_faster_than(timings["kafka"]),
             "×",
             2.5,
         ).noted(f"two batches of {ours.seconds / 2:.1f} s; a batch costs both about the same more"),

@@ -151,31 +151,31 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
         "peer": Contestant(SPARK_4_0, _there(broker, form, _QUERY), other_pid=pid),
     }
     _same(bench, _here(broker, form, _CHECKED), _there(broker, form, _CHECKED))
-    found = bench.in_turns(queries, repeats=min(bench.repeats, 3))
+    timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
     what = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
     return [
-        Row(f"{what}: ours", records / found["two"].seconds / 1e6, "M records/s"),
+        Row(f"{what}: ours", records / timings["two"].seconds / 1e6, "M records/s"),
         Row(
             f"{what}: ours without value.columns",
-            records / found["all"].seconds / 1e6,
+            records / timings["all"].seconds / 1e6,
             "M records/s",
         ),
         Row(
             f"{what}: Spark's Kafka source and {form.peer}",
-            records / found["peer"].seconds / 1e6,
+            records / timings["peer"].seconds / 1e6,
             "M records/s",
         ),
         at_least(
             f"{what}: against Spark's Kafka source and {form.peer}",
-            found["two"].times_faster_than(found["peer"]),
+            timings["two"].times_faster_than(timings["peer"]),
             "×",
             form.least,
         ).noted(
-            f"{records / 1e6:.1f} M records, {found['two'].seconds:.2f} s against"
-            f" {found['peer'].seconds:.2f}; without value.columns"
-            f" {found['all'].times_faster_than(found['peer']):.1f} ×; processor time"
-            f" {found['two'].processor:.2f} s against {found['peer'].processor:.2f}"
+            f"{records / 1e6:.1f} M records, {timings['two'].seconds:.2f} s against"
+            f" {timings['peer'].seconds:.2f}; without value.columns"
+            f" {timings['all'].times_faster_than(timings['peer']):.1f} ×; processor time"
+            f" {timings['two'].processor:.2f} s against {timings['peer'].processor:.2f}"
         ),
     ]
 

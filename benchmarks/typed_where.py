@@ -55,17 +55,17 @@ def _compared(
         "where": Query("tiered-kafka", {**options, "where": _CONDITION}),
         "spark": Query("tiered-kafka", options, where=_CONDITION),
     }
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
         repeats=min(bench.repeats, 3),
     )
     what = f"option where on a field, 1 % of rows, {form}, ten fields"
-    seconds = found["where"].seconds
+    seconds = timings["where"].seconds
     return [
         Row(f"{what}: scanned", records / seconds / 1e6, "M records/s"),
         at_least(
             f"{what}: against all rows, filtered in Spark",
-            found["where"].times_faster_than(found["spark"]),
+            timings["where"].times_faster_than(timings["spark"]),
             "×",
             least,
         ),

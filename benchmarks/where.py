@@ -50,12 +50,12 @@ def run(bench: Bench) -> list[Row]:
         "empty": Contestant(NEWEST_SPARK, Query("empty-tasks", {"tasks": str(tasks)})),
     }
     kafka_records = _add_kafka(bench, contestants)
-    found = bench.in_turns(contestants, repeats=_rounds(bench))
+    timings = bench.in_turns(contestants, repeats=_rounds(bench))
     for name in ("usual", "large"):
-        _check_rows(found[name], _PARTITIONS)
+        _check_rows(timings[name], _PARTITIONS)
     what = f"{_WHAT}, {tier.records / 1e6:.1f} M records of 100 B"
-    usual, large = found["usual"].seconds, found["large"].seconds
-    least = _seconds_of_bytes(tier) / _CORES + found["empty"].seconds
+    usual, large = timings["usual"].seconds, timings["large"].seconds
+    least = _seconds_of_bytes(tier) / _CORES + timings["empty"].seconds
     rows = [
         Row(f"ours, {what}: scanned", tier.records / usual / 1e6, "M records/s"),
         Row(
@@ -69,7 +69,7 @@ def run(bench: Bench) -> list[Row]:
         Row(f"ours, {what}: bytes scanned", tier.stored_bytes / large / 1e9, "GB/s"),
     ]
     if kafka_records:
-        rows += _against_kafka(found, kafka_records, tier.records, least)
+        rows += _against_kafka(timings, kafka_records, tier.records, least)
     return rows + _columns(bench)
 
 
@@ -121,15 +121,15 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 
 
 def _against_kafka(
-    found: dict[str, Timings], kafka_records: int, records: int, least: float
+    timings: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
     """Compares per record scanned, because the Kafka source's topic is smaller and its speed
     constant.
     """
     from benchmarks.brokers import PARTITIONS
 
-    _check_rows(found["kafka"], PARTITIONS)
-    each = found["kafka"].seconds / kafka_records
+    _check_rows(timings["kafka"], PARTITIONS)
+    each = timings["kafka"].seconds / kafka_records
     rows = [
         Row(
             f"Spark's Kafka source, {_WHAT}, data in the tier, 100 B: scanned",
@@ -139,8 +139,8 @@ def _against_kafka(
     ]
     name = f"against Spark's Kafka source, {_WHAT}, records scanned a second"
     scale = records / kafka_records
-    usual = found["usual"].times_faster_than(found["kafka"]) * scale
-    large = found["large"].times_faster_than(found["kafka"]) * scale
+    usual = timings["usual"].times_faster_than(timings["kafka"]) * scale
+    large = timings["large"].times_faster_than(timings["kafka"]) * scale
     note = f"{each * records / least:.3g} × is what bytes, their CRC and Spark's tasks leave"
     return [
         *rows,
@@ -159,17 +159,17 @@ def _columns(bench: Bench) -> list[Row]:
         for name, columns in (("ceiling", DEFAULT_COLUMNS), ("narrow ceiling", ("offset",)))
     }
     queries = {"all": Query("tiered-kafka", tier.options), "offset": narrow, **bounds}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
         repeats=_rounds(bench),
     )
-    handed = found["narrow ceiling"].times_faster_than(found["ceiling"])
-    share = found["offset"].times_faster_than(found["narrow ceiling"])
+    handed = timings["narrow ceiling"].times_faster_than(timings["ceiling"])
+    share = timings["offset"].times_faster_than(timings["narrow ceiling"])
     return [
-        Row("columns=offset, 100 B", tier.records / found["offset"].seconds / 1e6, "M records/s"),
+        Row("columns=offset, 100 B", tier.records / timings["offset"].seconds / 1e6, "M records/s"),
         at_least(
             "columns=offset against all columns, 100 B",
-            found["offset"].times_faster_than(found["all"]),
+            timings["offset"].times_faster_than(timings["all"]),
             "×",
             3.5,
         ).noted(

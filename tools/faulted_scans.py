@@ -51,7 +51,7 @@ def faults_report(result: Faulted) -> tuple[dict[str, int], list[str]]:
     tables = (table.partition(":") for table in result.tables)
     lines = [
         line
-        for name, _, rest in tables
-        for line in (f"{name}:", "", "```text", *rest.split("\n")[1:], "```", "")
+        for name, _, text in tables
+        for line in (f"{name}:", "", "```text", *text.split("\n")[1:], "```", "")
     ]
     return {"tried": result.scans, "failed": len(result.failures)}, lines[:-1]

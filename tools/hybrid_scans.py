@@ -39,14 +39,14 @@ def soak_hybrid(total: int, seed: int) -> Scanned:
         command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     result = Scanned()
-    told = re.search(r"^(\d+) scans, (\d+) rows, .+\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
-    if told is not None:
-        result.scans, result.rows = int(told[1]), int(told[2])
+    match = re.search(r"^(\d+) scans, (\d+) rows, .+\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
+    if match is not None:
+        result.scans, result.rows = int(match[1]), int(match[2])
         result.counts = [
             (word, count)
-            for count, _, word in (line.strip().partition(" ") for line in told[3].splitlines())
+            for count, _, word in (line.strip().partition(" ") for line in match[3].splitlines())
         ]
-    if done.returncode or told is None or result.scans < total:
+    if done.returncode or match is None or result.scans < total:
         text = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         result.failures.append(text)
     return result

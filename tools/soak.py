@@ -172,14 +172,14 @@ def soak_histories(
 ) -> Histories:
     """Runs `total` histories, a block at a time, in several processes."""
     result = Histories()
-    blocks = [range(at, min(at + BLOCK, total)) for at in range(0, total, BLOCK)]
+    blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        for found in pool.map(block, [seed] * len(blocks), blocks):
-            result.tried += found.tried
-            result.outcomes += found.outcomes
-            result.failures += found.failures
-            for text in found.failures:
+        for block_result in pool.map(block, [seed] * len(blocks), blocks):
+            result.tried += block_result.tried
+            result.outcomes += block_result.outcomes
+            result.failures += block_result.failures
+            for text in block_result.failures:
                 say(text)
             if len(result.failures) >= MOST_FAILURES:
                 pool.shutdown(cancel_futures=True)
@@ -223,10 +223,10 @@ def _block(
         if error is not None:
             short = shortened(
                 history,
-                lambda one, n=number: error_of(one, n, Counter()) is not None,  # type: ignore[misc]
+                lambda candidate, n=number: error_of(candidate, n, Counter()) is not None,  # type: ignore[misc]
             )
-            told = error_of(short, number, Counter()) or error
-            result.failures.append(f"seed {seed}, history {number}:\n{short}\n{told}")
+            error_of_short = error_of(short, number, Counter()) or error
+            result.failures.append(f"seed {seed}, history {number}:\n{short}\n{error_of_short}")
     return result
 
 
@@ -236,11 +236,13 @@ def soak_flips(total: int, seed: int, jobs: int) -> Flips:
     starts = range(0, total, BLOCK)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        for found in pool.map(flip_block, starts, [total] * len(starts), [seed] * len(starts)):
-            result.tried += found.tried
-            result.outcomes += found.outcomes
-            result.silent += found.silent
-            for text in found.silent:
+        for block_result in pool.map(
+            flip_block, starts, [total] * len(starts), [seed] * len(starts)
+        ):
+            result.tried += block_result.tried
+            result.outcomes += block_result.outcomes
+            result.silent += block_result.silent
+            for text in block_result.silent:
                 say(text)
     return result
 
@@ -266,25 +268,25 @@ def soak_parsers(total: int, seed: int, only: Sequence[str], jobs: int) -> list[
     chosen = [target for target in targets() if not only or target.name in only]
     seconds = shares(chosen, ROUND_SECONDS / len(engines))
     runs = [(target.name, engine) for target in chosen for engine in engines]
-    found: dict[tuple[str, Engine], Result] = {}
+    results: dict[tuple[str, Engine], Result] = {}
     number = 0
     with ThreadPoolExecutor(jobs) as pool:
-        while sum(result.inputs for result in found.values()) < total:
+        while sum(result.inputs for result in results.values()) < total:
 
             def run(name: str, engine: Engine, run_seed: int = seed + number) -> Result:
                 return run_target(name, engine, seconds=seconds[name], seed=run_seed)
 
             for result in pool.map(run, *zip(*runs, strict=True)):
                 key = (result.target, result.engine)
-                found[key] = _together(found[key], result) if key in found else result
-            failures = [result for result in found.values() if result.failure is not None]
+                results[key] = _together(results[key], result) if key in results else result
+            failures = [result for result in results.values() if result.failure is not None]
             for result in failures:
                 say(result.text)
             if failures:
                 break
             number += 1
-            say(f"{sum(result.inputs for result in found.values()):,} bad inputs")
-    return [found[run] for run in runs if run in found]
+            say(f"{sum(result.inputs for result in results.values()):,} bad inputs")
+    return [results[run] for run in runs if run in results]
 
 
 def _together(first: Result, second: Result) -> Result:
@@ -343,10 +345,10 @@ def write_section(part: str, facts: Mapping[str, str | int], lines: Sequence[str
 
 
 def _versions() -> str:
-    found = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     atheris = [f"atheris {importlib.metadata.version('atheris')}"] if has_coverage() else []
     machine = f"{platform.system()} {platform.machine()}"
-    return ", ".join([f"Python {platform.python_version()}", *found, *atheris, machine])
+    return ", ".join([f"Python {platform.python_version()}", *versions, *atheris, machine])
 
 
 def _commit() -> str:

@@ -42,14 +42,14 @@ def soak_streams(total: int, seed: int) -> Killed:
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
     )
     result = Killed()
-    found = re.findall(r"run \d+: (.+, .+, .+), \w+: (.*)$", done.stdout, re.M)
-    for case, kills in found:
+    runs_found = re.findall(r"run \d+: (.+, .+, .+), \w+: (.*)$", done.stdout, re.M)
+    for case, kills in runs_found:
         result.kinds[f"run: {case}"] += 1
         for kill in kills.split("; "):
             what = kill.partition(" after ")[0]
             result.kinds[f"killed: {what}"] += 1
             result.kills += what != "it had ended"
-    if done.returncode or len(found) < runs:
+    if done.returncode or len(runs_found) < runs:
         result.failures.append(_said(done))
     return result
 
@@ -82,8 +82,8 @@ def soak_live(seconds: int, seed: int) -> Followed:
     match = re.search(r"^(\d+) seconds, (\d+) rows\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
     if match is not None:
         result.seconds, result.rows = int(match[1]), int(match[2])
-        found = (line.strip().partition(" ") for line in match[3].splitlines())
-        result.counts = [(word, count) for count, _, word in found]
+        count_lines = (line.strip().partition(" ") for line in match[3].splitlines())
+        result.counts = [(word, count) for count, _, word in count_lines]
     if done.returncode or match is None:
         result.failures.append(_said(done))
     return result

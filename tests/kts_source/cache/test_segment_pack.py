@@ -178,12 +178,17 @@ def _plan(
     )
     together.wait(60)
     plan = plan_scan(options, Tier(tier, Caches(kept)))
-    text = repr([(part.segment_id, part.cut_start, part.cut_stop) for part in slices_of(plan)])
+    text = repr(
+        [
+            (task_slice.segment_id, task_slice.cut_start, task_slice.cut_stop)
+            for task_slice in slices_of(plan)
+        ]
+    )
     results.put((tier.counters.requests, text))
 
 
 def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
-    return [part for task in plan.tasks for part in task.slices]
+    return [task_slice for task in plan.tasks for task_slice in task.slices]
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:

@@ -35,8 +35,8 @@ ICEBERG_TABLE = "lake.rows"
 
 def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str]:
     """Returns options that cut a golden topic into several tasks."""
-    given = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
-    return tier_options(topics, **given)
+    defaults = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
+    return tier_options(topics, **defaults)
 
 
 class InThisProcess:

@@ -153,7 +153,7 @@ def rolled_back(lake: Lake, choice: int) -> bool:
         iceberg = catalog.load_table(lake.target)
         current = iceberg.current_snapshot()
         earlier = []
-        by_id = {one.snapshot_id: one for one in iceberg.metadata.snapshots}
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in iceberg.metadata.snapshots}
         while current is not None and current.parent_snapshot_id is not None:
             current = by_id[current.parent_snapshot_id]
             earlier.append(current.snapshot_id)

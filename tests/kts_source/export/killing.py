@@ -80,10 +80,10 @@ class MortalTarget:
         self._steps.step("publish", lambda: self._target.publish(source, destination, size))
 
     def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        found: list[ObjectInfo] = self._steps.step(
+        objects: list[ObjectInfo] = self._steps.step(
             "list", lambda: list(self._target.list_objects(prefix))
         )
-        return iter(found)
+        return iter(objects)
 
     def delete(self, key: str) -> None:
         self._steps.step("delete", lambda: self._target.delete(key))

@@ -32,17 +32,17 @@ def ends(lake: Lake, options: dict[str, str], **arguments: Any) -> dict[str, dic
     text = end_offsets(
         source=options, target=lake.target, table_format=lake.table_format, **arguments
     )
-    found: dict[str, dict[str, int]] = json.loads(text)
-    return found
+    offsets: dict[str, dict[str, int]] = json.loads(text)
+    return offsets
 
 
 def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.grow(2)
-    found = ends(lake, tier.options())
-    assert found == {"t": {"0": 30}}
-    remaining = scan(tier.options(startingOffsets=json.dumps(found)))
+    offsets = ends(lake, tier.options())
+    assert offsets == {"t": {"0": 30}}
+    remaining = scan(tier.options(startingOffsets=json.dumps(offsets)))
     assert sorted([*held(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 

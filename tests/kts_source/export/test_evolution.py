@@ -330,11 +330,11 @@ def test_fields_within_lists_and_maps(table_format: str, tmp_path: Path) -> None
     lake = Lake(tmp_path, table_format)
     lake.export(topic | ends | {"value.schema": narrow})
     lake.export(topic | {"value.schema": wide}, schema_evolution="add")
-    found = values_of(lake)
-    assert found[0] == {
+    table_values = values_of(lake)
+    assert table_values[0] == {
         "l": [{"x": "p", "w": None}, None],
         "m": [("k", {"y": 2, "z": None})],
         "s": {"t": {"a": 1, "b": None}, "u": None},
     }
-    assert found[10] == {**later, "m": [("k", {"y": 2, "z": True})]}
+    assert table_values[10] == {**later, "m": [("k", {"y": 2, "z": True})]}
     assert lake.export(topic | {"value.schema": wide}).rows == 0

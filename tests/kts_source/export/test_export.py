@@ -277,7 +277,7 @@ def test_transform_may_change_columns(lake: Lake) -> None:
     expected = expected_table("txn", "read_committed")
     sizes = pc.binary_length(expected["value"])
     mask = pc.fill_null(pc.greater(sizes, 60), False)
-    wanted = sorted(
+    rows_expected = sorted(
         zip(
             expected.filter(mask)["partition"].to_pylist(),
             expected.filter(mask)["offset"].to_pylist(),
@@ -286,8 +286,8 @@ def test_transform_may_change_columns(lake: Lake) -> None:
         )
     )
     table = lake.read()
-    found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
-    assert found == wanted
+    rows_found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
+    assert rows_found == rows_expected
     assert lake.export(source("txn"), transform=only_big).rows == 0
 
 

@@ -136,7 +136,10 @@ def test_round_ends_with_segment_reaching_its_bytes(lake: Lake, tmp_path: Path) 
     total_bytes = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
     driven = Driven()
     driven.run(lake, tier.options(), round_bytes=total_bytes * 5 // 12)
-    assert [one.ranges for one in driven.rounds] == [("t-0 [0, 30)",), ("t-0 [30, 60)",)]
+    assert [round_metrics.ranges for round_metrics in driven.rounds] == [
+        ("t-0 [0, 30)",),
+        ("t-0 [30, 60)",),
+    ]
     assert driven.pauses == [60.0]
 
 
@@ -145,7 +148,7 @@ def test_round_without_new_records_commits_nothing(lake: Lake, tmp_path: Path) -
     driven = Driven([lambda: None] * 3)
     driven.run(lake, tier.options())
     assert driven.outcomes == ["done", "idle", "idle", "idle"]
-    assert [one.commits for one in driven.rounds] == [1, 0, 0, 0]
+    assert [round_metrics.commits for round_metrics in driven.rounds] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.0, 90.0), (30.0, 60.0), (89.0, 1.0)])
@@ -189,7 +192,9 @@ def test_follow_retries_after_outage(
     assert driven.pauses == [60.0] * 3
     assert held(lake) == list(range(20))
     assert report.rows == 20
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert [text for text in warnings if "the store is down" in text and "60 s" in text]
 
 
@@ -233,7 +238,7 @@ def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
     tier.expire(2)
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None])
     report = driven.run(lake, tier.options(failOnDataLoss="false"))
-    gap_counts = [len(one.skipped) for one in driven.rounds]
+    gap_counts = [len(round_metrics.skipped) for round_metrics in driven.rounds]
     assert gap_counts[0] == 0
     assert sum(gap_counts) == 1
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(20, 30)]

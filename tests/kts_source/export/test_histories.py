@@ -50,6 +50,8 @@ def test_new_random_histories_contain_each_row_once(table_format: str) -> None:
 
 def test_failing_histories_are_shortened() -> None:
     history = random_export_history(random.Random(3))
-    short = shortened(history, lambda one: sum(step.kind == "export" for step in one.steps) >= 2)
+    short = shortened(
+        history, lambda candidate: sum(step.kind == "export" for step in candidate.steps) >= 2
+    )
     assert [step.kind for step in short.steps] == ["export", "export"]
     check_export_history(short, 0, "parquet")

@@ -222,7 +222,9 @@ def roll_back(lake: Lake, version: int) -> None:
         return
     catalog = load_catalog("lake", **lake.catalog)
     table = catalog.load_table(lake.target)
-    snapshot = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)[version]
+    snapshot = sorted(table.metadata.snapshots, key=lambda entry: entry.sequence_number or 0)[
+        version
+    ]
     table.manage_snapshots().set_current_snapshot(snapshot.snapshot_id).commit()
     catalog.close()
 

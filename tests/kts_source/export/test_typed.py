@@ -41,7 +41,7 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     """Returns some columns of every row, ordered by partition and offset."""
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
-    return sorted(zip(*columns, strict=True), key=lambda found: found[:2])
+    return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
 def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -297,8 +297,10 @@ def test_durations_are_refused_unless_not_selected(tmp_path: Path) -> None:
     many = message.field.add(name="spans", number=1, type=kinds.TYPE_MESSAGE)
     many.type_name, many.label = ".google.protobuf.Duration", kinds.LABEL_REPEATED
     message.field.add(name="n", number=2, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
-    known = descriptor_pb2.FileDescriptorProto.FromString(duration_pb2.DESCRIPTOR.serialized_pb)
-    files = descriptor_pb2.FileDescriptorSet(file=[known, file])
+    duration_file = descriptor_pb2.FileDescriptorProto.FromString(
+        duration_pb2.DESCRIPTOR.serialized_pb
+    )
+    files = descriptor_pb2.FileDescriptorSet(file=[duration_file, file])
     (tmp_path / "d.desc").write_bytes(files.SerializeToString())
     source = write(tmp_path / "tier", [[b"\x10\5", None]]) | {
         "value.format": "protobuf",

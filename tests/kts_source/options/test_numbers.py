@@ -108,7 +108,8 @@ def test_number_options_parse_or_name_the_option(name: str, tier: Path, tmp_path
 @pytest.mark.parametrize(("minimum", "maximum"), [("61", "2147483647")])
 def test_max_batch_bytes_limits_are_checked(minimum: str, maximum: str) -> None:
     for text in ("60", "2g", "4g", "10"):
-        with pytest.raises(InvalidOptionError, match=rf"maxBatchBytes.*{minimum}.*{maximum}.*{text}"):
+        match = rf"maxBatchBytes.*{minimum}.*{maximum}.*{text}"
+        with pytest.raises(InvalidOptionError, match=match):
             parse_options({"path": "/", "subscribe": "t", "maxBatchBytes": text})
     for text in (minimum, maximum):
         parsed = parse_options({"path": "/", "subscribe": "t", "maxBatchBytes": text})

@@ -90,7 +90,9 @@ def requests(count: int, size: int = 100) -> list[FetchRequest]:
 
 
 def reads(store: ObjectStore) -> Callable[[FetchRequest], Data]:
-    return lambda one: store.get_range(one.key, one.start, one.stop, version=one.version)
+    return lambda request: store.get_range(
+        request.key, request.start, request.stop, version=request.version
+    )
 
 
 def fetch(

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 def sockets() -> set[str]:
     """Returns the open sockets of this process."""
-    found = set()
+    inodes = set()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names that vanish while listed
         try:
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
         except FileNotFoundError:
             continue
         if target.startswith("socket:"):
-            found.add(target)
-    return found
+            inodes.add(target)
+    return inodes
 
 
 def fetch_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("kts-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-")]
 
 
 @pytest.mark.s3

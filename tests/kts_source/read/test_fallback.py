@@ -74,10 +74,10 @@ def test_fallback_of_any_slice_returns_its_rows(
         )
         tier = Tier(MemoryStore(store))
         plan = plan_scan(options, tier)
-        slices = [part for task in plan.tasks for part in task.slices]
+        slices = [task_slice for task in plan.tasks for task_slice in task.slices]
         assert len(slices) > 1
         broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
-        found: list[int] = []
+        offsets_read: list[int] = []
         fallbacks = 0
         for number, task in enumerate(plan.tasks):
             source_options = tier if number != lost % len(plan.tasks) else Tier(MemoryStore(broken))
@@ -85,10 +85,10 @@ def test_fallback_of_any_slice_returns_its_rows(
             settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
             reader = SegmentSource(source_options, options.key_ring)
             for batch in read_task(task, reader, settings, meter=meter):
-                found += pa.Table.from_batches([batch])["offset"].to_pylist()
+                offsets_read += pa.Table.from_batches([batch])["offset"].to_pylist()
             fallbacks += meter.brokers.fallbacks
     assert fallbacks > 0
-    assert found == list(range(log_start, end))
+    assert offsets_read == list(range(log_start, end))
 
 
 @pytest.mark.parametrize("batches_per_append", [1, 5])
@@ -103,7 +103,7 @@ def test_fallback_skips_offsets_deleted_after_planning(
     (files,) = log.segments
     writer.write_segment(files)
     moved = min(moved, log.end_offset())
-    found: list[int] = []
+    offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
@@ -130,14 +130,14 @@ def test_fallback_skips_offsets_deleted_after_planning(
             offsets: list[int] = []
             for batch in read_task(task, reader, settings, meter=meter):
                 offsets += pa.Table.from_batches([batch])["offset"].to_pylist()
-            found += offsets
+            offsets_read += offsets
             spans = meter.finished("read").lost_ranges
             for span in spans:
                 lost |= set(range(span.start, span.stop))
             if spans:
                 with pytest.raises(DataLossError, match="starts at"):
                     list(read_task(task, reader, strict))
-    assert found == list(range(moved, log.end_offset()))
+    assert offsets_read == list(range(moved, log.end_offset()))
     assert lost == set(range(moved))
 
 
@@ -152,7 +152,7 @@ def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, s
     writer = LocalTierWriter(store, topic="t", partition=0)
     (files,) = log.segments
     writer.write_segment(files)
-    found: list[int] = []
+    offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
@@ -184,12 +184,12 @@ def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, s
             meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
             reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
             for batch in read_task(task, reader, settings, meter=meter):
-                found += pa.Table.from_batches([batch])["offset"].to_pylist()
+                offsets_read += pa.Table.from_batches([batch])["offset"].to_pylist()
             for span in meter.finished("read").lost_ranges:
                 lost |= set(range(span.start, span.stop))
-    assert found == sorted(set(found))
-    assert set(range(end)) - set(found) <= lost
-    assert set(range(served.log.log_start, end)) <= set(found)
+    assert offsets_read == sorted(set(offsets_read))
+    assert set(range(end)) - set(offsets_read) <= lost
+    assert set(range(served.log.log_start, end)) <= set(offsets_read)
 
 
 def test_fallback_limits_failures_of_each_scan() -> None:

@@ -204,7 +204,7 @@ def test_close_aborts_stalled_requests(s3_server: S3Server) -> None:
         store = open_store(f"s3://{bucket}", Secret(options))
         version = store.head("stalled").version
         proxy.choose = lambda _method, path: Stall() if path.endswith("stalled") else None
-        ranges = [one._replace(key="stalled", version=version) for one in requests(10)]
+        ranges = [request._replace(key="stalled", version=version) for request in requests(10)]
         results = fetch(store, [ranges[0]._replace(key="answered", version=None), *ranges[1:]])
         assert next(results).data == DATA[:100]
         results.close()

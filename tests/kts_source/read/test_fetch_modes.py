@@ -73,7 +73,7 @@ def test_slow_start_runs_work_while_waiting() -> None:
         store.gate.set()  # the answer arrives only after the work is done
 
     with fetching(store, requests(5), slow_start=True, while_waiting=work) as results:
-        assert b"".join(bytes(one.data) for one in results) == DATA[:500]
+        assert b"".join(bytes(fetched.data) for fetched in results) == DATA[:500]
     assert threads == [threading.current_thread()]
 
 
@@ -138,15 +138,15 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
     clock = Clock()
     monkeypatch.setattr(fetch, "time", clock)
     store = Timed(seconds, clock)
-    wanted = [
+    ranges = [
         FetchRequest("key", None, 10 * position, 10 * position + 10)
         for position in range(len(seconds))
     ]
     ahead = ReadAhead(4, 1000, slow_start=False)
-    with closing(fetch_ranges(reads(store), wanted, ahead, near=True)) as fetched:
+    with closing(fetch_ranges(reads(store), ranges, ahead, near=True)) as fetched:
         for number, answer in enumerate(fetched, 1):
             assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
-            own = [one == threading.get_ident() for one in store.threads]
+            own = [thread_id == threading.get_ident() for thread_id in store.threads]
             assert not all(own) or len(own) == number, "nothing is read ahead"
     assert number == len(seconds)
     return own

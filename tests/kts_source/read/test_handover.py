@@ -33,11 +33,11 @@ def reads_of(sizes: list[int]) -> list[Callable[[], Iterator[pa.RecordBatch]]]:
 
 
 def pairs(batches: Iterator[pa.RecordBatch]) -> list[tuple[int, int]]:
-    return [tuple(one.column("n").to_pylist()) for one in batches]
+    return [tuple(record_batch.column("n").to_pylist()) for record_batch in batches]
 
 
 def alive() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("kts-read")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-read")]
 
 
 @settings(max_examples=60, deadline=None)
@@ -77,11 +77,11 @@ def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
         raise ValueError("of this read")
 
     reads = [*reads_of([3]), broken, *reads_of([1000] * 4)]
-    found: list[pa.RecordBatch] = []
+    received: list[pa.RecordBatch] = []
     with pytest.raises(ValueError, match="of this read"):
-        found.extend(in_threads(reads, 2, ordered=ordered))
+        received.extend(in_threads(reads, 2, ordered=ordered))
     if ordered:
-        assert pairs(iter(found)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+        assert pairs(iter(received)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert alive() == []
 
 

@@ -111,7 +111,7 @@ def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     assert [n for n, reason in enumerate(reasons) if reason is not None] == list(BAD)
     for number, (_, named) in BAD.items():
         assert reasons[number].startswith(named)
-    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
     assert nulls == [3, 4, 5, 12, 17, 25]
 
 

@@ -53,7 +53,10 @@ def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)
     objects = SegmentObjects(log, index, False, None, {})
-    spans = [SegmentSpan("t", 0, at, objects, start, stop) for at, (start, stop) in enumerate(ends)]
+    spans = [
+        SegmentSpan("t", 0, number, objects, start, stop)
+        for number, (start, stop) in enumerate(ends)
+    ]
     assert reader.reads_parts(objects)
     before = reader.store.counters.bytes
     contents = [b""] * len(spans)

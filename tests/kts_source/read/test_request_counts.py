@@ -70,8 +70,8 @@ NO_CACHES = Caches()
 
 
 def planned(store: ObjectStore, caches: Caches = NO_CACHES, /, **options: str) -> ScanPlan:
-    given = {"path": "simulated", "subscribe": TOPIC, **options}
-    return plan_scan(parse_options(given), Tier(store, caches))
+    source_options = {"path": "simulated", "subscribe": TOPIC, **options}
+    return plan_scan(parse_options(source_options), Tier(store, caches))
 
 
 def rows(

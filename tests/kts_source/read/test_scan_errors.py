@@ -265,16 +265,22 @@ def test_segments_below_log_start_are_not_a_hole(
     options = {"path": "/", "subscribe": HISTORY_TOPIC}
     with caplog.at_level(logging.INFO, "kts_source"):
         plan = plan_scan(parse_options(options), Tier(MemoryStore(world.store)))
-    (part,) = plan.partitions
-    assert not part.surviving.holes
-    bases = sorted(span.segment.start_offset for span in part.surviving.ranges)
-    assert part.start == part.surviving.log_start == min(bases) > 0
-    skipped = [one.segment for one in part.surviving.skipped]
-    assert [one.start_offset for one in skipped] == [0, 6, 9]  # one of the four was deleted
-    for one in skipped:
-        line = f"segment {one.segment_id} not read: below the log start"
+    (partition,) = plan.partitions
+    assert not partition.surviving.holes
+    bases = sorted(span.segment.start_offset for span in partition.surviving.ranges)
+    assert partition.start == partition.surviving.log_start == min(bases) > 0
+    skipped = [skipped_segment.segment for skipped_segment in partition.surviving.skipped]
+    assert [skipped_segment.start_offset for skipped_segment in skipped] == [
+        0,
+        6,
+        9,
+    ]  # one of the four was deleted
+    for skipped_segment in skipped:
+        line = f"segment {skipped_segment.segment_id} not read: below the log start"
         assert line in caplog.text
-        assert f"skipped segment {one.segment_id}: below the log start" in plan.explain()
+        assert (
+            f"skipped segment {skipped_segment.segment_id}: below the log start" in plan.explain()
+        )
 
 
 def test_hole_outside_the_range_is_ignored(tier: Path) -> None:

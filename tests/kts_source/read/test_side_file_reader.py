@@ -50,9 +50,9 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
     kinds = [kind for kind, section in objects.indexes.items() if section.size]
     random.Random(objects.log.key).shuffle(kinds)
     before = store.counters.requests
-    found = {kind: reads(objects, kind) for kind in kinds}
+    contents = {kind: reads(objects, kind) for kind in kinds}
     took = store.counters.requests - before
-    for kind, data in found.items():
+    for kind, data in contents.items():
         section = objects.indexes[kind]
         assert data == store.get_range(section.source.key, section.start, section.stop)
         assert reads(objects, kind) == data
@@ -92,11 +92,11 @@ class Ranges(LocalStore):
         return bytes(stop - start)
 
 
-def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
+def made_up(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects:
     source = ObjectRef(f"{name}.indexes", 1 << 30, "1", None)
     indexes = {
         IndexType[kind.upper()]: StoredIndex(source, start, stop)
-        for kind, (start, stop) in parts.items()
+        for kind, (start, stop) in sections.items()
     }
     log = ObjectRef(f"{name}.log", 100, "1", None)
     return SegmentObjects(log, FixedChunkIndex(100, 100, 100, 100), False, None, indexes)
@@ -216,9 +216,9 @@ def test_golden_side_files_are_read_with_a_pack(topic: str, tmp_path: Path) -> N
             before = store.counters.requests
             kinds = [kind for kind, section in objects.indexes.items() if section.size]
             random.Random(objects.log.key).shuffle(kinds)
-            found = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
+            contents = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
             assert store.counters.requests - before == (0 if reader else 1)
             pack.save()
-            for kind, data in found.items():
+            for kind, data in contents.items():
                 section = objects.indexes[kind]
                 assert data == store.get_range(section.source.key, section.start, section.stop)

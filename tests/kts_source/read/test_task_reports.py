@@ -87,8 +87,8 @@ def test_metrics_count_cache_hits(tmp_path: Path, request_sizes: list[int]) -> N
         for number, task in enumerate(tasks):
             list(run_task(task, options, TaskPlace(scan, 0, number)))
         assert bool(request_sizes) == (scan == "first")
-    found = metrics.summary(str(folder))
-    first, second = (found.of_scan(scan).total for scan in ("first", "second"))
+    summary = metrics.summary(str(folder))
+    first, second = (summary.of_scan(scan).total for scan in ("first", "second"))
     assert first["bytes"] > 0
     assert (first["cache_hits"], second["cache_misses"]) == (0, 0)
     assert (second["requests"], second["bytes"]) == (0, 0)

@@ -48,7 +48,7 @@ def damaged(tmp_path: Path) -> dict[str, str]:
 def some(rows: list[dict[str, object]]) -> list[object]:
     """Keeps only the fields that `row` has."""
     names = row(0)
-    return [one and {name: one[name] for name in names} for one in rows]
+    return [entry and {name: entry[name] for name in names} for entry in rows]
 
 
 def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
@@ -115,8 +115,8 @@ def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     assert table.schema == scan.schema
     assert table.column_names[-1] == "valueError"
     errors = table["valueError"].to_pylist()
-    assert {n: one for n, one in enumerate(errors) if one is not None} == REASONS
-    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    assert {n: entry for n, entry in enumerate(errors) if entry is not None} == REASONS
+    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
     assert nulls == [3, 4, 17, 25]
     alone = scan.select(["valueError", "offset"]).to_table()
     assert alone["valueError"].to_pylist() == errors
@@ -131,7 +131,7 @@ def test_raw_column_returns_bytes(mode: str, damaged: dict[str, str]) -> None:
     assert table.schema.field("valueRaw").type == pa.binary()
     raw = [None if n == 4 else BAD.get(n, avro(n)) for n in range(30)]
     if mode == "DROPMALFORMED":
-        raw = [one for n, one in enumerate(raw) if n not in BAD]
+        raw = [entry for n, entry in enumerate(raw) if n not in BAD]
     assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
     assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
 
@@ -167,7 +167,7 @@ def test_dropmalformed_skips_and_counts_rows(
     assert scan.count() == 28
     assert scan.select(["key"]).to_table().num_rows == 28
     lines = read_metrics(str(tmp_path / "metrics"), {})
-    assert sum(one.malformed for one in lines) == 9
+    assert sum(task_metrics.malformed for task_metrics in lines) == 9
 
 
 def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:

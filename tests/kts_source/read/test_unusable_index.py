@@ -51,8 +51,11 @@ def test_index_damaged_after_planning_raises(how: int, more: dict[str, str]) -> 
         plan = ScanPlan.from_json(plan_scan(parse_options(options), tier).to_json())
         for step in damage_steps(how):
             world.take(step)
-        slices = [part for task in plan.tasks for part in task.slices]
-        if any(part.cut_start > 0 and part.start_offset > part.segment_start for part in slices):
+        slices = [task_slice for task in plan.tasks for task_slice in task.slices]
+        if any(
+            task_slice.cut_start > 0 and task_slice.start_offset > task_slice.segment_start
+            for task_slice in slices
+        ):
             with pytest.raises(
                 CorruptSegmentError, match=r"offset index cannot be used.*topic t, partition 0"
             ):
@@ -72,5 +75,6 @@ def test_segment_planned_without_index_is_read_in_full(how: int, more: dict[str,
         assert run(plan, options, tier)["offset"].to_pylist() == list(range(start, STOP))
         for task in plan.tasks:
             assert all(
-                part.is_whole or part.start_offset == part.segment_start for part in task.slices
+                task_slice.is_whole or task_slice.start_offset == task_slice.segment_start
+                for task_slice in task.slices
             )

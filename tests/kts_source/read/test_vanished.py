@@ -126,20 +126,20 @@ def test_every_task_writes_a_metrics_line(tier: Path, tmp_path: Path) -> None:
     for number, task in enumerate(plan.tasks):
         for batch in run_task(task, options, TaskPlace("scan-1", 7, number)):
             rows += batch.num_rows
-    found = metrics.summary(str(folder))
-    assert len(found.tasks) == len(plan.tasks)
-    assert found.outcomes == {"done": len(plan.tasks)}
-    assert found.total["rows"] == found.total["records"] == rows
-    assert found.total["bytes"] > 0
-    assert found.total["requests"] >= len(plan.tasks) - 1
-    assert found.total["decode_seconds"] > 0
-    assert [task.partition for task in found.tasks] == list(range(len(plan.tasks)))
-    (lost,) = found.lost
+    summary = metrics.summary(str(folder))
+    assert len(summary.tasks) == len(plan.tasks)
+    assert summary.outcomes == {"done": len(plan.tasks)}
+    assert summary.total["rows"] == summary.total["records"] == rows
+    assert summary.total["bytes"] > 0
+    assert summary.total["requests"] >= len(plan.tasks) - 1
+    assert summary.total["decode_seconds"] > 0
+    assert [task.partition for task in summary.tasks] == list(range(len(plan.tasks)))
+    (lost,) = summary.lost
     assert lost.startswith("codecs-")
-    assert lost in str(found)
-    assert "modification time" in found.tasks[0].pinned_by
-    assert found.of_scan("scan-1") == found
-    assert found.of_scan("other").tasks == ()
+    assert lost in str(summary)
+    assert "modification time" in summary.tasks[0].pinned_by
+    assert summary.of_scan("scan-1") == summary
+    assert summary.of_scan("other").tasks == ()
 
 
 def test_metrics_count_aborted_and_control_batches() -> None:
@@ -158,9 +158,9 @@ def test_metrics_count_aborted_and_control_batches() -> None:
         reader = SegmentSource(store, options.key_ring)
         for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
             committed += batch.num_rows
-        found = meter.finished("done")
-        aborted += found.batches_skipped_aborted
-        control += found.batches_skipped_control
+        task_metrics = meter.finished("done")
+        aborted += task_metrics.batches_skipped_aborted
+        control += task_metrics.batches_skipped_control
     assert committed == expected_table("txn", "read_committed").num_rows
     assert aborted > 0
     assert control > 0

@@ -143,7 +143,7 @@ def test_refused_condition_is_named(good: dict[str, str], where: str, named: str
 def test_plan_is_narrowed_by_column_conditions(good: dict[str, str]) -> None:
     full_plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
     plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
-    assert [len(one.tasks[0].slices) for one in (full_plan, plan)] == [4, 1]
+    assert [len(scan_plan.tasks[0].slices) for scan_plan in (full_plan, plan)] == [4, 1]
 
 
 def test_failfast_error_in_a_condition_field(damaged: dict[str, str]) -> None:
@@ -242,8 +242,8 @@ def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]])
     options |= {"value.format": "json"}
     # The types are known at this point.
-    found = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
-    assert found["offset"].to_pylist() == [7]
+    table = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
+    assert table["offset"].to_pylist() == [7]
     with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema'"):
         kts_source.scan(options | {"where": "value.user.id = 7"})
     # The type of one column is inferred from a sample; the condition is on the other column.

@@ -87,18 +87,18 @@ class Generated:
         path = self._chance.choice(self._paths)
         field, kind = ".".join(("value", *path)), path[-1]
         alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
-        others = [one for one in self._paths if one[-1] in alike]
+        candidates = [one for one in self._paths if one[-1] in alike]
         op, negated = self._of(*OPS), self._of("", "NOT ")
 
         def value() -> str:
-            of = self._of(*alike)
-            return literal(of, self._chance.choice(SAMPLES[of]))
+            chosen = self._of(*alike)
+            return literal(chosen, self._chance.choice(SAMPLES[chosen]))
 
         choice = self._chance.randint(0, 7)
         if choice == 0:
             return f"{field} IS {negated}NULL"
         if choice == 1:
-            return f"{field} {op} {'.'.join(('value', *self._chance.choice(others)))}"
+            return f"{field} {op} {'.'.join(('value', *self._chance.choice(candidates)))}"
         if choice == 2:
             listed = [value() for _ in range(self._chance.randint(1, 3))]
             return f"{field} {negated}IN ({', '.join([*listed, self._of('NULL', listed[0])])})"
@@ -119,11 +119,11 @@ def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type of Avro
 
 def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
     """Returns the paths of all fields that are not records."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for name, kind in schema.items():
         path = (*above, name)
-        found += paths_of(kind, path) if is_record(kind) else [path]
-    return found
+        paths += paths_of(kind, path) if is_record(kind) else [path]
+    return paths
 
 
 def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
@@ -171,7 +171,7 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     plain, of_fields = split_by_fields(where)
     columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]
     rows = TypedRows(columns, [form], where)
-    found = pa.Table.from_batches(
+    table = pa.Table.from_batches(
         rows.decoded([batch], None),
         pa.schema(
             [("offset", pa.int64()), ("value", form.type)]
@@ -187,9 +187,9 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     for half in halves:
         if half is not None:
             conditions = half.decoded([batch], None)
-            offsets &= {one for part in conditions for one in part["offset"].to_pylist()}
-    assert sorted(offsets) == found["offset"].to_pylist()
-    return found
+            offsets &= {offset for part in conditions for offset in part["offset"].to_pylist()}
+    assert sorted(offsets) == table["offset"].to_pylist()
+    return table
 
 
 @settings(max_examples=25, deadline=None)
@@ -216,14 +216,14 @@ def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
             dropped = number in bad_rows and form.mode == "dropmalformed"
             if truth(where, row) and not dropped:
                 expected.append(number)
-        found = kept(batch, form, where)
-        assert found["offset"].to_pylist() == expected, text
+        kept_rows = kept(batch, form, where)
+        assert kept_rows["offset"].to_pylist() == expected, text
         # NaN does not equal itself, so the texts are compared.
-        assert repr(found["value"].to_pylist()) == repr(
+        assert repr(kept_rows["value"].to_pylist()) == repr(
             [values_by_row[number] for number in expected]
         )
         if form.error_column is not None:
-            bad = [one is not None for one in found[form.error_column].to_pylist()]
+            bad = [one is not None for one in kept_rows[form.error_column].to_pylist()]
             assert bad == [number in bad_rows for number in expected]
 
 

@@ -56,8 +56,8 @@ def record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     encoded = []
     for field, kind in fields.items():
         nested = isinstance(kind, dict) and "type" not in kind
-        of = record(f"{name}_{field}", kind) if nested else kind
-        encoded.append({"name": field, "type": ["null", of]})
+        type_of_field = record(f"{name}_{field}", kind) if nested else kind
+        encoded.append({"name": field, "type": ["null", type_of_field]})
     return {"type": "record", "name": name, "fields": encoded}
 
 

@@ -17,7 +17,8 @@ def test_messages_of_imported_files_have_no_index() -> None:
     own = type(file)(name="own.proto", package="own", syntax="proto3")
     own.message_type.add(name="Only").nested_type.add(name="Inner")
     schema_parts = [
-        (name, one.SerializeToString()) for name, one in (("s", file), ("schema 1", own))
+        (name, file_proto.SerializeToString())
+        for name, file_proto in (("s", file), ("schema 1", own))
     ]
     schema = RegisteredSchema(PROTOBUF, tuple(schema_parts))
     assert messages_of(schema) == {(0,): "own.Only", (0, 0): "own.Only.Inner"}

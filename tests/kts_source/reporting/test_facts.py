@@ -134,8 +134,8 @@ def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
         builder.append([SimpleRecord(bytes(500), timestamp=NOW_MS + day * DAY_MS)])
         builder.roll()
     writer = AivenTierWriter(str(root), topic="dated")
-    for one in builder.build().segments:
-        writer.write_segment(one)
+    for segment in builder.build().segments:
+        writer.write_segment(segment)
     return {"path": str(root), "subscribe": "dated"}
 
 
@@ -186,11 +186,11 @@ def test_long_lists_are_truncated_and_counted(tmp_path: Path) -> None:
         builder.append([SimpleRecord(b"y")])
         builder.roll()
     writer = AivenTierWriter(str(tmp_path), topic="many")
-    for one in builder.build().segments[::2]:
-        writer.write_segment(one)
-    made = kts_source.report({"path": str(tmp_path), "subscribe": "many"}, now_ms=NOW_MS)
-    (partition,) = read_page(made.to_html()).partitions
-    assert partition["holes_count"] == MAX_TEXTS + 4 == made.facts.totals()["holes"]
+    for segment in builder.build().segments[::2]:
+        writer.write_segment(segment)
+    report = kts_source.report({"path": str(tmp_path), "subscribe": "many"}, now_ms=NOW_MS)
+    (partition,) = read_page(report.to_html()).partitions
+    assert partition["holes_count"] == MAX_TEXTS + 4 == report.facts.totals()["holes"]
     assert len(partition["holes"]) == MAX_TEXTS
 
 

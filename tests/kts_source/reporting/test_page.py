@@ -191,7 +191,7 @@ def test_large_numbers_are_stored_as_text(tmp_path: Path) -> None:
     writer = AivenTierWriter(str(tmp_path), topic="far")
     for segment in builder.build().segments:
         writer.write_segment(segment)
-    made = kts_source.report({"path": str(tmp_path), "subscribe": "far"}, now_ms=NOW_MS)
-    parsed = read_page(made.to_html())
+    report = kts_source.report({"path": str(tmp_path), "subscribe": "far"}, now_ms=NOW_MS)
+    parsed = read_page(report.to_html())
     assert parsed.partitions[0]["log_start"] == str(far)
     assert parsed.columns["start"] == [far]

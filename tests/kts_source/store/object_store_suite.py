@@ -324,8 +324,8 @@ class ObjectStoreSuite:
 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             before = tree.counters
-            parts = list(pool.map(read, range(0, 1280, 10)))
-        assert b"".join(parts) == DATA
+            contents = list(pool.map(read, range(0, 1280, 10)))
+        assert b"".join(contents) == DATA
         assert (tree.counters - before).bytes == 1280
 
     # Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.

@@ -67,5 +67,5 @@ class OneObject(HttpDouble):
         super().__init__(Handler)
 
     def store(self, **options: str) -> S3Store:
-        given = {"s3.endpoint": self.url, **options}
-        return S3Store("s3://bucket", storage_options_from(given), QUICK)
+        arguments = {"s3.endpoint": self.url, **options}
+        return S3Store("s3://bucket", storage_options_from(arguments), QUICK)

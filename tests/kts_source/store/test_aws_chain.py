@@ -133,8 +133,8 @@ class Issuer:
 
 @pytest.fixture
 def issuer(clean_environment: None) -> Iterator[Issuer]:
-    with Issuer().serving() as found:
-        yield found
+    with Issuer().serving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def server(clean_environment: None) -> Iterator[FakeCloud]:
 
 @contextmanager
 def opened(server: FakeCloud, **options: str) -> Iterator[ObjectStore]:
-    given = {"s3.endpoint": server.url, "s3.region": "us-east-1", **options}
-    store = open_store("s3://bucket/t", storage_options_from(given), retry_policy=POLICY)
+    arguments = {"s3.endpoint": server.url, "s3.region": "us-east-1", **options}
+    store = open_store("s3://bucket/t", storage_options_from(arguments), retry_policy=POLICY)
     try:
         yield store
     finally:
@@ -383,8 +383,8 @@ def test_keys_of_the_customer_are_sent_by_s3fs(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
     key = "k" * 32
-    given = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
-    options = {"storageOptions": json.dumps({"s3_additional_kwargs": given})}
+    arguments = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
+    options = {"storageOptions": json.dumps({"s3_additional_kwargs": arguments})}
     with opened(server, **options) as store:
         read_all(store)
         assert key not in repr(store)

@@ -240,8 +240,8 @@ def test_unquoted_versions_are_read_by_adlfs(
 ) -> None:
     versions_read: list[str | None] = []
 
-    def read(_store: Any, _key: str, start: int, stop: int, given: str | None) -> bytes:  # noqa: ANN401
-        versions_read.append(given)
+    def read(_store: Any, _key: str, start: int, stop: int, requested: str | None) -> bytes:  # noqa: ANN401
+        versions_read.append(requested)
         return DATA[start:stop]
 
     monkeypatch.setattr(FsspecStore, "_read", read)

@@ -54,8 +54,8 @@ class Service:
     @property
     def options(self) -> dict[str, str]:
         """The data source's options that reach it."""
-        given = {"endpoint_url": self.url, "token": "anon"}
-        return {"storageOptions": json.dumps(given)}
+        arguments = {"endpoint_url": self.url, "token": "anon"}
+        return {"storageOptions": json.dumps(arguments)}
 
     def make_bucket(self, name: str) -> Bucket:
         """Creates an empty bucket."""
@@ -114,5 +114,5 @@ def test_golden_topics_are_read(service: Service, topic: str) -> None:
     for file in TIER.rglob("*"):
         if file.is_file():
             place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
-    given = {**tier_options(topic), **service.options, "path": place.path}
-    assert_same_rows(scan(given), expected_table(topic, "read_committed"))
+    source_options = {**tier_options(topic), **service.options, "path": place.path}
+    assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

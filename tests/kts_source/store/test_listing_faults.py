@@ -73,15 +73,15 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
     """Raises a number of times for a folder, and records the calls."""
-    asked: list[str] = []
+    listed_paths: list[str] = []
 
     def fault(path: str) -> None:
         if path.rstrip("/").endswith(end):
-            asked.append(path)
-            if len(asked) <= times:
+            listed_paths.append(path)
+            if len(listed_paths) <= times:
                 raise error
 
-    return staticmethod(fault), asked
+    return staticmethod(fault), listed_paths
 
 
 @pytest.mark.parametrize("folder", ["t", "t/0", "t/1", "t/1/deep"])
@@ -103,12 +103,12 @@ def test_unlistable_folder_raises(
 ) -> None:
     filesystem, store = faulty
     assert [info.key for info in store.list_objects("")] == KEYS
-    filesystem.fault, asked = failing(folder, error)
+    filesystem.fault, listed_paths = failing(folder, error)
     with pytest.raises(kind) as caught:
         list(store.list_objects(""))
     assert type(caught.value) is kind
     assert folder in str(caught.value)
-    assert len(asked) == attempts
+    assert len(listed_paths) == attempts
     with pytest.raises(kind):
         list(store.list_objects(f"{folder}/"))
     with pytest.raises(kind):
@@ -194,9 +194,11 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
         store.list_folders("t/")
     assert caught.value.uri == "faulty://hangs/t/"
     assert len(caught.value.attempts) == 2
-    remaining = [one for one in threading.enumerate() if one.name == "kts-store-call"]
+    remaining = [thread for thread in threading.enumerate() if thread.name == "kts-store-call"]
     assert remaining
-    assert all(one.daemon for one in remaining)  # daemon threads do not block interpreter exit
+    assert all(
+        thread.daemon for thread in remaining
+    )  # daemon threads do not block interpreter exit
     hanging.set()
     store._retry_policy = QUICK  # a machine that is busy may need longer than such a deadline
     assert store.list_folders("t/") == []
@@ -240,7 +242,7 @@ def test_cancelled_call_ends_at_once() -> None:
     with cancellation.scope(), pytest.raises(CancelledFetchError):
         store.list_folders("")
     # The call still runs, but no thread waits for it.
-    assert [one for one in threading.enumerate() if one.name == "kts-store-call"]
+    assert [thread for thread in threading.enumerate() if thread.name == "kts-store-call"]
 
 
 # -- local folders

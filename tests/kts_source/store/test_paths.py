@@ -94,8 +94,8 @@ def test_output_paths_are_read_without_blanks() -> None:
 def run(tmp_path: Path, command: list[str], path: str) -> int:
     """Returns the exit code of a command that writes to `path`."""
     tier_of(tmp_path / "tier", ["a"])
-    name, *rest = command
-    arguments = [name, str(tmp_path / "tier"), *rest, path]
+    name, *flags = command
+    arguments = [name, str(tmp_path / "tier"), *flags, path]
     return main([str(tmp_path / "out") if text == "TARGET" else text for text in arguments])
 
 

@@ -169,8 +169,8 @@ def test_pinning_describes_both_stores(store: FallbackStore) -> None:
 
 def test_scan_continues_in_the_mirror(tmp_path: Path) -> None:
     options = {**tier_options("epochs"), "path": str(tmp_path / "nowhere")}
-    given = {**options, "fallbackPath": TIER.as_uri()}
-    assert_same_rows(scan(given), expected_table("epochs", "read_committed"))
+    source_options = {**options, "fallbackPath": TIER.as_uri()}
+    assert_same_rows(scan(source_options), expected_table("epochs", "read_committed"))
 
 
 def test_options_of_a_mirror_need_a_mirror() -> None:
@@ -179,7 +179,7 @@ def test_options_of_a_mirror_need_a_mirror() -> None:
 
 
 def test_the_mirror_may_have_its_own_credentials() -> None:
-    given = {
+    source_options = {
         **tier_options("epochs"),
         "fallbackPath": "s3://mirror",
         "s3.access-key-id": "one",
@@ -188,7 +188,7 @@ def test_the_mirror_may_have_its_own_credentials() -> None:
         "fallback.s3.access-key-id": "two",
         "fallback.s3.secret-access-key": "secret-two",
     }
-    fetch = parse_options(given).fetch
+    fetch = parse_options(source_options).fetch
     assert fetch.fallback_storage.reveal() == {
         "s3.access-key-id": "two",
         "s3.secret-access-key": "secret-two",
@@ -198,17 +198,17 @@ def test_the_mirror_may_have_its_own_credentials() -> None:
 
 
 def test_option_names_of_the_kip_are_accepted() -> None:
-    given = {
+    source_options = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",
         "fetch.remote.read.timeout.ms": "2500",
         "hedgeAfterMs": "300",
         "maxAttempts": "2",
     }
-    policy = parse_options(given).fetch.retry_policy
+    policy = parse_options(source_options).fetch.retry_policy
     assert policy.connect_timeout_seconds == 1.5
     assert policy.read_timeout_seconds == 2.5
     assert policy.hedge_after_seconds == 0.3
     assert policy.max_attempts == 2
     with pytest.raises(InvalidOptionError, match="disagree"):
-        parse_options({**given, "fetchConnectTimeoutMs": "1"})
+        parse_options({**source_options, "fetchConnectTimeoutMs": "1"})

@@ -169,8 +169,8 @@ def test_threads_share_the_decision_and_the_connections(
     for number in range(5):
         store = bucket.store()
         with ThreadPoolExecutor(16) as pool:
-            parts = list(pool.map(lambda n: store.get_range("x", n, n + 9), range(64)))  # noqa: B023
-        assert parts == [DATA[n : n + 9] for n in range(64)]
+            contents = list(pool.map(lambda n: store.get_range("x", n, n + 9), range(64)))  # noqa: B023
+        assert contents == [DATA[n : n + 9] for n in range(64)]
         assert store._ranges.reason == ""
         assert len(sessions) == number + 1, "the settings are made once"
         store.close()

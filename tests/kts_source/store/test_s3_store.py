@@ -536,8 +536,8 @@ def test_secrets_echoed_by_the_server_are_masked(
     def echo(number: int) -> Callable[[Answer], object]:
         def fault(answer: Answer) -> None:
             answer.error(number, "Odd")
-            told = f"bad {bucket.server.secret_key} http://u:p@host/x?X-Amz-Signature=abc"
-            answer.body = answer.body.replace(b"by the proxy", told.encode())
+            message = f"bad {bucket.server.secret_key} http://u:p@host/x?X-Amz-Signature=abc"
+            answer.body = answer.body.replace(b"by the proxy", message.encode())
 
         return fault
 

@@ -67,7 +67,7 @@ def server(
     context = certificates.server_context()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
     cloud = FakeCloud("0.0.0.0")
-    found = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
+    tls_cloud = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
     handler: Any = cloud.server.RequestHandlerClass
 
     class Handler(handler):  # type: ignore[misc]  # made at run time
@@ -76,7 +76,7 @@ def server(
 
         def setup(self) -> None:
             self.request = context.wrap_socket(self.request, server_side=True)
-            found.handshakes.append(self.request.session_reused)
+            tls_cloud.handshakes.append(self.request.session_reused)
             super().setup()
 
         def finish(self) -> None:
@@ -87,18 +87,18 @@ def server(
 
         def do_GET(self) -> None:  # noqa: N802  # a name of the library
             super().do_GET()
-            self.close_connection = self.close_connection or found.closes
+            self.close_connection = self.close_connection or tls_cloud.closes
 
         do_HEAD = do_GET  # noqa: N815  # a name of the library
 
         def end_headers(self) -> None:
             super().end_headers()
-            if found.record_bytes is not None:
-                self.wfile = _Records(self.request, found.record_bytes)
+            if tls_cloud.record_bytes is not None:
+                self.wfile = _Records(self.request, tls_cloud.record_bytes)
 
     cloud.server.RequestHandlerClass = Handler
     with cloud.serving():
-        yield found
+        yield tls_cloud
 
 
 class _Records:
@@ -122,7 +122,7 @@ class _Records:
 
 @contextlib.contextmanager
 def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectStore]:
-    given = {
+    arguments = {
         "s3.endpoint": url,
         "s3.access-key-id": "AK",
         "s3.secret-access-key": "secret-0123456789",
@@ -130,7 +130,7 @@ def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectS
         "s3.path-style-access": "true",
         **{name.replace("_", "."): text for name, text in options.items()},
     }
-    store = open_store(f"s3://{bucket}/t", storage_options_from(given), retry_policy=POLICY)
+    store = open_store(f"s3://{bucket}/t", storage_options_from(arguments), retry_policy=POLICY)
     try:
         yield store
     finally:
@@ -294,9 +294,9 @@ class ConnectProxy:
 
 @pytest.fixture
 def proxy() -> Iterator[ConnectProxy]:
-    found = ConnectProxy()
-    yield found
-    found.close()
+    connect_proxy = ConnectProxy()
+    yield connect_proxy
+    connect_proxy.close()
 
 
 def test_proxy_of_the_options_tunnels_every_request(

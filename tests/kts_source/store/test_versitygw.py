@@ -59,5 +59,5 @@ def test_golden_topics_are_read(gateway: tuple[S3Server, Path], topic: str) -> N
     bucket = f"tier-{topic}"
     (root / bucket).mkdir()
     server.upload(TIER, bucket)
-    given = {**tier_options(topic), **server.options, "path": f"s3://{bucket}"}
-    assert_same_rows(scan(given), expected_table(topic, "read_committed"))
+    source_options = {**tier_options(topic), **server.options, "path": f"s3://{bucket}"}
+    assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

@@ -61,8 +61,8 @@ def checksum(request: pytest.FixtureRequest) -> Callable[..., int]:
         pytest.skip("this CPU does not multiply 512-bit vectors without carry")
     if request.param == "instruction" and not INSTRUCTION_SET:
         pytest.skip("this CPU has no CRC instruction")
-    ways = {"folding": by_folding, "instruction": by_instruction, "tables": by_tables}
-    return _callable(ways[request.param])
+    implementations = {"folding": by_folding, "instruction": by_instruction, "tables": by_tables}
+    return _callable(implementations[request.param])
 
 
 def test_checksum_of_known_text_matches(checksum: Callable[..., int]) -> None:

@@ -137,7 +137,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
     if not -(2**63) <= micros < 2**63:
         raise CorruptRecordError("timestamp")
 
-    def known(number: int | None) -> int | None:
+    def none_if_negative(number: int | None) -> int | None:
         return None if number is None or number < 0 else number
 
     return (
@@ -147,10 +147,10 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
         micros,
         int(record.timestamp_type),
         list(record.headers),
-        known(record.leader_epoch),
-        known(batch.producer_id),
-        known(batch.producer_epoch),
-        known(record.sequence),
+        none_if_negative(record.leader_epoch),
+        none_if_negative(batch.producer_id),
+        none_if_negative(batch.producer_epoch),
+        none_if_negative(record.sequence),
         batch.is_transactional,
         batch.base_offset,
         batch.compression_type.name.lower(),

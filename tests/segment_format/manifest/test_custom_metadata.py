@@ -26,7 +26,7 @@ fields = st.builds(
 )
 
 
-def of(case: dict[str, Any]) -> CustomMetadata:
+def metadata_of(case: dict[str, Any]) -> CustomMetadata:
     values = case["fields"]
     return CustomMetadata(values.get("0"), values.get("1"), values.get("2"))
 
@@ -34,8 +34,8 @@ def of(case: dict[str, Any]) -> CustomMetadata:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["hex"][:12])
 def test_custom_metadata_matches_plugin_vectors(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["hex"])
-    assert parse_custom_metadata(data) == of(case)
-    assert write_custom_metadata(of(case)) == data
+    assert parse_custom_metadata(data) == metadata_of(case)
+    assert write_custom_metadata(metadata_of(case)) == data
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\0"])

@@ -42,15 +42,15 @@ def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentM
         The segments with their last state, broker, event time and custom metadata, in order of
         topic, topic id, partition, start offset and event time.
     """
-    known: dict[_Key, RemoteLogSegmentMetadata] = {}
+    segments: dict[_Key, RemoteLogSegmentMetadata] = {}
     for record in records:
         if isinstance(record, RemoteLogSegmentMetadata):
-            _add(known, record)
+            _add(segments, record)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            _update(known, record)
+            _update(segments, record)
         elif isinstance(record, RemotePartitionDelete):
-            _forget_partition(known, record)
-    return tuple(sorted(known.values(), key=_order))
+            _forget_partition(segments, record)
+    return tuple(sorted(segments.values(), key=_order))
 
 
 def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
@@ -80,25 +80,25 @@ def _order(segment: RemoteLogSegmentMetadata) -> tuple[str, bytes, int, int, int
     )
 
 
-def _add(known: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
+def _add(segments: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     key = _key(record.segment_id)
-    previous = known.get(key)
+    previous = segments.get(key)
     if record.state is started and (previous is None or previous.state is started):
-        known[key] = record
+        segments[key] = record
 
 
 def _update(
-    known: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
+    segments: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
 ) -> None:
     key = _key(update.segment_id)
-    previous = known.get(key)
+    previous = segments.get(key)
     if previous is None or not previous.state.may_become(update.state):
         return
     if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-        del known[key]
+        del segments[key]
         return
-    known[key] = replace(
+    segments[key] = replace(
         previous,
         broker_id=update.broker_id,
         event_timestamp_ms=update.event_timestamp_ms,
@@ -108,10 +108,10 @@ def _update(
 
 
 def _forget_partition(
-    known: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
+    segments: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
 ) -> None:
     if delete.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         return
     partition = delete.topic_id_partition
-    for key in [key for key in known if key[:2] == (partition.topic_id, partition.partition)]:
-        del known[key]
+    for key in [key for key in segments if key[:2] == (partition.topic_id, partition.partition)]:
+        del segments[key]

@@ -31,10 +31,10 @@ Segment = dict[str, Any]
 PARTS: dict[tuple[str, int], dict[str, Any]] = {
     (
         entry["topic"] + ("-previous" if entry.get("previous_incarnation") else ""),
-        part["partition"],
-    ): part
+        partition["partition"],
+    ): partition
     for entry in summary()["topics"]
-    for part in entry["partitions"]
+    for partition in entry["partitions"]
 }
 """Maps the name of the Parquet file and the partition to the partition's entry in
 `summary.json`.
@@ -63,9 +63,9 @@ def side_files(segment: Segment) -> dict[str, bytes]:
     manifest = json.loads((TIER / f"{stem}.rsm-manifest").read_bytes())
     joined = (TIER / f"{stem}.indexes").read_bytes()
     return {
-        name: joined[part["position"] : part["position"] + part["size"]]
-        for name, part in manifest["segmentIndexes"].items()
-        if part is not None
+        name: joined[section["position"] : section["position"] + section["size"]]
+        for name, section in manifest["segmentIndexes"].items()
+        if section is not None
     }
 
 
@@ -250,16 +250,16 @@ LOCAL_SEGMENTS = sorted((LOCAL_TIER / "tier").rglob("*.log"))
     "log", LOCAL_SEGMENTS, ids=lambda path: f"{path.parent.name[:6]}/{path.name[:24]}"
 )
 def test_side_files_of_local_layout_match_log(log: Path) -> None:
-    def part(suffix: str) -> bytes | None:
+    def side_file(suffix: str) -> bytes | None:
         path = log.with_suffix(suffix)
         return path.read_bytes() if path.exists() else None
 
     files = {
-        "OFFSET": part(".index"),
-        "TIMESTAMP": part(".timeindex"),
-        "TRANSACTION": part(".txnindex"),
-        "LEADER_EPOCH": part(".leader_epoch_checkpoint"),
-        "PRODUCER_SNAPSHOT": part(".snapshot"),
+        "OFFSET": side_file(".index"),
+        "TIMESTAMP": side_file(".timeindex"),
+        "TRANSACTION": side_file(".txnindex"),
+        "LEADER_EPOCH": side_file(".leader_epoch_checkpoint"),
+        "PRODUCER_SNAPSHOT": side_file(".snapshot"),
     }
     check_side_files(
         log.read_bytes(),

@@ -33,8 +33,8 @@ def message(
 ) -> bytes:
     """Returns one entry, written field by field."""
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
-    for part in (key, value):
-        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    for field in (key, value):
+        body += struct.pack(">i", -1) if field is None else struct.pack(">i", len(field)) + field
     record = struct.pack(">I", zlib.crc32(body + after)) + body + after
     return struct.pack(">qi", offset, len(record)) + record
 

@@ -275,8 +275,8 @@ class ReplayedRandomness:
             starts.append(starts[-1] + size)
         ivs = [log[start : start + 12] for start in starts if start < len(log)]
         ivs += [
-            indexes[part["position"] : part["position"] + 12]
-            for part in manifest["segmentIndexes"].values()
+            indexes[section["position"] : section["position"] + 12]
+            for section in manifest["segmentIndexes"].values()
         ]
         self._answers = [data_key, base64.b64decode(encryption["aad"]), seed, *ivs]
 

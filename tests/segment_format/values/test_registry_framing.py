@@ -23,7 +23,7 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         (b"\0\0\0\1\2", (258, 5)),
         (b"\0\xff\xff\xff\xff\0", (2**32 - 1, 5)),
@@ -36,9 +36,9 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
     ],
 )
 def test_header_is_read_or_refused_with_reason(
-    value: bytes, found: tuple[int | str, int] | str
+    value: bytes, expected: tuple[int | str, int] | str
 ) -> None:
-    assert header_or_reason(value) == found
+    assert header_or_reason(value) == expected
 
 
 def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
@@ -67,16 +67,16 @@ def test_batch_headers_equal_single_headers(seed: int) -> None:
     array = pa.array([*values, b"\0\0\0\0\1"], pa.binary()).slice(first, len(values) - first)
     result = read_confluent_headers(array)
     expected = [header_or_reason(value) for value in values[first:]]
-    sizes = [0 if isinstance(one, str) else one[1] for one in expected]
+    sizes = [0 if isinstance(header, str) else header[1] for header in expected]
     assert result.sizes.tolist() == sizes
-    for number, one in zip(result.schema_of.tolist(), expected, strict=True):
-        assert result.invalid.get(number) == (one if isinstance(one, str) else None)
-        assert isinstance(one, str) or result.schemas[number] == one[0]
+    for number, header in zip(result.schema_of.tolist(), expected, strict=True):
+        assert result.invalid.get(number) == (header if isinstance(header, str) else None)
+        assert isinstance(header, str) or result.schemas[number] == header[0]
     assert len(set(result.schemas)) == len(result.schemas)
     kept = np.array([size > 0 and chance.random() < 0.9 for size in sizes])
-    rest = without_headers(array, result.sizes, kept)
-    rest.validate(full=True)
-    assert rest.to_pylist() == [
+    contents = without_headers(array, result.sizes, kept)
+    contents.validate(full=True)
+    assert contents.to_pylist() == [
         value[size:] if keep else None
         for value, size, keep in zip(values[first:], sizes, kept, strict=True)
     ]
@@ -97,7 +97,7 @@ def test_leading_bytes_are_zero_for_short_values(seed: int) -> None:
     ]
     size, start = chance.randrange(1, 6), chance.randrange(3)
     result = leading_bytes(pa.array(values, pa.binary()).slice(start), size)
-    assert [one.tobytes() for one in result] == [
-        one[:size] if one is not None and len(one) >= size else bytes(size)
-        for one in values[start:]
+    assert [leading.tobytes() for leading in result] == [
+        value[:size] if value is not None and len(value) >= size else bytes(size)
+        for value in values[start:]
     ]

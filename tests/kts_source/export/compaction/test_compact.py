@@ -192,7 +192,9 @@ def test_several_runs_equal_one_run(
     once.export(options, **rules)
     columns = [name for name in once.read().column_names if name != "headers"]
     order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-    rows_found, full = (one.read().select(columns).sort_by(order) for one in (lake, once))
+    rows_found, full = (
+        written_lake.read().select(columns).sort_by(order) for written_lake in (lake, once)
+    )
     assert rows_found.equals(full)
     # Old records were not read from the tier again.
     spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)

@@ -50,8 +50,8 @@ def export(lake: Lake, **arguments: Any) -> None:  # noqa: ANN401
 
 
 def countries(lake: Lake) -> list[str]:
-    found: list[str] = lake.read().sort_by("offset")["country"].to_pylist()
-    return found
+    countries_read: list[str] = lake.read().sort_by("offset")["country"].to_pylist()
+    return countries_read
 
 
 def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN401
@@ -60,7 +60,7 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "match"),
+    ("existing", "partition_by", "match"),
     [
         (("country", IdentityTransform()), [], r"by identity\(country\), .* makes no column"),
         (None, ["country"], r"by no column, .* makes identity\(country\)"),
@@ -71,17 +71,17 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
 def test_table_with_other_partitions_is_refused(
     lake: Lake,
     catalog: Catalog,
-    there: tuple[str, Any] | None,
-    asked: list[str],
+    existing: tuple[str, Any] | None,
+    partition_by: list[str],
     match: str,
 ) -> None:
     table = catalog.create_table(
         lake.target, Schema(OFFSET, COUNTRY, NestedField(3, "time", TimestamptzType()))
     )
-    if there is not None:
-        partition(table, *there)
+    if existing is not None:
+        partition(table, *existing)
     with pytest.raises(UnsupportedTargetError, match=match):
-        export(lake, partition_by=asked)
+        export(lake, partition_by=partition_by)
     assert not list(lake.folder.rglob("*.parquet"))
 
 

@@ -248,7 +248,7 @@ def test_create_reports_first_caller(url: str, s3_server: S3Server) -> None:
     # A repeated request whose first response was lost succeeds.
     assert target.create("a/b", b"first")
     require_create(target)
-    assert [found.key for found in target.list_objects("")] == ["a/b"]
+    assert [entry.key for entry in target.list_objects("")] == ["a/b"]
     target.close()
 
 
@@ -258,7 +258,7 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
         file.write(b"12345")
     for _ in range(2):
         target.publish("draft", "done", 5)
-    assert [found.key for found in target.list_objects("")] == ["done"]
+    assert [entry.key for entry in target.list_objects("")] == ["done"]
     with pytest.raises(ExportError, match="neither"):
         target.publish("draft", "other", 5)
     with pytest.raises(ExportError, match="has 5 bytes instead of 6"):
@@ -308,7 +308,7 @@ def test_file_copied_in_parts_is_published(
     target.create("draft", data)
     for _ in range(2):
         target.publish("draft", "done", len(data))
-    assert [found.key for found in target.list_objects("")] == ["done"]
+    assert [entry.key for entry in target.list_objects("")] == ["done"]
     target.close()
 
 

@@ -100,7 +100,7 @@ class Schemas:
 
     def _union(self, depth: int) -> list[Any]:
         branches: list[Any] = []
-        seen: set[str] = set()
+        names: set[str] = set()
         for _ in range(self.random.choice([1, 2, 2, 2, 3, 4])):
             branch = self.any(depth - 1)
             kind = (
@@ -110,10 +110,10 @@ class Schemas:
                 if isinstance(branch, list)
                 else branch["type"]
             )
-            if isinstance(branch, list) or kind in seen:
+            if isinstance(branch, list) or kind in names:
                 continue
             if kind not in ("record", "enum", "fixed"):
-                seen.add(kind)
+                names.add(kind)
             branches.append(branch)
         return branches or ["null", "long"]
 
@@ -121,14 +121,14 @@ class Schemas:
         """Returns a reader schema for a writer schema, using most kinds of schema evolution."""
         roll = self.random.random()
         if isinstance(writer, list):
-            branches = [self.reader(one) if roll < 0.3 else one for one in writer]
+            branches = [self.reader(branch) if roll < 0.3 else branch for branch in writer]
             if roll < 0.1:
                 self.random.shuffle(branches)
             if roll > 0.95:
                 return branches[-1]
-            plain = [one for one in branches if not isinstance(one, list)]
-            kinds = [one if isinstance(one, str) else one["type"] for one in plain]
-            twice = any(kinds.count(one) > 1 for one in kinds if one in _PRIMITIVES)
+            plain = [branch for branch in branches if not isinstance(branch, list)]
+            kinds = [branch if isinstance(branch, str) else branch["type"] for branch in plain]
+            twice = any(kinds.count(branch) > 1 for branch in kinds if branch in _PRIMITIVES)
             return writer if twice or not plain else plain
         if roll < 0.12 and writer != "null":
             return ["null", writer] if roll < 0.06 else [writer, "null"]
@@ -154,7 +154,7 @@ class Schemas:
         return changed
 
     def _fields(self, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = []
+        fields_added = []
         for field in fields:
             roll = self.random.random()
             if roll < 0.15:
@@ -162,13 +162,13 @@ class Schemas:
             kept = {"name": field["name"], "type": self.reader(field["type"])}
             if roll < 0.3:
                 kept |= {"name": self._name("g"), "aliases": ["other", field["name"]]}
-            found.append(kept)
-        while not found or self.random.random() < 0.4:
+            fields_added.append(kept)
+        while not fields_added or self.random.random() < 0.4:
             kind, default = self.random.choice(_DEFAULTS)
-            found.append({"name": self._name("d"), "type": kind, "default": default})
+            fields_added.append({"name": self._name("d"), "type": kind, "default": default})
         if self.random.random() < 0.3:
-            self.random.shuffle(found)
-        return found
+            self.random.shuffle(fields_added)
+        return fields_added
 
 
 class Values:

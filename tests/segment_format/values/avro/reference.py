@@ -69,7 +69,8 @@ def fits(writer: Schema, reader: Schema) -> bool:
             if writer.kind != reader.kind and (writer.kind, reader.kind) not in _PROMOTIONS:
                 return False
             decimal = [
-                one.logical is not None and bool(one.logical.precision) for one in (writer, reader)
+                schema.logical is not None and bool(schema.logical.precision)
+                for schema in (writer, reader)
             ]
             if writer.kind != reader.kind and any(decimal):
                 return False
@@ -171,12 +172,12 @@ class _Run:
         branch = (same or own or able)[0]
         if branch == NULL:
             return None
-        others = [one for one in reader.branches if one != NULL]
-        wide = _merged(others)
+        branches = [one for one in reader.branches if one != NULL]
+        wide = _merged(branches)
         value = self.value(writer, branch if wide is None else wide)
-        if self.plain or len(others) == 1 or wide is not None:
+        if self.plain or len(branches) == 1 or wide is not None:
             return value
-        return {f"member{others.index(branch)}": value}
+        return {f"member{branches.index(branch)}": value}
 
     def _record(self, writer: s.Record, reader: s.Record) -> Json:
         names = {field.name for field in writer.fields}
@@ -187,23 +188,23 @@ class _Run:
                     if alias in names and alias not in of:
                         of[alias] = field
                         break
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in writer.fields:
             target = of.get(field.name)
             try:
                 if target is None:
                     self.skip(field.type)
                 else:
-                    found[target.name] = self.value(field.type, target.type)
+                    values[target.name] = self.value(field.type, target.type)
             except BadAvroError as error:
                 error.path.insert(0, field.name if target is None else target.name)
                 raise
         for field in reader.fields:
-            if field.name not in found:
+            if field.name not in values:
                 assert field.default is not None
                 data = default_bytes(field.type, field.default.value)
-                found[field.name] = read(field.type, field.type, data, plain=self.plain)
-        return found
+                values[field.name] = read(field.type, field.type, data, plain=self.plain)
+        return values
 
     def _blocks(self, size: int) -> Json:
         total = 0
@@ -315,9 +316,9 @@ def _kind(schema: Schema) -> str:
     return schema.kind if isinstance(schema, s.Primitive) else str(schema)
 
 
-def _merged(others: list[Schema]) -> Schema | None:
+def _merged(schemas: list[Schema]) -> Schema | None:
     for narrow, wide in (("int", "long"), ("float", "double")):
         pair = s.Primitive(narrow), s.Primitive(wide)
-        if others in ([*pair], [*reversed(pair)]):
+        if schemas in ([*pair], [*reversed(pair)]):
             return s.Primitive(wide)
     return None

@@ -36,7 +36,9 @@ def test_apicurio_values_decode_or_have_a_reason() -> None:
         (framed(7, b'{"a":1}'), None, JSON_TEXT),
         (framed(7, b"\x0e\x0e"), None, "after the end"),
     ]
-    result = decoder.decode(pa.array([b"before", *(one[0] for one in cases)], pa.binary()).slice(1))
+    result = decoder.decode(
+        pa.array([b"before", *(case[0] for case in cases)], pa.binary()).slice(1)
+    )
     result.array.validate(full=True)
     assert result.array.to_pylist() == [value for _, value, _ in cases]
     reasons = {bad.row: bad.reason for bad in result.bad}

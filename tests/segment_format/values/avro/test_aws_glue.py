@@ -44,17 +44,17 @@ def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_glue_values_decode_by_writer_schema(*, packed: bool) -> None:
-    one, other, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
+    first, second, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
     if packed:
-        one, other = zlib.compress(one), zlib.compress(other)
+        first, second = zlib.compress(first), zlib.compress(second)
     values: list[bytes | None] = [
-        framed(INT, one, packed=packed),
+        framed(INT, first, packed=packed),
         None,
-        framed(TEXT, other, packed=packed),
-        framed(unknown, one, packed=packed),
+        framed(TEXT, second, packed=packed),
+        framed(unknown, first, packed=packed),
         b"\3\0short",
-        b"\0" + framed(INT, one),
-        b"\3\1" + INT.bytes + one,
+        b"\0" + framed(INT, first),
+        b"\3\1" + INT.bytes + first,
         b"",
         framed(INT, b"\x10"),
     ]

@@ -52,19 +52,21 @@ def test_rows_of_many_writers_keep_their_order() -> None:
     writers |= {
         str(uuid.UUID(int=random.getrandbits(128))): schema_of(names) for names in WRITERS[::2]
     }
-    alone = {one: AvroDecoder(reader, writer) for one, writer in writers.items()}
+    alone = {entry: AvroDecoder(reader, writer) for entry, writer in writers.items()}
     decoder = FramedAvroDecoder(reader, writers.__getitem__, CONFLUENT)
     for _ in range(5):
         ids = [random.choice(list(writers)) for _ in range(150)]
-        values = [Values(random).of(writers[one]) for one in ids]
-        bodies = [Values(random).spoiled(one) if random.random() < 0.1 else one for one in values]
-        rows = [framed(one, body) for one, body in zip(ids, bodies, strict=True)]
+        values = [Values(random).of(writers[entry]) for entry in ids]
+        bodies = [
+            Values(random).spoiled(entry) if random.random() < 0.1 else entry for entry in values
+        ]
+        rows = [framed(entry, body) for entry, body in zip(ids, bodies, strict=True)]
         result = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
         result.array.validate(full=True)
-        bad = {one.row: (one.path, one.reason) for one in result.bad}
+        bad = {entry.row: (entry.path, entry.reason) for entry in result.bad}
         assert 0 < len(bad) < 50
-        for row, (one, body) in enumerate(zip(ids, bodies, strict=True)):
-            expected = alone[one].decode(pa.array([body], pa.binary()))
+        for row, (entry, body) in enumerate(zip(ids, bodies, strict=True)):
+            expected = alone[entry].decode(pa.array([body], pa.binary()))
             assert same(result.array.slice(row, 1), expected.array)
             assert [(each.path, each.reason) for each in expected.bad] == (
                 [bad[row]] if row in bad else []
@@ -118,8 +120,8 @@ def test_empty_and_null_input_decodes(values: list[bytes | None]) -> None:
     result = decoder.decode(pa.array(values, pa.binary()))
     assert result.array.null_count == len(values)
     assert len(result.bad) == len(values) - values.count(None)
-    one = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
-    assert len(one.array) == len(values)
+    plain = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
+    assert len(plain.array) == len(values)
 
 
 # Confluent's AbstractKafkaAvroSerializer writes such values without Avro's length.

@@ -25,11 +25,11 @@ from tests.segment_format.values.nulls_below import check_nulls_below
 SEEDS = st.integers(0, 2**32)
 
 
-def same(found: pa.Array, expected: pa.Array) -> bool:
+def same(actual: pa.Array, expected: pa.Array) -> bool:
     """Compares two arrays; NaN equals NaN."""
-    if found.type != expected.type:
+    if actual.type != expected.type:
         return False
-    return bool(found.equals(expected)) or repr(plain(found)) == repr(plain(expected))
+    return bool(actual.equals(expected)) or repr(plain(actual)) == repr(plain(expected))
 
 
 def plain(array: pa.Array) -> list[Any]:
@@ -67,12 +67,12 @@ def expected_of(
 
 
 def check(decoder: AvroDecoder, writer: Schema, reader: Schema, values: list[bytes | None]) -> None:
-    found = decoder.decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    check_nulls_below(found.array)
+    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    check_nulls_below(decoded.array)
     rows, bad = expected_of(writer, reader, values)
-    assert [(one.row, one.path) for one in found.bad] == bad
-    assert same(found.array, pa.array(rows, decoder.type))
+    assert [(error.row, error.path) for error in decoded.bad] == bad
+    assert same(decoded.array, pa.array(rows, decoder.type))
 
 
 def some_values(random: Random, writer: Schema, damaged_share: float) -> list[bytes | None]:
@@ -115,7 +115,7 @@ def test_kernel_with_reader_schema_matches_reference(seed: int) -> None:
 def without_logical(schema: Json) -> Json:
     """Removes logical types, because fastavro's dates end in year 9999."""
     if isinstance(schema, list):
-        return [without_logical(one) for one in schema]
+        return [without_logical(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {name: value for name, value in schema.items() if name != "logicalType"}
@@ -154,42 +154,42 @@ def test_reference_with_reader_schema_matches_fastavro(seed: int) -> None:
     try:
         reader = parse_avro(json.dumps(reader_schema))
         AvroDecoder(reader, writer)
-        theirs = fastavro.parse_schema(written), fastavro.parse_schema(reader_schema)
+        fastavro_schemas = fastavro.parse_schema(written), fastavro.parse_schema(reader_schema)
     except (AvroSchemaError, fastavro.schema.SchemaParseException):
         return
     for _ in range(5):
         data = Values(random).of(writer)
         try:
-            expected = fastavro.schemaless_reader(io.BytesIO(data), *theirs)
+            expected = fastavro.schemaless_reader(io.BytesIO(data), *fastavro_schemas)
         except Exception:  # noqa: BLE001 - whatever it refuses: names of other spaces, text in bytes
             continue
         try:
-            found = read(writer, reader, data, plain=True)
+            decoded = read(writer, reader, data, plain=True)
         except BadAvroError:
             # fastavro accepts a union branch or a text that is invalid here.
             continue
-        assert alike(found, expected)
+        assert alike(decoded, expected)
 
 
-def alike(found: Json, expected: Json) -> bool:
+def alike(actual: Json, expected: Json) -> bool:
     """Compares values, except for known differences of fastavro.
 
     fastavro returns text for default bytes and rounds float32 values later. For a reader's union,
     it picks the first branch that accepts the value, even if a later branch has the exact type.
     """
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            alike(one, expected[key]) for key, one in found.items()
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return actual.keys() == expected.keys() and all(
+            alike(item, expected[key]) for key, item in actual.items()
         )
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(alike, found, expected))
-    if isinstance(found, bytes) and isinstance(expected, str):
-        return expected in (found.decode("latin-1"), found.decode(errors="replace"))
-    if isinstance(found, str) and isinstance(expected, bytes):
-        return found.encode() == expected
-    if isinstance(expected, float) and isinstance(found, float | int):
-        return math.isclose(found, expected, rel_tol=1e-6) or abs(expected) > 3.4e38
-    return bool(found == expected)
+    if isinstance(actual, list) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(map(alike, actual, expected))
+    if isinstance(actual, bytes) and isinstance(expected, str):
+        return expected in (actual.decode("latin-1"), actual.decode(errors="replace"))
+    if isinstance(actual, str) and isinstance(expected, bytes):
+        return actual.encode() == expected
+    if isinstance(expected, float) and isinstance(actual, float | int):
+        return math.isclose(actual, expected, rel_tol=1e-6) or abs(expected) > 3.4e38
+    return bool(actual == expected)
 
 
 def _named_fields(schema: Json) -> list[str]:
@@ -210,13 +210,13 @@ def test_selected_columns_match_full_decode(seed: int) -> None:
     few = AvroDecoder(writer, columns=some).decode(array)
     few.array.validate(full=True)
     assert few.array.type.names == [name for name in names if name in some]
-    bad = {one.row for one in every.bad}
-    assert {one.row for one in few.bad} <= bad
+    bad = {error.row for error in every.bad}
+    assert {error.row for error in few.bad} <= bad
     for name in some:
         all_of_it = every.array.flatten()[every.array.type.get_field_index(name)]
-        found = few.array.flatten()[few.array.type.get_field_index(name)]
+        column = few.array.flatten()[few.array.type.get_field_index(name)]
         good = pa.array([row not in bad for row in range(len(values))])
-        assert same(found.filter(good), all_of_it.filter(good))
+        assert same(column.filter(good), all_of_it.filter(good))
 
 
 @pytest.mark.parametrize("step", [1, 7])
@@ -247,8 +247,8 @@ def test_bad_value_does_not_change_other_rows() -> None:
         before = decoder.decode(pa.array(good, pa.binary()))
         after = decoder.decode(pa.array(damaged, pa.binary()))
         assert before.bad == ()
-        assert [one.row for one in after.bad] == positions
-        assert {one.reason for one in after.bad} == {"bytes follow after the end of the value"}
+        assert [error.row for error in after.bad] == positions
+        assert {error.reason for error in after.bad} == {"bytes follow after the end of the value"}
         after.array.validate(full=True)
         unchanged = pa.array([row not in set(positions) for row in range(500)])
         assert same(after.array.filter(unchanged), before.array.filter(unchanged))
@@ -268,11 +268,11 @@ def test_many_random_seeds_match() -> None:
     stop = time.monotonic() + 20
     tried = 0
     while time.monotonic() < stop:
-        for one in properties:
+        for run_property in properties:
             try:
-                one.hypothesis.inner_test(seed + tried)
+                run_property.hypothesis.inner_test(seed + tried)
             except Exception as error:
-                raise AssertionError(f"{one.__name__}({seed + tried})") from error
+                raise AssertionError(f"{run_property.__name__}({seed + tried})") from error
         tried += 1
     print(f"{tried} seeds from {seed} on")  # noqa: T201  # for whoever runs pytest with -rP
     assert tried > 10

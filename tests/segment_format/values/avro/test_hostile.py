@@ -31,12 +31,12 @@ def long(value: int) -> bytes:
 
 def decode(schema: Json, *values: bytes) -> list[Any]:
     """Returns the rows, with the reason in place of a bad row."""
-    found = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    rows: list[Any] = found.array.to_pylist()
-    for one in found.bad:
-        assert rows[one.row] is None
-        rows[one.row] = one.reason
+    decoded = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    rows: list[Any] = decoded.array.to_pylist()
+    for error in decoded.bad:
+        assert rows[error.row] is None
+        rows[error.row] = error.reason
     return rows
 
 
@@ -105,11 +105,11 @@ def test_items_without_bytes_are_skipped_quickly() -> None:
     value = long(MAX_EMPTY) * 100_000 + b"\0\6"
     # Skipping 400 million items one by one would take longer.
     began = time.process_time()
-    found = few.decode(pa.array([value, b"\0\4", value], pa.binary()))
+    result = few.decode(pa.array([value, b"\0\4", value], pa.binary()))
     assert time.process_time() - began < 0.5
-    assert found.array.to_pylist() == [{"b": 3}, {"b": 2}, {"b": 3}]
+    assert result.array.to_pylist() == [{"b": 3}, {"b": 2}, {"b": 3}]
     too_many = few.decode(pa.array([long(MAX_EMPTY + 1) + b"\0\6"], pa.binary()))
-    assert [one.path for one in too_many.bad] == ["a"]
+    assert [error.path for error in too_many.bad] == ["a"]
 
 
 def test_wrong_block_size_makes_row_bad() -> None:

@@ -72,6 +72,6 @@ def test_object_file_keeps_last_value_of_duplicate_keys() -> None:
         rows.append(value + b"\0")
         last = {key: position for position, (key, _) in enumerate(pairs)}
         expected.append([pairs[position] for position in sorted(last.values())])
-    found = decoder_of_maps.decode(pa.array(rows, pa.binary()))
-    found.array.validate(full=True)
-    assert found.array.to_pylist() == expected
+    decoded = decoder_of_maps.decode(pa.array(rows, pa.binary()))
+    decoded.array.validate(full=True)
+    assert decoded.array.to_pylist() == expected

@@ -21,19 +21,21 @@ def type_of(schema: Json) -> pa.DataType:
 
 
 def record(*fields: tuple[Any, ...], name: str = "R", **more: Json) -> dict[str, Any]:
-    made = []
+    fields_made = []
     for field, kind, *default in fields:
-        made.append({"name": field, "type": kind} | ({"default": default[0]} if default else {}))
-    return {"type": "record", "name": name, "fields": made, **more}
+        fields_made.append(
+            {"name": field, "type": kind} | ({"default": default[0]} if default else {})
+        )
+    return {"type": "record", "name": name, "fields": fields_made, **more}
 
 
 def read(writer: Json, reader: Json, *values: bytes) -> list[Any]:
     decoder = AvroDecoder(parse_avro(json.dumps(reader)), parse_avro(json.dumps(writer)))
-    found = decoder.decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    rows: list[Any] = found.array.to_pylist()
-    for one in found.bad:
-        rows[one.row] = f"{one.path}: {one.reason}"
+    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    rows: list[Any] = decoded.array.to_pylist()
+    for error in decoded.bad:
+        rows[error.row] = f"{error.path}: {error.reason}"
     return rows
 
 
@@ -142,7 +144,7 @@ def test_names_and_namespaces_resolve() -> None:
 
 
 def test_defaults_of_every_type_are_read() -> None:
-    wanted = record(
+    reader = record(
         ("i", "int", -5),
         ("s", "string", "né"),
         ("b", "bytes", "\u00ff\u0001"),
@@ -155,7 +157,7 @@ def test_defaults_of_every_type_are_read() -> None:
         ("r", record(("x", "int"), ("y", "int", 9), name="In"), {"x": 1}),
         ("d", {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "\u0001"),
     )
-    (row,) = read(record(("other", "string")), wanted, b"\2q")
+    (row,) = read(record(("other", "string")), reader, b"\2q")
     assert row["d"].as_tuple() == (0, (1,), -1)
     del row["d"]
     assert row == {
@@ -260,9 +262,9 @@ def test_nested_columns_are_selected() -> None:
     decoder = AvroDecoder(schema, columns=["user.id"])
     assert decoder.type == pa.struct([("user", pa.struct([("id", pa.int64())]))])
     value = b"\2\6\4ab" + bytes(8)
-    found = decoder.decode(pa.array([value, b"\0" + bytes(8), value[:-1]], pa.binary()))
-    assert found.array.to_pylist() == [{"user": {"id": 3}}, {"user": None}, None]
-    assert [(one.row, one.path) for one in found.bad] == [(2, "amount")]
+    decoded = decoder.decode(pa.array([value, b"\0" + bytes(8), value[:-1]], pa.binary()))
+    assert decoded.array.to_pylist() == [{"user": {"id": 3}}, {"user": None}, None]
+    assert [(error.row, error.path) for error in decoded.bad] == [(2, "amount")]
     for wrong, reason in (
         ("who", "user, amount"),
         ("user.x", "'user.x'"),
@@ -277,10 +279,10 @@ def test_fields_of_null_struct_are_null() -> None:
     point = record(("x", "int"), ("inner", record(("y", "string"), name="In")), name="Point")
     schema = parse_avro(json.dumps(record(("n", "long"), ("p", ["null", point]))))
     values = [b"\2\2\4\2a", b"\2\0", None, b"\xff", b"\2\2\6\2b"]
-    found = AvroDecoder(schema).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    points = found.array.field(1)
-    assert found.array.field(0).to_pylist() == [1, 1, None, None, 1]
+    decoded = AvroDecoder(schema).decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    points = decoded.array.field(1)
+    assert decoded.array.field(0).to_pylist() == [1, 1, None, None, 1]
     assert points.is_valid().to_pylist() == [True, False, False, False, True]
     assert points.field(0).to_pylist() == [2, None, None, None, 3]
     assert points.field(1).field(0).to_pylist() == ["a", None, None, None, "b"]
@@ -301,6 +303,6 @@ def test_error_path_names_skipped_field() -> None:
     decoder = AvroDecoder(schema, columns=["wanted"])
     value = b"xxyy\2c\2d\2\2\1"
     cuts = [value[:size] for size in range(len(value) + 1)]
-    found = decoder.decode(pa.array(cuts, pa.binary()))
-    assert found.array.to_pylist() == [None] * len(value) + [{"wanted": True}]
-    assert [one.path for one in found.bad] == [*"aabbccddef", "wanted"]
+    decoded = decoder.decode(pa.array(cuts, pa.binary()))
+    assert decoded.array.to_pylist() == [None] * len(value) + [{"wanted": True}]
+    assert [error.path for error in decoded.bad] == [*"aabbccddef", "wanted"]

@@ -93,13 +93,13 @@ def respelled(random: Random, number: str) -> str:
 
 def floating(random: Random) -> str:
     """Returns a random number."""
-    whole = str(int(_digits(random, random.choice((1, 3, 17, 25)))))
+    integer_digits = str(int(_digits(random, random.choice((1, 3, 17, 25)))))
     fraction = f".{_digits(random, random.choice((2, 15, 30)))}" if random.random() < 0.7 else ""
     power = ""
     if random.random() < 0.4:
         size = random.choice((5, 30, 50, 330, 10**9))
         power = f"{random.choice('eE')}{random.choice(('', '+', '-'))}{random.randint(0, size)}"
-    return f"{random.choice(('', '-'))}{whole}{fraction}{power}"
+    return f"{random.choice(('', '-'))}{integer_digits}{fraction}{power}"
 
 
 def _time(random: Random, zone: str) -> str:
@@ -132,10 +132,10 @@ def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: 
         return floating(random)
     if pa.types.is_decimal(kind):
         scale = random.randint(0, kind.scale)
-        whole = str(int(_digits(random, max(kind.precision - kind.scale, 1))))
+        integer_digits = str(int(_digits(random, max(kind.precision - kind.scale, 1))))
         if kind.precision == kind.scale and random.random() < 0.9:
-            whole = "0"
-        number = f"{random.choice(('', '-'))}{whole}"
+            integer_digits = "0"
+        number = f"{random.choice(('', '-'))}{integer_digits}"
         if scale:
             return f"{number}.{_digits(random, scale)}{'0' * random.choice((0, 0, 3, 30))}"
         return respelled(random, number)
@@ -230,7 +230,7 @@ def pair(random: Random, key: str, value: str) -> str:
 
 def joined(random: Random, brackets: str, items: list[str]) -> str:
     """Returns an array or object of the items."""
-    body = ",".join(f"{space(random)}{part}{space(random)}" for part in items)
+    body = ",".join(f"{space(random)}{item}{space(random)}" for item in items)
     return f"{brackets[0]}{space(random)}{body}{brackets[1]}"
 
 
@@ -244,20 +244,20 @@ def string(random: Random, text: str) -> str:
     return f'"{"".join(_character(random, character) for character in text)}"'
 
 
-def _character(random: Random, one: str) -> str:
+def _character(random: Random, character: str) -> str:
     if random.random() < 0.2:
-        units = one.encode("utf-16-be")
+        units = character.encode("utf-16-be")
         digits = random.choice(("{:04x}", "{:04X}"))
         return "".join(
             "\\u" + digits.format(int.from_bytes(units[i : i + 2])) for i in range(0, len(units), 2)
         )
-    if one in SHORT and random.random() < 0.5:
-        return SHORT[one]
-    if one < " ":
-        return f"\\u{ord(one):04x}"
-    if one in '"\\' or (one == "/" and random.random() < 0.5):
-        return f"\\{one}"
-    return one
+    if character in SHORT and random.random() < 0.5:
+        return SHORT[character]
+    if character < " ":
+        return f"\\u{ord(character):04x}"
+    if character in '"\\' or (character == "/" and random.random() < 0.5):
+        return f"\\{character}"
+    return character
 
 
 def damaged(random: Random, text: bytes) -> bytes:

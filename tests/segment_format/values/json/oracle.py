@@ -80,8 +80,8 @@ def exact(text: str) -> tuple[int, int]:
     """
     match = NUMBER.fullmatch(text)
     assert match, text
-    sign, whole, fraction, power = match.groups()
-    digits = (whole + (fraction or "")).lstrip("0")
+    sign, integer_digits, fraction, power = match.groups()
+    digits = (integer_digits + (fraction or "")).lstrip("0")
     exponent = int(power or 0) - len(fraction or "")
     bare = digits.rstrip("0")
     if not bare:
@@ -131,8 +131,8 @@ def single(text: str) -> float:
         return float(middle)
     match = NUMBER.fullmatch(text)
     assert match
-    sign, whole, fraction, power = match.groups()
-    value = Fraction(int(whole + (fraction or ""))) * Fraction(10) ** (
+    sign, integer_digits, fraction, power = match.groups()
+    value = Fraction(int(integer_digits + (fraction or ""))) * Fraction(10) ** (
         int(power or 0) - len(fraction or "")
     )
     beyond = Fraction(2) ** 128
@@ -223,7 +223,10 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
         return _micros(_of(value, str), kind.tz is not None)
     if pa.types.is_list(kind):
         item = kind.value_field
-        return [converted(one, item.type, nullable=item.nullable) for one in _of(value, list)]
+        return [
+            converted(item_value, item.type, nullable=item.nullable)
+            for item_value in _of(value, list)
+        ]
     if pa.types.is_map(kind):
         item = kind.item_field
         pairs: dict[str, Any] = {}
@@ -233,15 +236,15 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
         return list(pairs.items())
     assert pa.types.is_struct(kind), kind
     fields = {field.name: field for field in kind}
-    found: dict[str, Any] = dict.fromkeys(fields)
+    values: dict[str, Any] = dict.fromkeys(fields)
     for key, below in _of(value, Pairs):
         if key in fields:
             field = fields[key]
-            found[key] = converted(below, field.type, nullable=field.nullable)
+            values[key] = converted(below, field.type, nullable=field.nullable)
     for name, field in fields.items():
-        if found[name] is None and not field.nullable:
+        if values[name] is None and not field.nullable:
             raise WrongError("missing")
-    return found
+    return values
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
@@ -292,18 +295,19 @@ def _unscaled(array: pa.Array) -> list[int | None]:
     with decimal.localcontext() as context:
         context.prec = 80
         return [
-            None if one is None else int(one.scaleb(array.type.scale)) for one in array.to_pylist()
+            None if number is None else int(number.scaleb(array.type.scale))
+            for number in array.to_pylist()
         ]
 
 
-def same(one: Any, other: Any) -> bool:  # noqa: ANN401
+def same(first: Any, second: Any) -> bool:  # noqa: ANN401
     """Compares values; -0.0 differs from 0.0, and True from 1."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(first, float):
+        return struct.pack("d", first) == struct.pack("d", second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)

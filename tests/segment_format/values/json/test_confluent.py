@@ -45,7 +45,7 @@ def test_confluent_json_matches_json_after_header(seed: int) -> None:
 
 def test_confluent_json_reasons_name_the_missing_bytes() -> None:
     decoded = DECODER.decode(pa.array([*HEADS, None], pa.binary()))
-    reasons = {one.row: one.reason for one in decoded.bad}
+    reasons = {error.row: error.reason for error in decoded.bad}
     assert "id 0" in reasons[2]
     assert "neither byte 0" in reasons[3]
     assert "shorter" in reasons[4]

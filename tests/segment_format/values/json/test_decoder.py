@@ -289,7 +289,7 @@ def test_decoder_is_thread_safe() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [(one.array == expected.array, one.bad == expected.bad) for one in results] == [
+    assert [(result.array == expected.array, result.bad == expected.bad) for result in results] == [
         (True, True)
     ] * 4
 

@@ -47,8 +47,8 @@ def check(kind: pa.DataType, values: Sequence[bytes | None]) -> int:
     assert result.array.type == kind
     result.array.validate(full=True)
     check_nulls_below(result.array)
-    bad = {one.row: one for one in result.bad}
-    assert [one.row for one in result.bad] == sorted(bad)
+    bad = {error.row: error for error in result.bad}
+    assert [error.row for error in result.bad] == sorted(bad)
     for row, (text, value) in enumerate(zip(values, oracle.plain(result.array), strict=True)):
         expected, is_bad = oracle.decoded(text, kind)
         assert (row in bad) == is_bad, (text, bad.get(row))
@@ -176,7 +176,9 @@ def test_bad_row_does_not_change_other_rows(random: Random) -> None:
     result = JsonDecoder(kind).decode(pa.array(mixed, pa.binary()))
     values = oracle.plain(result.array)
     assert {text.row for text in result.bad} == set(range(len(mixed))) - set(positions)
-    assert all(oracle.same(values[at], text) for at, text in zip(positions, alone, strict=True))
+    assert all(
+        oracle.same(values[position], text) for position, text in zip(positions, alone, strict=True)
+    )
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 9])
@@ -184,6 +186,10 @@ def test_sliced_input_decodes_only_its_rows(start: int) -> None:
     values = [b'{"id":%d}' % number if number % 3 else None for number in range(40)]
     array = pa.array(values, pa.binary()).slice(start, 20)
     result = JsonDecoder(pa.struct([("id", pa.int64())])).decode(array)
-    expected = [None if one is None else one for one in range(start, start + 20)]
-    assert result.array.to_pylist() == [{"id": one} if one % 3 else None for one in expected]
+    expected = [
+        None if row_number is None else row_number for row_number in range(start, start + 20)
+    ]
+    assert result.array.to_pylist() == [
+        {"id": row_number} if row_number % 3 else None for row_number in expected
+    ]
     assert not result.bad

@@ -26,7 +26,7 @@ def bits(value: float) -> bytes:
 
 def check_doubles(texts: list[str]) -> None:
     result = DOUBLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
-    bad = {one.row for one in result.bad}
+    bad = {error.row for error in result.bad}
     for row, (text, value) in enumerate(zip(texts, result.array.to_pylist(), strict=True)):
         expected = float(text)
         assert (row in bad) == math.isinf(expected), text

@@ -47,7 +47,7 @@ def random_file(random: Random) -> Proto:
     file = descriptor_pb2.FileDescriptorProto(
         name="t.proto", package=PACKAGE, syntax="proto3" if is_proto3 else "proto2"
     )
-    file.dependency.extend(known.name for known in WELL_KNOWN)
+    file.dependency.extend(well_known_file.name for well_known_file in WELL_KNOWN)
     enum = file.enum_type.add(name="E")
     for name, number in (("ZERO", 0), ("ONE", 1), ("MINUS", -5), ("BIG", 2**31 - 1), ("UNO", 1)):
         enum.value.add(name=name, number=number)
@@ -59,7 +59,12 @@ def random_file(random: Random) -> Proto:
 
 
 def _add_message(
-    messages: Proto, name: str, others: list[str], is_proto3: bool, random: Random, scope: str = ""
+    messages: Proto,
+    name: str,
+    other_messages: list[str],
+    is_proto3: bool,
+    random: Random,
+    scope: str = "",
 ) -> None:
     message = messages.add(name=name)
     full = f".{PACKAGE}.{scope}{name}"
@@ -74,16 +79,18 @@ def _add_message(
             entry = message.nested_type.add(name=f"F{index}Entry")
             entry.options.map_entry = True
             entry.field.add(name="key", number=1, label=1, type=random.choice(_KEYS))
-            _set_type(entry.field.add(name="value", number=2, label=1), others, random)
+            _set_type(entry.field.add(name="value", number=2, label=1), other_messages, random)
             field.type, field.type_name, field.label = 11, f"{full}.F{index}Entry", 3
             continue
         if not is_proto3 and shape < 0.2 and not scope:
             field.type, field.type_name = 10, f"{full}.G{index}"
             field.label = random.choice((1, 3))
             field.name = f"g{index}"
-            _add_message(message.nested_type, f"G{index}", others, False, random, f"{name}.")
+            _add_message(
+                message.nested_type, f"G{index}", other_messages, False, random, f"{name}."
+            )
             continue
-        _set_type(field, others, random)
+        _set_type(field, other_messages, random)
         if shape < 0.4:
             field.label = 3
         elif shape < 0.6:
@@ -106,10 +113,10 @@ def _add_message(
         message.oneof_decl.add(name=f"_{field.name}")
 
 
-def _set_type(field: Proto, others: list[str], random: Random) -> None:
+def _set_type(field: Proto, other_messages: list[str], random: Random) -> None:
     choice = random.random()
-    if choice < 0.25 and others:
-        field.type, field.type_name = 11, f".{PACKAGE}.{random.choice(others)}"
+    if choice < 0.25 and other_messages:
+        field.type, field.type_name = 11, f".{PACKAGE}.{random.choice(other_messages)}"
     elif choice < 0.35:
         field.type, field.type_name = 11, f".google.protobuf.{random.choice(_NAMES)}"
     elif choice < 0.45:
@@ -131,9 +138,9 @@ class Writer:
         self._random = random
         self._faults = faults
         self._messages: dict[str, Proto] = {}
-        for known in WELL_KNOWN:
+        for well_known_file in WELL_KNOWN:
             proto = descriptor_pb2.FileDescriptorProto()
-            known.CopyToProto(proto)
+            well_known_file.CopyToProto(proto)
             self._know(proto.message_type, ".google.protobuf.")
         self._know(file.message_type, f".{PACKAGE}.")
 
@@ -146,23 +153,23 @@ class Writer:
         """Returns a value with known and unknown fields in any order, each any number of times."""
         random = self._random
         fields = self._messages[name].field
-        parts = [b""]
+        encoded_fields = [b""]
         for _ in range(random.choice((0, 1, 2, 4, 8) if depth < 3 else (0, 1))):
             if fields and random.random() < 0.9:
-                parts.append(self._field(random.choice(fields), depth))
+                encoded_fields.append(self._field(random.choice(fields), depth))
             else:
-                parts.append(self._unknown(random.choice(_UNKNOWN), depth))
-        return b"".join(parts)
+                encoded_fields.append(self._unknown(random.choice(_UNKNOWN), depth))
+        return b"".join(encoded_fields)
 
     def _field(self, field: Proto, depth: int) -> bytes:
         random = self._random
         wire = _WIRES.get(field.type, 2)
         if random.random() < 0.04:  # a field of another wire type counts as unknown
-            others = [0, 1, 3, 5]
+            wire_types = [0, 1, 3, 5]
             if field.label != 3 or field.type in (9, 10, 11, 12):
-                others.append(2)
+                wire_types.append(2)
             return self._unknown(
-                field.number, depth, random.choice([other for other in others if other != wire])
+                field.number, depth, random.choice([other for other in wire_types if other != wire])
             )
         if field.label == 3 and field.type not in (9, 10, 11, 12) and random.random() < 0.5:
             data = b"".join(self._plain(field.type) for _ in range(random.choice((0, 1, 2, 30))))

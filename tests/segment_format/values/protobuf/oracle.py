@@ -115,8 +115,8 @@ class Oracle:
         if field.message_type is not None:
             return self._message(value)
         if field.enum_type is not None:
-            known = field.enum_type.values_by_number.get(value)
-            return str(value) if known is None else known.name
+            enum_value = field.enum_type.values_by_number.get(value)
+            return str(value) if enum_value is None else enum_value.name
         if field.type in (FieldProto.TYPE_UINT64, FieldProto.TYPE_FIXED64):
             return Decimal(value)
         return _bits(value) if isinstance(value, float) else value
@@ -139,8 +139,8 @@ def _is_dropped(entry: Proto) -> bool:
 def message_class(file: Proto, message: str) -> Proto:
     """Returns the class of a message of a file."""
     pool = descriptor_pool.DescriptorPool()
-    for known in WELL_KNOWN:
-        pool.AddSerializedFile(known.serialized_pb)
+    for well_known_file in WELL_KNOWN:
+        pool.AddSerializedFile(well_known_file.serialized_pb)
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
 
@@ -178,7 +178,7 @@ def rows_of(array: pa.Array) -> list[Row]:
         rows = [value if value is None else _bits(value) for value in array.to_pylist()]
     else:
         rows = array.to_pylist()
-    return [row if there else None for row, there in zip(rows, valid, strict=True)]
+    return [row if is_present else None for row, is_present in zip(rows, valid, strict=True)]
 
 
 def _ranges(array: pa.Array) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from tests.segment_format.values.protobuf.oracle import (
 def sample_file(syntax: str) -> Proto:
     """Returns a file with the messages `s.Order` and `s.Item`."""
     file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="s", syntax=syntax)
-    file.dependency.extend(known.name for known in WELL_KNOWN)
+    file.dependency.extend(well_known_file.name for well_known_file in WELL_KNOWN)
     state = file.enum_type.add(name="State")
     for number, name in enumerate(("NEW", "PAID", "GONE")):
         state.value.add(name=name, number=number)

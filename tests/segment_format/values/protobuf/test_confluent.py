@@ -82,11 +82,15 @@ def test_framed_values_match_plain_values(
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
     decoded.array.validate(full=True)
-    rest = [None if value is None else readable(value) for value in values[skip:]]
-    plain = decoder.decode(binary(*(None if one is None or one[1] else one[0] for one in rest)))
+    readable_values = [None if value is None else readable(value) for value in values[skip:]]
+    plain = decoder.decode(
+        binary(*(None if entry is None or entry[1] else entry[0] for entry in readable_values))
+    )
     assert rows_of(decoded.array) == rows_of(plain.array)
     reasons = {each.row: each.reason for each in plain.bad}
-    reasons |= {row: one[1] for row, one in enumerate(rest) if one is not None and one[1]}
+    reasons |= {
+        row: entry[1] for row, entry in enumerate(readable_values) if entry is not None and entry[1]
+    }
     assert [each.row for each in decoded.bad] == sorted(reasons)
     for each in decoded.bad:
         assert each.reason.startswith(reasons[each.row])

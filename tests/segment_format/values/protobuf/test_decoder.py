@@ -110,7 +110,7 @@ def test_truncated_or_flipped_values_match_upb(syntax: str) -> None:
     expected = [oracle.row(value) for value in values]
     assert rows_of(decoded.array) == expected
     assert [each.row for each in decoded.bad] == [
-        row for row, wanted in enumerate(expected) if wanted is None
+        row for row, row_expected in enumerate(expected) if row_expected is None
     ]
     assert 100 < len(decoded.bad) < len(values)
 

@@ -31,12 +31,12 @@ def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) 
         None if value is None or row in too_large else oracle.row(value)
         for row, value in enumerate(values)
     ]
-    for row, (found, wanted) in enumerate(zip(rows, expected, strict=True)):
-        assert found == wanted, (row, values[row], decoded.bad)
+    for row, (actual, row_expected) in enumerate(zip(rows, expected, strict=True)):
+        assert actual == row_expected, (row, values[row], decoded.bad)
     bad = [
         row
-        for row, (value, wanted) in enumerate(zip(values, expected, strict=True))
-        if value is not None and wanted is None
+        for row, (value, row_expected) in enumerate(zip(values, expected, strict=True))
+        if value is not None and row_expected is None
     ]
     assert [each.row for each in decoded.bad] == bad
     return rows

@@ -39,12 +39,12 @@ def run() -> int:
     }
     decoded = 0
     for syntax, decoder in decoders.items():
-        whole = sample_value(syntax)
-        pages = GuardedPages(len(whole))
-        values = [whole[:size] for size in range(len(whole) + 1)]
+        sample = sample_value(syntax)
+        pages = GuardedPages(len(sample))
+        values = [sample[:size] for size in range(len(sample) + 1)]
         values += [
-            whole[:position] + bytes([whole[position] ^ bits]) + whole[position + 1 :]
-            for position in range(len(whole))
+            sample[:position] + bytes([sample[position] ^ bits]) + sample[position + 1 :]
+            for position in range(len(sample))
             for bits in (1, 0x08, 0x80, 0xFF)
         ]
         for value in values:

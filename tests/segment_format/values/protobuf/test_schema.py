@@ -16,7 +16,10 @@ from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descr
 
 
 def all_messages(descriptor: Proto) -> list[Proto]:
-    return [descriptor, *(one for each in descriptor.nested_types for one in all_messages(each))]
+    return [
+        descriptor,
+        *(message for each in descriptor.nested_types for message in all_messages(each)),
+    ]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
