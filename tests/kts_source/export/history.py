@@ -375,7 +375,7 @@ class Exporting:
         except allowed as error:
             self._outcomes[type(error).__name__] += 1
             return None
-        assert not must, f"no error, but one of {allowed} was due"
+        assert not must, f"no error, but one of {allowed} was expected"
         self._outcomes["runs"] += 1
         return report
 
@@ -483,7 +483,7 @@ class Exporting:
         fresh = rows - self._held.rows
         assert not self._held.rows - rows
         visible = self._rows_with(expected) - self._held.rows
-        assert not fresh - visible, f"rows that are not visible: {fresh - visible}"
+        assert not fresh - visible, f"invisible rows: {fresh - visible}"
         gaps = [(gap.partition, gap.start, gap.stop) for gap in report.skipped]
         named = {(p, offset) for p, start, stop in gaps for offset in range(start, stop)}
         optional = set()
@@ -495,7 +495,7 @@ class Exporting:
                     if row.transaction is not None
                 }
         unnamed = [row for row in visible - fresh if row[:2] not in named | optional]
-        assert not unnamed, f"rows left out without a word: {unnamed}"
+        assert not unnamed, f"rows skipped but not reported: {unnamed}"
         written = {
             (span.partition, offset)
             for span in report.ranges
@@ -551,8 +551,8 @@ class Exporting:
     def _compare(self) -> None:
         rows = table_rows(self._lake)
         lacking, extra = self._held.rows - rows, rows - self._held.rows
-        assert not lacking, f"rows lacking: {sorted(lacking.elements())[:4]}"
-        assert not extra, f"rows too many: {sorted(extra.elements())[:4]}"
+        assert not lacking, f"missing rows: {sorted(lacking.elements())[:4]}"
+        assert not extra, f"extra rows: {sorted(extra.elements())[:4]}"
         self._outcomes["rows"] += rows.total()
 
 

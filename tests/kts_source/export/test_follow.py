@@ -100,7 +100,7 @@ class Driven:
         self.now += seconds
         if len(self.pauses) > len(self.steps):
             os.kill(os.getpid(), signal.SIGTERM)
-            raise AssertionError("nobody heard the signal")
+            raise AssertionError("no handler received the signal")
         self.steps[len(self.pauses) - 1]()
 
 

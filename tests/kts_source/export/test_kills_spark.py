@@ -103,7 +103,7 @@ def test_killed_workers_are_retried(tmp_path: Path, spark: SparkSession, table_f
     lake.folder.mkdir()
     dies = Dies(tmp_path / "calls", fatal)
     report = lake.export(source(), executor=SparkExecutor(spark), transform=dies)
-    assert (tmp_path / "calls").stat().st_size > calls, "no task was tried again"
+    assert (tmp_path / "calls").stat().st_size > calls, "no task was retried"
     assert_holds(lake.read(), ["txn"])
     assert report.rows == lake.read().num_rows
     check(lake)
@@ -128,6 +128,6 @@ def test_killed_driver_resumes_exactly_once(tmp_path: Path, table_format: str) -
         # Kills the driver and its JVM. Workers are in their own process group and end by
         # themselves.
         os.killpg(child.pid, signal.SIGKILL)
-        assert child.stdout.read() == "", "it was done before"
+        assert child.stdout.read() == "", "the export ended before the kill"
     assert child.wait() == -signal.SIGKILL
     check(lake)

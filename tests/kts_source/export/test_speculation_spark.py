@@ -88,7 +88,7 @@ def test_only_one_of_two_attempts_is_committed(tmp_path: Path) -> None:
     for table_format in FORMATS:
         met = {path.name for path in (tmp_path / f"{table_format}-met").iterdir()}
         assert len(met - {"first"}) >= 2, "there was no second attempt"
-        assert "slept" not in met, "the first attempt came to its end"
+        assert "slept" not in met, "the first attempt ended"
         lake = Lake(tmp_path / table_format, table_format)
         assert_holds(lake.read(), ["txn"])
         assert lake.export(source()).rows == 0

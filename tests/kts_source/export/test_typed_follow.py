@@ -136,10 +136,8 @@ def test_follow_waits_for_unavailable_registry(
 
     def new_writer_and_outage() -> None:
         write(tmp_path / "tier", [[*values, *(framed(2, avro(n)) for n in range(10, 15))]])
-        server.failing = [
-            200,
-            503,
-        ]  # the latest version is returned, the new writer's schema is not
+        # The latest version is returned, but not the new writer's schema.
+        server.failing = [200, 503]
 
     server.failing = [503] * 3  # for the check and for two rounds
     lake = Lake(tmp_path, "delta")

@@ -56,9 +56,7 @@ def test_slow_start_limits_early_bytes(
         for _ in range(8):
             next(results)
             assert len(store.asked) == 10
-        next(
-            results
-        )  # the eleventh: a consumer that continues this far probably does not stop soon
+        next(results)  # the eleventh: the consumer probably continues
         wait_for(store, 51)
         assert len(store.asked) == 61
 
@@ -147,7 +145,7 @@ def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list
         for number, answer in enumerate(fetched, 1):
             assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
             own = [thread_id == threading.get_ident() for thread_id in store.threads]
-            assert not all(own) or len(own) == number, "nothing is read ahead"
+            assert not all(own) or len(own) == number, "there is no read-ahead"
     assert number == len(seconds)
     return own
 

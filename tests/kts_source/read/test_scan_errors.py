@@ -269,12 +269,9 @@ def test_segments_below_log_start_are_not_a_hole(
     assert not partition.surviving.holes
     bases = sorted(span.segment.start_offset for span in partition.surviving.ranges)
     assert partition.start == partition.surviving.log_start == min(bases) > 0
-    skipped = [skipped_segment.segment for skipped_segment in partition.surviving.skipped]
-    assert [skipped_segment.start_offset for skipped_segment in skipped] == [
-        0,
-        6,
-        9,
-    ]  # one of the four was deleted
+    skipped = [entry.segment for entry in partition.surviving.skipped]
+    # One of the four was deleted.
+    assert [segment.start_offset for segment in skipped] == [0, 6, 9]
     for skipped_segment in skipped:
         line = f"segment {skipped_segment.segment_id} not read: below the log start"
         assert line in caplog.text

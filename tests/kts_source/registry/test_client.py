@@ -112,9 +112,8 @@ def test_credentials_are_not_sent_to_redirects(server: Registry, elsewhere: Regi
         assert PASSWORD not in str(raised.value)
         assert "t0ken" not in str(raised.value)
     assert elsewhere.asked == []
-    assert (
-        ask(RegistryPlace(server.url), PATH) == KNOWN[PATH]
-    )  # without credentials, redirects may be followed
+    # Without credentials, redirects are followed.
+    assert ask(RegistryPlace(server.url), PATH) == KNOWN[PATH]
     server.moved_to = "file:///etc"
     with pytest.raises(RegistryError, match="302"):
         ask(RegistryPlace(server.url), PATH)

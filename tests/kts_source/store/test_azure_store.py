@@ -145,7 +145,7 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
     assert isinstance(settings, AzureSettings)
-    assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
+    assert hasattr(settings.token, "get_token"), "adlfs has not requested a token yet"
     use(
         store,
         replace(settings, endpoint=service.url, client_options={"allow_http": True}, token=giver),

@@ -216,7 +216,7 @@ def test_gcsfs_reads_without_a_token(service: OneObject, by_gcsfs: list[str | No
     use(store, replace(settings, login=Hiccup()))
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
-    assert store.counters.requests == 1, "obstore made none"
+    assert store.counters.requests == 1, "obstore sent no request"
     assert "gcsfs did not" in store.remarks[0]
     store.close()
 
@@ -320,7 +320,7 @@ def test_gcsfs_confirms_missing_objects_and_bad_requests(
     for _ in range(2):
         assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert by_gcsfs == [GENERATION] * 2
-    assert len(service.seen) == 1, "obstore is not asked again"
+    assert len(service.seen) == 1, "obstore sends no second request"
     assert "gcsfs did not" in store.remarks[0]
     store.close()
 

@@ -364,7 +364,7 @@ def test_second_request_wins_over_a_silent_first() -> None:
         answer = hedged(lambda: ask(client), after_seconds=0.1, on_second=lambda: hedges.append(1))
         assert answer == BODY
         assert hedges == [1]
-        assert time.monotonic() - start < 4, "the first request was waited for"
+        assert time.monotonic() - start < 4, "the client waited for the first request"
 
 
 def test_early_failure_sends_no_second_request() -> None:

@@ -196,9 +196,8 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
     assert len(caught.value.attempts) == 2
     remaining = [thread for thread in threading.enumerate() if thread.name == "kts-store-call"]
     assert remaining
-    assert all(
-        thread.daemon for thread in remaining
-    )  # daemon threads do not block interpreter exit
+    # Daemon threads do not block interpreter exit.
+    assert all(thread.daemon for thread in remaining)
     hanging.set()
     store._retry_policy = QUICK  # a machine that is busy may need longer than such a deadline
     assert store.list_folders("t/") == []

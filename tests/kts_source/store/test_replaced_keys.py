@@ -63,7 +63,7 @@ def test_refused_keys_are_replaced_by_newer_keys(
     store.close()
     other, requests = bucket.store(**options, **{"s3.connect-timeout": "10"}), len(bucket.seen)
     assert other.get_range("x", 0, 4, version=ETAG) == DATA[:4]
-    assert len(bucket.seen) == requests + 1, "the refused keys are in no other store"
+    assert len(bucket.seen) == requests + 1, "no other store uses the refused keys"
     other.close()
 
 

@@ -95,7 +95,7 @@ def test_mirror_answers_if_the_first_store_fails(
     assert store.counters.mirrored == 1
     before = stores[0].asked
     assert store.get_range("x", 0, 1, version=version) == b"0"
-    assert stores[0].asked == before, "a store that is down is left alone for a while"
+    assert stores[0].asked == before, "a failed store is skipped for a while"
 
 
 def test_missing_object_comes_from_the_mirror(store: FallbackStore, tmp_path: Path) -> None:

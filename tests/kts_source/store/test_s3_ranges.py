@@ -282,7 +282,7 @@ def test_s3fs_reads_after_a_wrong_region(
     with caplog.at_level(logging.INFO, "kts_source.store.range_reader"):
         assert store.get_range("x", 0, 4) == DATA[:4]
         assert store.get_range("x", 0, 4) == DATA[:4]
-    assert len(bucket.seen) == 1, "it is not asked again"
+    assert len(bucket.seen) == 1, "the server receives no second request"
     assert store.counters.requests == 3
     assert [record.levelname for record in caplog.records] == ["INFO"]
     store.close()

@@ -132,7 +132,7 @@ def one_store(
     assert isinstance(store, S3Store)
     assert bool(store._ranges.reason) == bool(request.param)
     yield store
-    assert bool(store._ranges.reason) == bool(request.param), "it never changed its mind"
+    assert bool(store._ranges.reason) == bool(request.param), "the library changed during the tests"
     store.close()
 
 
@@ -185,7 +185,7 @@ def test_transient_errors_are_retried(
     assert store.get_range("x", 10, 110, version=version) == DATA[10:110]
     done = store.counters - before
     assert (done.requests, done.retries, done.bytes) == (3, 2, 100)
-    assert len(proxy.seen) == 2 + 2 * len(faults), "nobody but the store retries"
+    assert len(proxy.seen) == 2 + 2 * len(faults), "only the store may retry"
     assert bucket.name in proxy.seen[0][1]
 
 

@@ -70,7 +70,7 @@ def in_kernel(codec: str, payload: bytes) -> bytes | None:
     target = np.full(bound + COPY_SLACK + 32, MARK, np.uint8)
     size = fill(codec == "lz4", data, target)
     if (target[bound + COPY_SLACK :] != MARK).any():
-        raise AssertionError("written behind the slack")
+        raise AssertionError("written after the slack")
     if size < 0:
         return None
     assert size <= bound

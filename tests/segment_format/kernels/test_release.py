@@ -144,13 +144,13 @@ for kind in {kinds!r}:
     ).stdout
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants pthreads by ctypes")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
 def test_batches_are_released_while_gil_is_taken() -> None:
     kinds = sorted(set(PIECES) - {"over python"})
     assert _run(kinds, 60).splitlines() == [f"{kind} 0" for kind in kinds]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants pthreads by ctypes")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
 def test_release_of_python_owned_buffer_hangs() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         _run(["whole", "over python"], 4)

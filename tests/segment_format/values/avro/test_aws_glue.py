@@ -85,9 +85,6 @@ def test_glue_invalid_compression_makes_row_bad(monkeypatch: pytest.MonkeyPatch)
         framed(INT, good, packed=True)
     ] * 20
     rows, bad = decoded([*many])
-    assert [rows[0], *rows[11:13]] == [
-        None,
-        7,
-        None,
-    ]  # one byte of the batch limit remains after the first value
+    # One byte of the batch limit remains after the first value.
+    assert [rows[0], *rows[11:13]] == [None, 7, None]
     assert "exceeds 0 bytes" in bad[20]

@@ -168,7 +168,7 @@ def rows_of(array: pa.Array) -> list[Row]:
         rows = []
         for start, stop in _ranges(array):
             rows.append(dict(zip(keys[start:stop], items[start:stop], strict=True)))
-            assert len(rows[-1]) == stop - start, "a key twice"
+            assert len(rows[-1]) == stop - start, "duplicate key"
     elif pa.types.is_list(kind):
         values = rows_of(array.values)
         rows = [values[start:stop] for start, stop in _ranges(array)]
