@@ -34,7 +34,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def grown(folder: Path, keys: tuple[bytes, ...]) -> SmallTier:
+def make_tier(folder: Path, keys: tuple[bytes, ...]) -> SmallTier:
     tier = SmallTier(folder / "tier")
     for key in keys:
         tier.grow(1, key)
@@ -50,7 +50,7 @@ def expected(keys: tuple[bytes, ...]) -> list[int]:
 def test_wave_without_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
 ) -> None:
-    tier = grown(tmp_path, keys)
+    tier = make_tier(tmp_path, keys)
     options = tier.options(where="key = 'x'")
     if in_turn:
         report = lake.export(options, commit_bytes=1)
@@ -80,7 +80,7 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 def test_function_without_rows_of_a_wave_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
-    tier = grown(tmp_path, keys)
+    tier = make_tier(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
     assert held(lake) == expected(keys)
     # Without rows the columns are unknown, so there is no table to record offsets in.
@@ -105,7 +105,7 @@ class RejectAll:
 
 
 def test_transform_rejecting_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
-    tier = grown(tmp_path, (b"k", b"k"))
+    tier = make_tier(tmp_path, (b"k", b"k"))
     transform = RejectAll()
     letters = str(tmp_path / "letters")
     for _ in range(2):
@@ -140,7 +140,7 @@ class Numbers:
 def test_transform_without_types_for_empty_batches_continues(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
-    tier = grown(tmp_path, keys)
+    tier = make_tier(tmp_path, keys)
     arguments: dict[str, Any] = {
         "transform": Numbers(fails=fails),
         "dead_letters": str(tmp_path / "letters"),
@@ -167,7 +167,7 @@ def test_transform_without_types_for_empty_batches_continues(
 def test_unknown_columns_do_not_create_a_table(
     lake: Lake, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
-    tier = grown(tmp_path, (b"k",))
+    tier = make_tier(tmp_path, (b"k",))
     options = tier.options(where="key = 'x'")
     with pytest.raises(InvalidOptionError, match=r"nope|needs a timestamp"):
         lake.export(options, **wrong)
@@ -176,7 +176,7 @@ def test_unknown_columns_do_not_create_a_table(
 
 
 def test_columns_without_rows_match_columns_with_rows(tmp_path: Path) -> None:
-    tier = grown(tmp_path, (b"x",))
+    tier = make_tier(tmp_path, (b"x",))
     options = tier.options(columns=",".join(ALL_COLUMNS), includeHeaders="true")
     lake = Lake(tmp_path, "parquet")
     schemas = []

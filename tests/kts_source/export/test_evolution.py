@@ -116,7 +116,7 @@ def test_removed_fields_are_null(table_format: str, topic: dict[str, str], tmp_p
     assert fields == {tuple(field["name"] for field in SCHEMA["fields"])}
 
 
-def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
+def with_field(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
     fields = [
         {**field, "type": kind} if field["name"] == name else field for field in OLD["fields"]
     ]
@@ -131,7 +131,9 @@ def test_schema_contradiction_shows_both_schemas(
     lake.export(of_schema(topic, OLD, 10))
     for evolution in ("none", "add"):
         with pytest.raises(SchemaChangedError) as raised:
-            lake.export(of_schema(topic, changed("amount", "double")), schema_evolution=evolution)
+            lake.export(
+                of_schema(topic, with_field("amount", "double")), schema_evolution=evolution
+            )
         assert "value.amount is int64 there and double in the rows" in str(raised.value)
         assert "The table has struct<country: string, amount: int64" in str(raised.value)
         assert "the rows have struct<country: string, amount: double" in str(raised.value)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def shown(lake: Lake, progress: Progress) -> BackfillReport:
+def export_with(lake: Lake, progress: Progress) -> BackfillReport:
     return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
 
 
 def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
-    report = shown(Lake(tmp_path, "parquet"), LineProgress(stream))
+    report = export_with(Lake(tmp_path, "parquet"), LineProgress(stream))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("  0%  0/")
     assert lines[-1].startswith("100%  ")
@@ -47,7 +47,7 @@ def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
 def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
-    report = shown(Lake(tmp_path, "parquet"), RichProgress(console))
+    report = export_with(Lake(tmp_path, "parquet"), RichProgress(console))
     assert f"{report.rows_read:,} rows, {report.requests:,} requests" in stream.getvalue()
     assert "━" in stream.getvalue()
 

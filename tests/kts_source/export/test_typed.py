@@ -44,7 +44,7 @@ def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
-def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
+def select_known_fields(value: dict[str, Any] | None) -> dict[str, Any] | None:
     """Keeps only the fields that `row` has."""
     return value and {name: value[name] for name in row(0)}
 
@@ -63,7 +63,7 @@ def test_typed_value_is_a_nested_column(
     table = lake.read()
     names = ("key", "value", "timestamp")
     assert rows_of(table, *names) == rows_of(expected, *names)
-    assert [some(value) for *_, value in rows_of(table, "value")] == [
+    assert [select_known_fields(value) for *_, value in rows_of(table, "value")] == [
         *(None if number == 4 else row(number) for number in range(30)),
         row(100),
     ]
@@ -225,7 +225,7 @@ def test_dead_letters_have_the_bytes_and_the_reason(
         (0, offset, "orders", b"k%d" % offset, value, reason)
         for (offset, value), reason in zip(BAD.items(), reasons, strict=True)
     ]
-    assert [some(value) for *_, value in rows_of(lake.read(), "value")] == [
+    assert [select_known_fields(value) for *_, value in rows_of(lake.read(), "value")] == [
         row(number) for number in range(30) if number not in BAD
     ]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["topic"]
 
 
-def grown(folder: Path, count: int) -> None:
+def write_values(folder: Path, count: int) -> None:
     """Writes the topic with a number of values, the last ones with the second schema."""
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
@@ -45,7 +45,7 @@ def test_rounds_add_new_schema_fields(
 
     def gain() -> None:
         schema.write_text(json.dumps(SCHEMA))
-        grown(tmp_path, 30)
+        write_values(tmp_path, 30)
 
     driven = Driven([gain, lambda: None])
     report = driven.run(

@@ -36,7 +36,7 @@ def pairs(batches: Iterator[pa.RecordBatch]) -> list[tuple[int, int]]:
     return [tuple(record_batch.column("n").to_pylist()) for record_batch in batches]
 
 
-def alive() -> list[str]:
+def live_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-read")]
 
 
@@ -47,7 +47,7 @@ def test_all_batches_are_returned_once(sizes: list[int], threads: int) -> None:
     assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
     loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
     assert sorted(loose) == due
-    assert alive() == []
+    assert live_threads() == []
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -82,7 +82,7 @@ def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
         received.extend(in_threads(reads, 2, ordered=ordered))
     if ordered:
         assert pairs(iter(received)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert alive() == []
+    assert live_threads() == []
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
@@ -147,7 +147,7 @@ def test_close_ends_threads_and_reads(ordered: bool) -> None:
     reads = [partial(endless, number) for number in range(9)]
     with closing(in_threads(reads, 3, ordered=ordered)) as batches:
         next(batches)
-    assert alive() == []
+    assert live_threads() == []
     assert set(closed) <= {0, 1, 2}
     assert 0 in closed
 
@@ -175,5 +175,5 @@ def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_thread_starts_before_the_first_next() -> None:
     batches = in_threads(reads_of([5]), 2, ordered=True)
     time.sleep(0.01)
-    assert alive() == []
+    assert live_threads() == []
     batches.close()

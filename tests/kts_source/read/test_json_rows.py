@@ -53,7 +53,7 @@ def row(number: int) -> dict[str, object]:
     }
 
 
-def shown(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
+def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
     """Converts rows of a table to the form of `row`."""
     return [
         row_of_table and row_of_table | {name: str(row_of_table[name]) for name in ("price", "at")}
@@ -84,7 +84,7 @@ def test_json_value_becomes_a_struct(tmp_path: Path) -> None:
     assert table.schema == scan.schema
     assert table.schema.field("value").type == parse_ddl(DDL)
     expected = [None if number == 4 else row(number) for number in range(30)]
-    assert shown(table["value"].to_pylist()) == [*expected, row(100)]
+    assert as_rows(table["value"].to_pylist()) == [*expected, row(100)]
 
 
 def test_json_columns_select_fields(damaged: dict[str, str]) -> None:
@@ -135,7 +135,7 @@ def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + value(1), None, value(2), b"\0\0\0\0\x09" + BAD[3][0], b""]
     options = as_json(**{"value.format": "json-confluent", "value.mode": "PERMISSIVE"})
     table = kts_source.scan(write(tmp_path, [values]) | options).to_table()
-    assert shown(table["value"].to_pylist()) == [row(1), None, None, None, None]
+    assert as_rows(table["value"].to_pylist()) == [row(1), None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:2] == [None, None]
     assert "neither byte 0" in reasons[2]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
 
 
-def a_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
+def make_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
     """Returns batches with these record counts, with keys, nulls and repeated headers."""
     data, offset = b"", 0
     if old:
@@ -113,7 +113,7 @@ def test_one_and_two_passes_return_the_same_rows(
     columns: list[str],
     offsets: tuple[int, int],
 ) -> None:
-    data = a_log(sizes, codec, old=old)
+    data = make_log(sizes, codec, old=old)
     start, stop = offsets
     expected: list[dict[str, object]] = []
     for batch in iter_arrow(data, start_offset=start, stop_offset=stop):

@@ -92,7 +92,7 @@ class Ranges(LocalStore):
         return bytes(stop - start)
 
 
-def made_up(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects:
+def make_objects(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects:
     source = ObjectRef(f"{name}.indexes", 1 << 30, "1", None)
     indexes = {
         IndexType[kind.upper()]: StoredIndex(source, start, stop)
@@ -105,7 +105,7 @@ def made_up(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects:
 def test_state_files_are_read_with_one_request() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    objects = made_up(
+    objects = make_objects(
         offset=(0, 10), producer_snapshot=(10, 25), leader_epoch=(25, 40), transaction=(40, 60)
     )
     assert [len(reads(objects, kind)) for kind in (EPOCH, SNAPSHOT, TRANSACTION)] == [
@@ -119,17 +119,19 @@ def test_state_files_are_read_with_one_request() -> None:
 
 def test_transaction_index_is_read_separately() -> None:
     store = Ranges()
-    objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
+    objects = make_objects(leader_epoch=(25, 40), transaction=(40, 60))
     assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
 def test_large_or_distant_files_are_not_read_together() -> None:
     store = Ranges()
-    large = made_up(
+    large = make_objects(
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
     )
-    distant = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
+    distant = make_objects(
+        "b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30)
+    )
     reads = partial(read_side_file, Tier(store), SideFilePack())
     assert len(reads(large, EPOCH)) == 9
     assert len(reads(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
@@ -149,7 +151,7 @@ def test_files_without_a_pack_are_read_separately() -> None:
 def test_failed_read_adds_nothing_to_the_pack() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
+    objects = make_objects(leader_epoch=(0, 9), transaction=(9, 20))
     store.gone = True
     with pytest.raises(ObjectNotFoundError):
         reads(objects, EPOCH)
@@ -159,7 +161,7 @@ def test_failed_read_adds_nothing_to_the_pack() -> None:
 
 
 def all_five() -> SegmentObjects:
-    return made_up(
+    return make_objects(
         offset=(0, 10),
         timestamp=(10, 30),
         producer_snapshot=(30, 45),

@@ -45,7 +45,7 @@ def damaged(tmp_path: Path) -> dict[str, str]:
     return write(tmp_path / "tier", [values, [avro(100)]])
 
 
-def some(rows: list[dict[str, object]]) -> list[object]:
+def select_known_fields(rows: list[dict[str, object]]) -> list[object]:
     """Keeps only the fields that `row` has."""
     names = row(0)
     return [entry and {name: entry[name] for name in names} for entry in rows]
@@ -57,7 +57,7 @@ def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
     assert table.schema == scan.schema
     assert tuple(table.schema.names) == parse_options(good).columns
     assert table.schema.field("value").type.field("at").type == pa.timestamp("us", tz="UTC")
-    assert some(table["value"].to_pylist()) == [
+    assert select_known_fields(table["value"].to_pylist()) == [
         *(None if number == 4 else row(number) for number in range(30)),
         row(100),
     ]
@@ -89,7 +89,11 @@ def test_failfast_error_names_location_and_path(damaged: dict[str, str]) -> None
 
 def test_failfast_returns_the_rows_before(damaged: dict[str, str]) -> None:
     scan = kts_source.scan(damaged | as_avro())
-    assert some(scan.limit(3).to_table()["value"].to_pylist()) == [row(0), row(1), row(2)]
+    assert select_known_fields(scan.limit(3).to_table()["value"].to_pylist()) == [
+        row(0),
+        row(1),
+        row(2),
+    ]
     with pytest.raises(InvalidValueError) as raised:
         scan.limit(4).to_table()
     assert raised.value.offset == 3
@@ -133,13 +137,13 @@ def test_raw_column_returns_bytes(mode: str, damaged: dict[str, str]) -> None:
     if mode == "DROPMALFORMED":
         raw = [entry for n, entry in enumerate(raw) if n not in BAD]
     assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
-    assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
+    assert select_known_fields(table["value"].drop_null().to_pylist())[-1] == row(100)
 
 
 def test_raw_column_is_returned_with_the_decoded_column(good: dict[str, str]) -> None:
     table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
     assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
-    assert some(table["value"].to_pylist())[3:5] == [row(3), None]
+    assert select_known_fields(table["value"].to_pylist())[3:5] == [row(3), None]
 
 
 def test_raw_column_without_decoded_column_is_not_decoded(damaged: dict[str, str]) -> None:
@@ -194,7 +198,7 @@ def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
     }
     table = kts_source.scan(options).to_table()
     rows = [row(number, old=number % 3 == 1) for number in range(20)]
-    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
+    assert select_known_fields(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]

@@ -54,19 +54,19 @@ def place_of(options: dict[str, str]) -> RegistryPlace:
     return form.registry
 
 
-def shown(server: Registry) -> RegistryPlace:
+def with_credentials(server: Registry) -> RegistryPlace:
     return RegistryPlace(server.url, Secret(RegistryAccess(USER, PASSWORD)))
 
 
 def test_temporary_error_is_retried(server: Registry) -> None:
     server.failing = [503, 429, 408]
-    assert ask(shown(server), PATH) == KNOWN[PATH]
+    assert ask(with_credentials(server), PATH) == KNOWN[PATH]
     assert len(server.asked) == 4
     server.failing = [500] * 9
     with pytest.raises(
         RegistryUnavailableError, match=r"it answers 500 to /schemas/ids/1; asked 4 times"
     ):
-        ask(shown(server), PATH)
+        ask(with_credentials(server), PATH)
     assert len(server.asked) == 8
 
 
@@ -75,7 +75,7 @@ def test_permanent_error_is_not_retried(server: Registry) -> None:
         ask(RegistryPlace(server.url), PATH)
     assert not caught.value.retriable
     with pytest.raises(UnknownSchemaError, match="/schemas/ids/2"):
-        ask(shown(server), "/schemas/ids/2")
+        ask(with_credentials(server), "/schemas/ids/2")
     assert len(server.asked) == 2
 
 

@@ -11,17 +11,17 @@ from segment_format.testing import SimpleRecord, write_batch
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, Row, actual, expected, rows_of
 
 
-def a_log(batches: int, records: int = 10) -> bytes:
+def make_log(batches: int, records: int = 10) -> bytes:
     """Returns a log in which no two rows are equal."""
     return b"".join(
         write_batch(
-            [a_record(batch, record) for record in range(records)], base_offset=batch * records
+            [make_record(batch, record) for record in range(records)], base_offset=batch * records
         )
         for batch in range(batches)
     )
 
 
-def a_record(batch: int, record: int) -> SimpleRecord:
+def make_record(batch: int, record: int) -> SimpleRecord:
     name = str(batch).encode()
     return SimpleRecord(
         value=None if record % 5 == 4 else f"{batch:04}{record:04}".encode() * 5,
@@ -31,7 +31,7 @@ def a_record(batch: int, record: int) -> SimpleRecord:
 
 
 def test_kept_batches_never_change() -> None:
-    data = a_log(200)
+    data = make_log(200)
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
     kept: list[tuple[pa.RecordBatch, list[Row]]] = []
     for number, batch in enumerate(decoder.feed(data)):
@@ -50,7 +50,7 @@ def test_kept_column_never_changes(column: str) -> None:
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
     kept = [
         (batch.column(column), batch.column(column).to_pylist())
-        for batch in decoder.feed(a_log(60))
+        for batch in decoder.feed(make_log(60))
     ]
     assert len(kept) > 20
     for array, values in kept:
@@ -60,7 +60,7 @@ def test_kept_column_never_changes(column: str) -> None:
 def test_kept_slice_never_changes() -> None:
     decoder = RecordDecoder(columns=("value",), max_rows=16)
     kept = [
-        (batch.slice(3, 2), batch.slice(3, 2).to_pylist()) for batch in decoder.feed(a_log(100))
+        (batch.slice(3, 2), batch.slice(3, 2).to_pylist()) for batch in decoder.feed(make_log(100))
     ]
     for batch_slice, rows in kept:
         assert batch_slice.to_pylist() == rows
@@ -69,7 +69,7 @@ def test_kept_slice_never_changes() -> None:
 def test_memory_is_freed_with_the_last_batch() -> None:
     before = pa.total_allocated_bytes()
     decoder = RecordDecoder(columns=("offset", "value"), max_rows=16)
-    batches = list(decoder.feed(a_log(100)))
+    batches = list(decoder.feed(make_log(100)))
     allocated = pa.total_allocated_bytes() - before
     shown = sum(batch.nbytes for batch in batches)
     assert allocated > shown
@@ -85,7 +85,7 @@ def test_batches_of_few_rows_use_little_memory() -> None:
     batches = []
     for _ in range(50):
         decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=8192)
-        batches += [*decoder.feed(a_log(1)), *decoder.finish()]
+        batches += [*decoder.feed(make_log(1)), *decoder.finish()]
     del decoder
     gc.collect()
     assert pa.total_allocated_bytes() - before < 50 * (8 << 10)
@@ -146,7 +146,7 @@ def test_record_beyond_max_bytes_gets_its_own_batch() -> None:
 @pytest.mark.parametrize("max_bytes", [1, 50, 300, 4096])
 @pytest.mark.parametrize("max_rows", [1, 3, 64, 65, 4096])
 def test_batch_limits_do_not_change_rows(max_rows: int, max_bytes: int) -> None:
-    data = a_log(15)
+    data = make_log(15)
     assert actual(data, max_rows=max_rows, max_bytes=max_bytes) == expected(data)
 
 

@@ -17,7 +17,7 @@ from tests.segment_format.kernels.yardstick import decode_pieces, pieces
 FIRST, STOP = 1000, 1060
 
 
-def a_log(codec: str = "none") -> bytes:
+def make_log(codec: str = "none") -> bytes:
     """Returns twelve batches of five records each, without missing offsets."""
     return b"".join(
         write_batch([SimpleRecord(b"v")] * 5, base_offset=base, codec=codec)
@@ -38,7 +38,7 @@ def offsets_of(
 @pytest.mark.parametrize("cut", only(1, [50, 1, 100, 1 << 20]))
 @pytest.mark.parametrize(("start", "stop"), [(FIRST, STOP), (1017, 1033), (1020, 1035)])
 def test_flipped_base_offset_bit_does_not_change_rows(start: int, stop: int, cut: int) -> None:
-    data = a_log()
+    data = make_log()
     expected = list(range(start, stop))
     assert offsets_of(data, start, stop, cut) == expected
     refused: list[tuple[int, int | None]] = []
@@ -61,7 +61,7 @@ def test_flipped_base_offset_bit_does_not_change_rows(start: int, stop: int, cut
 
 
 def test_repeated_or_reordered_entries_raise() -> None:
-    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+    batches = [make_log()[entry.position : entry.stop] for entry in iter_entries(make_log())]
     for order in ([0, 0], [1, 0], [0, 2, 1]):
         with pytest.raises(CorruptRecordError, match="an entry of offsets"):
             offsets_of(b"".join(batches[number] for number in order), FIRST, STOP, 1 << 20)
@@ -69,7 +69,7 @@ def test_repeated_or_reordered_entries_raise() -> None:
 
 def test_gaps_do_not_raise() -> None:
     source = random.Random(5)
-    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+    batches = [make_log()[entry.position : entry.stop] for entry in iter_entries(make_log())]
     for _ in range(50):
         kept = sorted(source.sample(range(12), source.randint(0, 12)))
         start = source.randint(FIRST, STOP)
@@ -83,7 +83,7 @@ def test_gaps_do_not_raise() -> None:
 @pytest.mark.parametrize("bounds", [(FIRST + 1, STOP), (FIRST, STOP - 1)])
 def test_entries_outside_segment_bounds_raise(bounds: tuple[int, int]) -> None:
     with pytest.raises(CorruptRecordError, match=rf"\[{bounds[0]}, |, {bounds[1]}\)"):
-        offsets_of(a_log(), 0, 2**40, 1 << 20, bounds)
+        offsets_of(make_log(), 0, 2**40, 1 << 20, bounds)
 
 
 def test_message_sets_in_wrong_order_raise() -> None:

@@ -26,7 +26,7 @@ COLUMNS = {
 HEADER_BYTES = {0: 18, 1: 26, 2: 61}
 
 
-def a_log(magic: int, codec: str) -> bytes:
+def make_log(magic: int, codec: str) -> bytes:
     """Returns six batches of four records each, without gaps."""
     records = [SimpleRecord(b"v", key=b"k")] * 4
     if magic == 2:
@@ -63,7 +63,7 @@ def offsets_of(
 def test_header_bit_flip_returns_same_rows_or_raises(
     magic: int, codec: str, start: int, stop: int, cut: int
 ) -> None:
-    data = a_log(magic, codec)
+    data = make_log(magic, codec)
     expected = list(range(start, stop))
     assert offsets_of(data, start, stop, cut) == expected
     refused = 0
@@ -78,7 +78,7 @@ def test_header_bit_flip_returns_same_rows_or_raises(
     assert refused
 
 
-def changed(data: bytes, number: int, position: int, bits: int) -> bytes:
+def flip_bits(data: bytes, number: int, position: int, bits: int) -> bytes:
     """Flips some bits of a byte of one entry and returns the log."""
     entry = list(iter_entries(data))[number]
     flipped = bytearray(data)
@@ -90,28 +90,30 @@ def changed(data: bytes, number: int, position: int, bits: int) -> bytes:
 def test_skipped_batch_with_wrong_checksum_before_gap_raises(
     cut: int,
 ) -> None:
-    data = changed(changed(a_log(2, "none"), 1, 26, 2), 1, 60, 6)  # offsets 68 and 69, two records
+    data = flip_bits(
+        flip_bits(make_log(2, "none"), 1, 26, 2), 1, 60, 6
+    )  # offsets 68 and 69, two records
     with pytest.raises(CrcMismatchError) as caught:
         offsets_of(data, 70, STOP, cut)
     assert (caught.value.position, caught.value.offset) == (len(data) // 6, 68)
 
 
 def test_skipped_batch_with_wrong_checksum_without_gap_is_ignored() -> None:
-    data = changed(a_log(2, "none"), 0, 30, 1)
+    data = flip_bits(make_log(2, "none"), 0, 30, 1)
     assert offsets_of(data, 68, STOP) == list(range(68, STOP))
 
 
 def test_skipped_last_batch_with_wrong_checksum_raises() -> None:
-    data = changed(changed(a_log(2, "none"), 5, 26, 2), 5, 60, 6)
+    data = flip_bits(flip_bits(make_log(2, "none"), 5, 26, 2), 5, 60, 6)
     with pytest.raises(CrcMismatchError):
         offsets_of(data, 86, STOP)
 
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
 def test_last_batch_beyond_segment_end_raises(magic: int) -> None:
-    data = a_log(magic, "gzip")
+    data = make_log(magic, "gzip")
     with pytest.raises(CorruptRecordError, match=r"an entry of offsets|last inner offset"):
-        offsets_of(changed(data, 5, 7, 2), 64, 86)
+        offsets_of(flip_bits(data, 5, 7, 2), 64, 86)
 
 
 @pytest.mark.parametrize("stop", [66, 70])

@@ -131,8 +131,8 @@ def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0)
         blocks = [hashlib.sha3_512(seed + bytes([0, 0, 0, count])).digest() for count in range(4)]
         return b"".join(blocks)[:size]
 
-    def xor(unmasked: bytes, right: bytes) -> bytes:
-        return bytes(a ^ b for a, b in zip(unmasked, right, strict=True))
+    def xor(left: bytes, right: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
     seed = bytes(range(64))
     block = hashlib.sha3_512(label).digest() + bytes([filler]) * (127 - len(message) - 65)

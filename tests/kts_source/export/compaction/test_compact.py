@@ -52,7 +52,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def cleaned(
+def latest_records(
     topic: str,
     *,
     below: int = 1 << 62,
@@ -92,7 +92,7 @@ def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str
 def test_compaction_keeps_latest_records(lake: Lake) -> None:
     report = lake.export(source(TOPIC), compact=True)
     table = lake.read()
-    expected = cleaned(TOPIC)
+    expected = latest_records(TOPIC)
     assert_compacted(table, expected)
     assert set(table["topicId"].to_pylist()) == {topic_summary(TOPIC)["topicId"]}
     assert report.rows == len(expected) < report.rows_read
@@ -101,16 +101,16 @@ def test_compaction_keeps_latest_records(lake: Lake) -> None:
 
 
 def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
-    assert cleaned("txn") != cleaned("txn", isolation_level="read_uncommitted")
+    assert latest_records("txn") != latest_records("txn", isolation_level="read_uncommitted")
     lake = Lake(tmp_path, "parquet")
     lake.export(source("txn"), compact=True)
-    assert_compacted(lake.read(), cleaned("txn"))
+    assert_compacted(lake.read(), latest_records("txn"))
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
 def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
     retention_ms = 1000
-    expected = cleaned(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
+    expected = latest_records(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
     lake = Lake(tmp_path, "parquet")
     lake.export(
         source(TOPIC), compact=True, tombstones=tombstones, delete_retention_ms=retention_ms
@@ -119,9 +119,9 @@ def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
 
 
 def test_golden_topic_has_old_and_new_tombstones() -> None:
-    rows = cleaned(TOPIC)
+    rows = latest_records(TOPIC)
     assert any(row["value"] is None for row in rows.values())
-    kept = cleaned(TOPIC, tombstones="remove")
+    kept = latest_records(TOPIC, tombstones="remove")
     assert len(kept) < len(rows)
 
 
@@ -132,7 +132,7 @@ def test_compaction_with_tiny_memory_keeps_latest_records(
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def ending(offset: int, topic: str = TOPIC) -> str:
@@ -184,7 +184,7 @@ def test_several_runs_equal_one_run(
     for stop in RUNS[topic]:
         options = source(topic, endingOffsets=ending(stop, topic))
         report = lake.export(options, executor=executor, **rules)
-        expected = cleaned(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
+        expected = latest_records(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
         assert_compacted(lake.read(), expected)
         assert report.rows == len(expected)
     once = Lake(tmp_path / "once", table_format)
@@ -232,9 +232,9 @@ def test_compaction_killed_before_commit_changes_nothing(
     monkeypatch.setattr(table, "commit", dies)
     with pytest.raises(Killed):
         lake.export(source(TOPIC), table=table, compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=900))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=900))
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
     assert lake.export(source(TOPIC), compact=True).commits == 0
 
 
@@ -260,10 +260,10 @@ def test_rows_of_another_writer_survive_a_merge(
     monkeypatch.setattr(table, "commit", too_late)
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(source(TOPIC), table=table, compact=True)
-    assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
+    assert lake.read().num_rows == len(latest_records(TOPIC, below=900)) + 1
     # The next run merges the current files, which have several records of a key.
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
     for stop in (900, 2968):
         options = source(TOPIC, endingOffsets=ending(stop), columns=columns)
         lake.export(options, compact=True, tombstones="remove")
-    expected = cleaned(TOPIC, tombstones="remove")
+    expected = latest_records(TOPIC, tombstones="remove")
     offsets_found = {
         (row["partition"], row["key"]): row["offset"] for row in lake.read().to_pylist()
     }
@@ -283,9 +283,9 @@ def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
 def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=300))
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
     with pytest.raises(FingerprintError, match="compact"):
         lake.export(source((TOPIC, "txn")), compact=True)
 
@@ -295,7 +295,7 @@ def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
     lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
     with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
         lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=300))
 
 
 def test_rows_of_other_writers_are_not_replaced(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_several_processes_agree_on_buckets(
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC), compact=True, partition_by=["topic"], executor=LocalExecutor(1))
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:

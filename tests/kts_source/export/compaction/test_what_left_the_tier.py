@@ -93,7 +93,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def held(lake: Lake) -> Counter[tuple[str, str]]:
+def topic_keys(lake: Lake) -> Counter[tuple[str, str]]:
     """Returns the topic id and key of every row."""
     table = lake.read()
     keys = [key.decode() for key in table["key"].to_pylist()]
@@ -111,13 +111,13 @@ def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> Non
     tier.grow("oa", "cd", topic_id=IDS[1])
     with pytest.raises(DataLossError, match="topic oa was created again"):
         lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"))
     report = lake.export(tier.options(failOnDataLoss="false"), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
     assert [(span.topic_id, span.stop) for span in report.ranges] == [(IDS[1], 2)]
     tier.grow("oa", "de", topic_id=IDS[1])
     lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cde"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "cde"))
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
@@ -138,11 +138,11 @@ def test_rebuild_without_topic_and_partition_of_table_is_refused(
     tier.grow("ob", "pt", topic_id=IDS[1])
     lake.export(tier.options(), **arguments)
     kept = "ab" if tombstones == "remove" else "abx"
-    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
+    assert topic_keys(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
     tier.lose("ob", topic_id=IDS[1])
     tier.grow("oc", "z", topic_id=IDS[2])
     lake.export(tier.options(), **arguments)
-    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
+    assert topic_keys(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
 def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
@@ -154,7 +154,7 @@ def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
     tier.grow("oa", "ef", partition=1)
     lake.export(options, compact=True, tombstones="remove-old")
-    assert held(lake) == rows((IDS[0], "ab"))
+    assert topic_keys(lake) == rows((IDS[0], "ab"))
 
 
 def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
@@ -166,7 +166,7 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
     lake.export(options, compact=True)
     tier.grow("ob", "cd", topic_id=IDS[1])
     lake.export(options, compact=True)
-    assert held(lake) == rows((IDS[0], "ab"), (IDS[1], "cd"))
+    assert topic_keys(lake) == rows((IDS[0], "ab"), (IDS[1], "cd"))
 
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
@@ -181,7 +181,7 @@ def test_rebuild_keeps_all_rows(
     lake.export(options, **arguments)
     tier.grow("oa", "ae")
     lake.export(options, **arguments)
-    before = held(lake)
+    before = topic_keys(lake)
     assert before == rows((IDS[0], "abecd"))
     tier.lose("oa", partition=3)
     # There are no new records, so there is no rebuild.
@@ -195,7 +195,7 @@ def test_rebuild_keeps_all_rows(
         RangeGapError, match=f"{IDS[0]}, partition 0; topic id {IDS[0]}, partition 3"
     ):
         lake.export(options, **arguments)
-    assert held(lake) == before
+    assert topic_keys(lake) == before
 
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset", "key,partition"])
@@ -214,7 +214,7 @@ def test_rebuild_without_segment_of_table_is_refused(
         tier.lose_segment("oa", 2)
     with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would lose rows"):
         lake.export(options, compact=True, executor=between)
-    assert held(lake) == rows((IDS[0], "abcdef"))
+    assert topic_keys(lake) == rows((IDS[0], "abcdef"))
 
 
 def test_rebuild_skips_unexported_missing_segment(tier: Tier, lake: Lake) -> None:
@@ -228,7 +228,7 @@ def test_rebuild_skips_unexported_missing_segment(tier: Tier, lake: Lake) -> Non
     tier.grow("oa", "kl")
     tier.lose_segment("oa", 8)
     report = lake.export(options, compact=True)
-    assert held(lake) == rows((IDS[0], "abefghkl"))
+    assert topic_keys(lake) == rows((IDS[0], "abefghkl"))
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(2, 4), (8, 10)]
 
 
@@ -259,7 +259,7 @@ def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
     table.commit = late
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(tier.options(), table=table, compact=True)
-    assert held(lake) == rows((IDS[1], "d"))
+    assert topic_keys(lake) == rows((IDS[1], "d"))
 
 
 def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -> None:
@@ -275,6 +275,6 @@ def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -
     table.commit = dies
     with pytest.raises(Killed):
         lake.export(tier.options(), table=table, compact=True)
-    assert held(lake) == rows((IDS[0], "abc"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"))
     lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "d"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "d"))

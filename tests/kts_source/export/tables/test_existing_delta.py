@@ -25,7 +25,7 @@ COUNTRY = {"name": "country", "type": "string", "nullable": True, "metadata": {}
 TEXTS = ["CH", "DE", "CH"]
 
 
-def begin(
+def begin_table(
     lake: Lake,
     fields: list[dict[str, Any]],
     *,
@@ -126,13 +126,13 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
 def test_delta_demands_are_refused_before_any_row(
     lake: Lake, begun: dict[str, Any], match: str
 ) -> None:
-    begin(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
+    begin_table(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
     assert_refused(lake, match, UnsupportedTargetError)
     assert not list((lake.folder / "table").rglob("*.parquet"))
 
 
 def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
-    begin(lake, [OFFSET, COUNTRY])
+    begin_table(lake, [OFFSET, COUNTRY])
     match = "by no column, and partition_by makes country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
 
@@ -150,7 +150,7 @@ def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
 def test_mismatching_columns_are_named(
     lake: Lake, fields: list[dict[str, Any]], match: str
 ) -> None:
-    begin(lake, fields)
+    begin_table(lake, fields)
     assert_refused(lake, match, ExportError)
 
 
@@ -165,7 +165,7 @@ def test_mismatching_columns_are_named(
 )
 def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str, Any]) -> None:
     extra = {**COUNTRY, "name": "extra"}
-    begin(lake, [OFFSET, COUNTRY, extra], **begun)
+    begin_table(lake, [OFFSET, COUNTRY, extra], **begun)
     export(lake)
     table = DeltaTable(lake.target)
     assert pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist() == [3]
@@ -179,7 +179,7 @@ def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str
 
 def test_partition_columns_in_another_order_are_accepted(lake: Lake) -> None:
     day = {**COUNTRY, "name": "day", "type": "date"}
-    begin(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
+    begin_table(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
     source = tier_of(lake.folder / "tier", TEXTS)
 
     def with_day(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -198,7 +198,7 @@ def test_partitioning_by_every_column_is_refused(lake: Lake) -> None:
 
 
 def test_append_only_delta_table_refuses_compaction(lake: Lake) -> None:
-    begin(lake, [OFFSET], properties={"delta.appendOnly": "true"})
+    begin_table(lake, [OFFSET], properties={"delta.appendOnly": "true"})
     with pytest.raises(UnsupportedTargetError, match="accepts only appends"):
         lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
 

@@ -268,7 +268,7 @@ class Values:
             items = items[count:]
         return out + self.long(0)
 
-    def spoiled(self, data: bytes) -> bytes:
+    def damaged(self, data: bytes) -> bytes:
         """Returns the bytes with a random change, which is usually an error."""
         random = self.random
         if not data:

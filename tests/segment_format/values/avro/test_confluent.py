@@ -14,7 +14,7 @@ from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from segment_format.values.registry_framing import CONFLUENT
 from tests.segment_format.values.avro.generated import Values
-from tests.segment_format.values.avro.test_decoder import same
+from tests.segment_format.values.avro.test_decoder import is_same
 
 if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
@@ -58,7 +58,7 @@ def test_rows_of_many_writers_keep_their_order() -> None:
         ids = [random.choice(list(writers)) for _ in range(150)]
         values = [Values(random).of(writers[entry]) for entry in ids]
         bodies = [
-            Values(random).spoiled(entry) if random.random() < 0.1 else entry for entry in values
+            Values(random).damaged(entry) if random.random() < 0.1 else entry for entry in values
         ]
         rows = [framed(entry, body) for entry, body in zip(ids, bodies, strict=True)]
         result = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
@@ -67,7 +67,7 @@ def test_rows_of_many_writers_keep_their_order() -> None:
         assert 0 < len(bad) < 50
         for row, (entry, body) in enumerate(zip(ids, bodies, strict=True)):
             expected = alone[entry].decode(pa.array([body], pa.binary()))
-            assert same(result.array.slice(row, 1), expected.array)
+            assert is_same(result.array.slice(row, 1), expected.array)
             assert [(each.path, each.reason) for each in expected.bad] == (
                 [bad[row]] if row in bad else []
             )

@@ -25,7 +25,7 @@ from tests.segment_format.values.nulls_below import check_nulls_below
 SEEDS = st.integers(0, 2**32)
 
 
-def same(actual: pa.Array, expected: pa.Array) -> bool:
+def is_same(actual: pa.Array, expected: pa.Array) -> bool:
     """Compares two arrays; NaN equals NaN."""
     if actual.type != expected.type:
         return False
@@ -72,7 +72,7 @@ def check(decoder: AvroDecoder, writer: Schema, reader: Schema, values: list[byt
     check_nulls_below(decoded.array)
     rows, bad = expected_of(writer, reader, values)
     assert [(error.row, error.path) for error in decoded.bad] == bad
-    assert same(decoded.array, pa.array(rows, decoder.type))
+    assert is_same(decoded.array, pa.array(rows, decoder.type))
 
 
 def some_values(random: Random, writer: Schema, damaged_share: float) -> list[bytes | None]:
@@ -81,7 +81,7 @@ def some_values(random: Random, writer: Schema, damaged_share: float) -> list[by
     for _ in range(random.choice([1, 3, 20])):
         value = made.of(writer)
         if random.random() < damaged_share:
-            value = made.spoiled(value)
+            value = made.damaged(value)
         values.append(None if random.random() < 0.1 else value)
     return values
 
@@ -168,10 +168,10 @@ def test_reference_with_reader_schema_matches_fastavro(seed: int) -> None:
         except BadAvroError:
             # fastavro accepts a union branch or a text that is invalid here.
             continue
-        assert alike(decoded, expected)
+        assert is_alike(decoded, expected)
 
 
-def alike(actual: Json, expected: Json) -> bool:
+def is_alike(actual: Json, expected: Json) -> bool:
     """Compares values, except for known differences of fastavro.
 
     fastavro returns text for default bytes and rounds float32 values later. For a reader's union,
@@ -179,10 +179,10 @@ def alike(actual: Json, expected: Json) -> bool:
     """
     if isinstance(actual, dict) and isinstance(expected, dict):
         return actual.keys() == expected.keys() and all(
-            alike(item, expected[key]) for key, item in actual.items()
+            is_alike(item, expected[key]) for key, item in actual.items()
         )
     if isinstance(actual, list) and isinstance(expected, list):
-        return len(actual) == len(expected) and all(map(alike, actual, expected))
+        return len(actual) == len(expected) and all(map(is_alike, actual, expected))
     if isinstance(actual, bytes) and isinstance(expected, str):
         return expected in (actual.decode("latin-1"), actual.decode(errors="replace"))
     if isinstance(actual, str) and isinstance(expected, bytes):
@@ -216,7 +216,7 @@ def test_selected_columns_match_full_decode(seed: int) -> None:
         all_of_it = every.array.flatten()[every.array.type.get_field_index(name)]
         column = few.array.flatten()[few.array.type.get_field_index(name)]
         good = pa.array([row not in bad for row in range(len(values))])
-        assert same(column.filter(good), all_of_it.filter(good))
+        assert is_same(column.filter(good), all_of_it.filter(good))
 
 
 @pytest.mark.parametrize("step", [1, 7])
@@ -230,7 +230,7 @@ def test_sliced_input_decodes_only_its_rows(step: int) -> None:
     full = decoder.decode(array).array
     for start in range(0, 30, step):
         sliced = decoder.decode(array.slice(start, 5))
-        assert same(sliced.array, full.slice(start, 5))
+        assert is_same(sliced.array, full.slice(start, 5))
     assert len(decoder.decode(array.slice(30)).array) == 0
 
 
@@ -251,7 +251,7 @@ def test_bad_value_does_not_change_other_rows() -> None:
         assert {error.reason for error in after.bad} == {"bytes follow after the end of the value"}
         after.array.validate(full=True)
         unchanged = pa.array([row not in set(positions) for row in range(500)])
-        assert same(after.array.filter(unchanged), before.array.filter(unchanged))
+        assert is_same(after.array.filter(unchanged), before.array.filter(unchanged))
         assert after.array.null_count == 25
 
 

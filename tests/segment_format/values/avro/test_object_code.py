@@ -16,7 +16,7 @@ from segment_format.values.avro import runner
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Schemas, Values
-from tests.segment_format.values.avro.test_decoder import same, some_values
+from tests.segment_format.values.avro.test_decoder import is_same, some_values
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -41,7 +41,7 @@ def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(runner, "load_kernel", lambda kernel=kernel: kernel)
             results.append(AvroDecoder(schema).decode(values))
         assert results[0].bad == results[1].bad
-        assert same(results[0].array, results[1].array)
+        assert is_same(results[0].array, results[1].array)
 
 
 def test_process_with_object_file_does_not_load_numba() -> None:

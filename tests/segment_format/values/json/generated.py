@@ -74,10 +74,10 @@ def integer(random: Random, bits: int) -> str:
             random.randint(-(10**6), 10**6),
         )
     )
-    return respelled(random, str(value))
+    return respell(random, str(value))
 
 
-def respelled(random: Random, number: str) -> str:
+def respell(random: Random, number: str) -> str:
     """Returns the same number, sometimes with added zeros, a point or an exponent."""
     pick = random.randrange(12)
     if pick == 0:
@@ -138,7 +138,7 @@ def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: 
         number = f"{random.choice(('', '-'))}{integer_digits}"
         if scale:
             return f"{number}.{_digits(random, scale)}{'0' * random.choice((0, 0, 3, 30))}"
-        return respelled(random, number)
+        return respell(random, number)
     if pa.types.is_string(kind):
         return string(random, _text(random))
     if pa.types.is_binary(kind):
