@@ -33,7 +33,7 @@ _SQL: Final = (
 def run(bench: Bench) -> list[Row]:
     """Returns all rows.
 
-    A quick run has a fourth of the bytes. Skips what this machine cannot run.
+    A quick run has a fourth of the bytes. Benchmarks that this machine cannot run are skipped.
     """
     rows = []
     for value_bytes, what, least in ((100, "100 B", 1.6), (1000, "1 KB", 1.3)):

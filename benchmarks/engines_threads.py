@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _SITTINGS: Final = 4
 """Number of process starts.
 
-The speed of a process varies by some per cent with its memory layout, for its whole life.
+The speed of a process varies by some per cent with its memory layout, and stays the same until it
+ends.
 """
 
 

@@ -1,4 +1,4 @@
-"""A generated tier of any size, behind a store with latency.
+"""A generated tier of any size, in a store with latency.
 
 Nothing is stored: listings, manifests, indexes and chunks are computed from the numbers of the
 partition and the segment. The bytes equal those of a broker with the plugin: manifests parse,

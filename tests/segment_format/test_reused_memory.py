@@ -1,4 +1,4 @@
-"""Checks that memory is reused only after its last view is gone."""
+"""Checks that memory is reused only after its last view is deleted."""
 
 from __future__ import annotations
 
@@ -162,7 +162,9 @@ def test_child_of_a_fork_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> 
     address = _address(view)
     del view
     parent = reused_memory._pool
-    assert parent.lock.acquire(blocking=False)  # held by a thread that does not exist in the child
+    assert parent.lock.acquire(
+        blocking=False
+    )  # acquired by a thread that does not exist in the child
     monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
     assert _address(writable_bytes(1 << 20)) != address
     parent.lock.release()

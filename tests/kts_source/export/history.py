@@ -528,7 +528,9 @@ class Exporting:
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Reads from the table how far a failed run came, after checking that it is possible."""
+        """Reads from the table how far a failed run progressed, after checking that it is
+        possible.
+        """
         table = self._lake.table()
         committed = table.load().committed
         table.close()

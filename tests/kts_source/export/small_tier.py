@@ -1,6 +1,4 @@
-"""Writes tiers of a few records in a folder, for exports whose offsets matter and not their
-records.
-"""
+"""Writes tiers of a few records in a folder, for exports in which only offsets matter."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_
     assert child.exitcode == -signal.SIGKILL
     assert DeltaTable(lake.target).version() == 1
     assert [value["day"] for value in values_of(lake)] == [None] * 10
-    # The table already has the columns, whoever added them, so no column is added.
+    # The table already has the columns, so the run adds none.
     assert lake.export(later).rows == 10
     assert DeltaTable(lake.target).version() == 2
     assert [value["day"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10

@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens fast and in silence, and shows the numbers it holds."""
+"""Tests the page in a real browser: it opens fast, logs nothing, and shows the right numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOW_MS = 1_800_000_000_000
 pytestmark = pytest.mark.slow
 
 
-def looked_at(
+def open_page(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
     """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
@@ -88,7 +88,7 @@ def test_page_shows_the_numbers_of_describe(tmp_path: Path) -> None:
         assert f"{sum(mark.stored_bytes for mark in described):,} bytes" in tiles
         assert f"{sum(mark.segments for mark in described):,} segments" in tiles
 
-    looked_at(tmp_path, golden().to_html(), look, "light")
+    open_page(tmp_path, golden().to_html(), look, "light")
 
 
 def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
             "(() => { const box = document.querySelector('.lanes').getBoundingClientRect();"
             " return [box.left, box.top, box.width]; })()"
         )
-        # The lane of `timeline`, whose segments span two months.
+        # The lane of `timeline`; the topic's segments span two months.
         await tab.move(box[0] + 210 + 60, box[1] + 28 + 22 * 9.5)
         await tab.settle()
         assert "timeline-0" in await tab.run("document.querySelector('.tip').textContent")
@@ -119,7 +119,7 @@ def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
         await tab.run("document.querySelector('#audit tbody button').click()")
         assert await tab.run(f"{detail}.querySelector('h3').textContent") == "crashed-0"
 
-    looked_at(tmp_path, golden().to_html(), look, "used")
+    open_page(tmp_path, golden().to_html(), look, "used")
 
 
 def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
             (Path(folder) / "paper.pdf").write_bytes(printed)
         assert await tab.run(paper) == "#12161c"
 
-    looked_at(tmp_path, golden().to_html(), look, "dark")
+    open_page(tmp_path, golden().to_html(), look, "dark")
 
 
 def test_page_shows_holes(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_page_shows_holes(tmp_path: Path) -> None:
         await tab.press("ArrowDown")
         assert "[82, 123)" in await tab.run("document.querySelector('.detail').textContent")
 
-    looked_at(tmp_path, report.to_html(), look, "hole")
+    open_page(tmp_path, report.to_html(), look, "hole")
 
 
 def test_page_does_not_run_hostile_texts(tmp_path: Path) -> None:
@@ -180,11 +180,11 @@ def test_page_does_not_run_hostile_texts(tmp_path: Path) -> None:
         assert names[0] == f"{HOSTILE[0]}-0"
         assert len(names) == len(HOSTILE)
 
-    looked_at(tmp_path, page(hostile), look, "hostile")
+    open_page(tmp_path, page(hostile), look, "hostile")
 
 
 def test_content_security_policy_blocks_injected_script(tmp_path: Path) -> None:
-    """Even if text became HTML by mistake, the browser runs none of it."""
+    """Even if text became HTML by mistake, the browser would not run it."""
     chromium()
     html = golden().to_html()
     file = tmp_path / "broken.html"
@@ -213,5 +213,5 @@ def test_page_of_100_000_segments_opens_in_two_seconds(tmp_path: Path) -> None:
         await tab.press("o")
 
     # The machine may be busy, so the fastest of three counts.
-    times = [looked_at(tmp_path, html, look, "large") for _ in range(3)]
+    times = [open_page(tmp_path, html, look, "large") for _ in range(3)]
     assert min(times) <= 2, times

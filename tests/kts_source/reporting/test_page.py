@@ -90,7 +90,7 @@ def test_hostile_texts_are_escaped(text: str) -> None:
     audit = AuditReport("metadata", NOW_MS, text, (finding,), ())
     html = page(replace(report.facts, uri=text, partitions=(mark,), segments=columns, audit=audit))
     plain = report.to_html()
-    html.encode()  # all of it can be encoded as UTF-8
+    html.encode()  # the page can be encoded as UTF-8
     parsed, before = read_page(html), read_page(plain)
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in before.tags]
     assert html.count("<script") == plain.count("<script") == 2

@@ -31,8 +31,9 @@ class FakeCloud(HttpDouble):
     """One object of `DATA` under every key.
 
     Attributes:
-        read: Gives the answer to a ranged read of [start, stop) instead of the right one.
-        next_token: The token of the page after the one with this token; `None` ends the listing.
+        read: Returns a replacement for the response to a ranged read of [start, stop).
+        next_token: Returns the token of the page after the one with this token; `None` ends the
+            listing.
         seen: Method, path with query, and headers of every request.
     """
 

@@ -1,4 +1,4 @@
-"""An HTTP server in a thread; the doubles of stores answer through it."""
+"""An HTTP server in a thread, which test doubles of stores use."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ObjectStoreSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def tree(cls, make_place: Callable[[], Place]) -> Iterator[ObjectStore]:
-        """A store on a filled place that all tests share and none changes."""
+        """A store with content that all tests share and no test changes."""
         place = make_place()
         for key, data in TREE.items():
             place.put(key, data)

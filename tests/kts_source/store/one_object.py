@@ -1,4 +1,4 @@
-"""An S3 server with one object that records requests and can give wrong answers."""
+"""An S3 server with one object that records requests and can return wrong responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 
 class OneObject(HttpDouble):
-    """Serves one object under every key. Records requests, and can answer wrongly."""
+    """Serves one object under every key. Records requests, and can return wrong responses."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []

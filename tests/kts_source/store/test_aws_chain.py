@@ -1,4 +1,6 @@
-"""Every source of the AWS credential chain, against services on loopback, and what expires."""
+"""Tests every source of the AWS credential chain against services on loopback, and expiring
+keys.
+"""
 
 from __future__ import annotations
 
@@ -274,7 +276,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
     tmp_path: Path,
     source: str,
 ) -> None:
-    """The keys hold for less than the margin before which botocore must renew them."""
+    """The keys are valid for less time than botocore's renewal margin."""
     prepare(source, issuer, monkeypatch, tmp_path)
     issuer.seconds = 5.0
     with opened(server, **reader) as store:

@@ -201,7 +201,7 @@ def test_second_refusal_raises_access_denied(service: OneObject, gives: bool) ->
 
 
 class Hiccup(Login):
-    """Fails as if the metadata server did not answer."""
+    """Fails as if the metadata server did not respond."""
 
     def maybe_refresh(self) -> None:
         raise OSError("no token")

@@ -75,7 +75,7 @@ def test_credential_provider_timeout_fails_the_read(
 
 
 def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
-    """Locks that another thread held at the fork are replaced."""
+    """A child replaces the locks that another thread had acquired at the fork."""
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
     with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:

@@ -41,11 +41,11 @@ class TlsCloud:
     """A `FakeCloud` with TLS.
 
     Attributes:
-        cloud: Gives the answers.
-        url: For the name in its certificate.
+        cloud: Returns the responses.
+        url: URL with the name in its certificate.
         handshakes: One entry per connection, true if it resumed a session.
-        record_bytes: The size of the records it sends; `None` leaves that to the library.
-        closes: True closes the connection after each answer.
+        record_bytes: Size of the TLS records; `None` for the library's default.
+        closes: True to close the connection after each response.
     """
 
     cloud: FakeCloud
