@@ -1,3 +1,4 @@
-"""Speed, measured against physical bounds and other libraries in the same run; see `python -m
-benchmarks --help`.
+"""Measures speed against physical bounds and other libraries in the same run.
+
+See `python -m benchmarks --help`.
 """

@@ -1,10 +1,9 @@
-"""`python -m benchmarks [PART...] [--quick] [--json FILE]`: all parts, or those that are named.
+"""`python -m benchmarks [PART...] [--quick] [--json FILE]`: runs all parts, or the named ones.
 
-A quick run leaves out loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture and export
-unless they are named.
-A full run leaves build/bench/results.json and results.png; `--results` also renews
-benchmarks/RESULTS.md and its figure from them. `--from-json benchmarks/RESULTS.json NEW.json`
-renews the parts that a later run measured.
+A quick run skips loopback_s3, typed_peers, hybrid, fetch, plan, audit, picture and export unless
+they are named. A full run writes build/bench/results.json and results.png; `--results` also updates
+benchmarks/RESULTS.md and its figure. `--from-json benchmarks/RESULTS.json NEW.json` updates the
+parts that a later run measured.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ PARTS: Final = (
     "picture",
     "export",
 )
-# What a quick run leaves out unless it is named.
+# Parts that a quick run skips unless they are named.
 LONG_PARTS: Final = frozenset(
     {"loopback_s3", "typed_peers", "hybrid", "fetch", "plan", "audit", "picture", "export"}
 )
@@ -82,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     bench = Bench(options.quick)
     wanted = set(options.parts or set(PARTS) - (LONG_PARTS if options.quick else set()))
     about = machine()
-    # So that sessions and the broker end with this process when it is told to end.
+    # A SIGTERM becomes an exit, so that sessions and the broker end with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     report = bench.report
     path = options.json or FOLDER / ("quick.json" if options.quick else "results.json")
@@ -91,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
             if part in wanted:
                 _run(part, bench)
                 about["others"] = bench.others
-                # After every part: a run that is cut off keeps what it has found.
+                # Writes after every part, so that an interrupted run keeps its results.
                 write_json(report, about, path, quick=options.quick)
     finally:
         bench.close()
@@ -112,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(part: str, bench: Bench) -> None:
-    """Runs one part and prints what it gave; what cannot be run or fails is noted."""
+    """Runs one part and prints its rows. Records the reason if the part is skipped or fails."""
     measure = importlib.import_module(f"benchmarks.{part}").run
     started = time.perf_counter()
     try:

@@ -1,5 +1,7 @@
-"""What each stage of a scan takes by itself, on the bytes of one shape of records: the parts of the
-additive bound, and of the budget what the scan's own metrics do not tell apart.
+"""Measures each stage of a scan separately, on the bytes of one kind of records.
+
+The sum of the stages is the additive bound. The budget uses the stages that the scan's own metrics
+do not separate.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ _COLUMNS: Final = tuple(name for name in DEFAULT_COLUMNS if name in RECORD_COLUM
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Seconds a record, each of the library or the plain decoder alone, on one core.
+    """Seconds per record of each library or of the plain decoder alone, on one core.
 
     Attributes:
-        frame: Walking from header to header without decoding anything.
+        frame: Walking from header to header without decoding.
         crc: CRC-32C of the stored batches.
-        codec: The batches' codec; 0 for none.
+        codec: The batches' codec; 0 without a codec.
         chunk: zstd of chunks; 0 if they are not compressed.
         decrypt: AES-GCM of chunks; 0 if they are not encrypted.
-        plain: Batches of the same records without codec to Arrow, framing and CRC among it.
+        plain: Decoding uncompressed batches of the same records to Arrow, with framing and CRC.
     """
 
     frame: float
@@ -50,12 +52,12 @@ class Alone:
 
     @property
     def added(self) -> float:
-        """What a scan has to do besides handing rows to Spark."""
+        """Returns the sum of all stages, without the transfer of rows to Spark."""
         return self.codec + self.chunk + self.decrypt + self.plain
 
 
 def measure_alone(shape: TierShape, *, repeats: int) -> Alone:
-    """Every stage of this shape."""
+    """Measures every stage for this shape."""
     stored, plain = _batches(shape, shape.codec), _batches(shape, "none")
     records = len(stored.sizes) * stored.records_per_batch
     starts = np.concatenate(([0], np.cumsum(stored.sizes)))
@@ -99,7 +101,7 @@ def _decode(data: bytes, *, start_offset: int = 0, check_crcs: bool = True) -> N
 
 
 def _chunks(log: bytes, shape: TierShape, repeats: int) -> tuple[float, float]:
-    """Seconds of zstd and of AES-GCM for the whole log in chunks."""
+    """Returns the seconds of zstd and of AES-GCM for the full log in chunks."""
     chunks = [log[start : start + _CHUNK] for start in range(0, len(log), _CHUNK)]
     chunk = decrypt = 0.0
     if shape.compression:

@@ -1,5 +1,8 @@
-"""Audits on one core: every byte against the checksum and the codec alone, and the manifests and
-side files of 100,000 segments on a store that takes 20 ms a request, at first and again.
+"""Measures audits on one core.
+
+One part checks every byte and compares it with checksum and codec alone. The other audits the
+manifests and side files of 100,000 segments on a store that takes 20 ms per request, first without
+and then with a cache.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Measured:
     """One audit of the simulated tier.
 
     Attributes:
-        grown_bytes: By how much the process grew at its largest.
+        grown_bytes: Growth of the process up to its peak.
     """
 
     wall_seconds: float
@@ -51,10 +54,10 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """All figures.
+    """Returns all figures.
 
     Args:
-        quick: A tenth of the bytes and of the segments; the same goals.
+        quick: Uses a tenth of the bytes and of the segments, with the same goals.
     """
     return [*_bytes(quick), *_metadata(50 if quick else 500)]
 
@@ -67,7 +70,7 @@ def _bytes(quick: bool) -> list[Row]:
         TierShape(value_bytes=100, log_bytes=log_bytes, compression=True, payload="json")
     )
     frames, memory = _frames(packed), bytearray(64 * _MIB)
-    # Processor time of all threads: some of an audit's are not this one.
+    # Processor time of all threads, because an audit uses several.
     checked, bound, undone, codec, least = best_seconds(
         _audit(plain),
         lambda: _read_and_check(plain),
@@ -99,7 +102,7 @@ def _audit(tier: Tier) -> Callable[[], object]:
 
 
 def _read_and_check(tier: Tier) -> None:
-    """Reads every log into the same memory, and takes the CRC-32C of what is there."""
+    """Reads every log into the same memory and computes its CRC-32C."""
     memory = mmap.mmap(-1, 8 * _MIB)
     array = np.frombuffer(memory, np.uint8)
     for path in sorted(tier.path.glob("*/*/*.log")):
@@ -110,7 +113,7 @@ def _read_and_check(tier: Tier) -> None:
 
 
 def _frames(tier: Tier) -> list[bytes]:
-    """The stored chunks of a tier."""
+    """Returns the stored chunks of a tier."""
     frames = []
     tasks = plan_scan(parse_options(tier.options)).tasks
     found = {part.objects.log.key: part.objects for task in tasks for part in task.slices}
@@ -124,7 +127,10 @@ def _frames(tier: Tier) -> list[bytes]:
 
 
 def _undo(frames: Sequence[bytes], memory: bytearray, *, and_check: bool = False) -> None:
-    """Decompresses chunks from memory into the same memory; takes the CRC-32C of what is there."""
+    """Decompresses chunks from memory into the same memory.
+
+    Computes the CRC-32C if `and_check` is set.
+    """
     array = np.frombuffer(memory, np.uint8)
     decompressor = zstandard.ZstdDecompressor()
     for frame in frames:

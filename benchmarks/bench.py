@@ -1,4 +1,4 @@
-"""What the parts of one run share: Spark sessions, a broker, and the taking of turns."""
+"""Shared state of the parts of one run: Spark sessions, a broker, and runs in turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LATE_SECONDS: Final = 20 * 60
 
 
 class SkippedError(Exception):
-    """A part or a peer that this machine cannot run; the text is the reason."""
+    """Raised if this machine cannot run a part or a peer. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Contestant:
 
     Attributes:
         session: Name of a session of `Bench`.
-        query: What it runs.
-        other_pid: A process whose processor time counts as well, such as a broker.
+        query: The query to run.
+        other_pid: A process whose processor time is added, such as a broker.
     """
 
     session: str
@@ -49,42 +49,42 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Runs of one contestant, one a round."""
+    """Runs of one contestant, one per round."""
 
     runs: tuple[Run, ...]
 
     @property
     def seconds(self) -> float:
-        """Median wall time."""
+        """Returns the median wall time."""
         return statistics.median(run.seconds for run in self.runs)
 
     @property
     def processor(self) -> float:
-        """Median processor time."""
+        """Returns the median processor time."""
         return statistics.median(run.processor for run in self.runs)
 
     def median(self, get: Callable[[Run], float]) -> float:
-        """Median of anything."""
+        """Returns the median of a value of each run."""
         return statistics.median(get(run) for run in self.runs)
 
     def times_faster_than(self, other: Timings) -> float:
-        """Median over rounds of how often this one would run while the other runs once."""
+        """Returns the median over rounds of the other's time divided by this one's."""
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs)
 
     def processor_share_of(self, other: Timings) -> float:
-        """Median over rounds of this one's processor time by the other's."""
+        """Returns the median over rounds of this one's processor time divided by the other's."""
         pairs = zip(self.runs, other.runs, strict=True)
         return statistics.median(ours.processor / theirs.processor for ours, theirs in pairs)
 
 
 @dataclass(slots=True)
 class Bench:
-    """One run.
+    """One run of the benchmarks.
 
     Attributes:
-        quick: Small inputs, few repeats.
-        report: Where parts leave their budgets and what they skip.
+        quick: Uses small inputs and few repeats.
+        report: Collects budgets and skipped parts.
     """
 
     quick: bool
@@ -96,11 +96,11 @@ class Bench:
 
     @property
     def repeats(self) -> int:
-        """Rounds that count, after one that warms up."""
+        """Returns the number of measured rounds, after one warm-up round."""
         return 1 if self.quick else 5
 
     def session(self, name: str) -> Session:
-        """The session of that name, started at its first use.
+        """Returns the session of that name, and starts it on the first call.
 
         Raises:
             SkippedError: There is no environment for it.
@@ -116,10 +116,10 @@ class Bench:
         return self._sessions[name]
 
     def broker(self) -> FilledBroker:
-        """A broker with topics, started at its first use.
+        """Returns a broker with topics, and starts it on the first call.
 
         Raises:
-            SkippedError: Java or Maven is not there.
+            SkippedError: Java or Maven is missing.
         """
         if self._broker is None:
             from benchmarks.brokers import filled_broker
@@ -131,7 +131,7 @@ class Bench:
         return self._broker
 
     def say(self, text: str) -> None:
-        """Shows that the run goes on, on standard error."""
+        """Writes progress to standard error."""
         passed = time.monotonic() - self._began
         print(f"{passed:7.1f} s  {text}", file=sys.stderr, flush=True)
 
@@ -142,7 +142,7 @@ class Bench:
 
     @property
     def others(self) -> dict[str, str]:
-        """Versions of what ran in processes of its own."""
+        """Returns the library versions of the sessions' processes."""
         found = {name: session.spark_version for name, session in self._sessions.items()}
         if self._broker is not None:
             from tests.integration.kafka_jars import KAFKA_VERSION, SPARK_KAFKA
@@ -151,13 +151,13 @@ class Bench:
         return found
 
     def folder(self) -> Path:
-        """A fresh scratch folder that goes with the run."""
+        """Returns a new scratch folder, which is deleted after the run."""
         path = tempfile.mkdtemp(prefix="kts-bench-")
         self._resources.callback(shutil.rmtree, path, ignore_errors=True)
         return Path(path)
 
     def run(self, contestant: Contestant) -> Run:
-        """Runs it once."""
+        """Runs a contestant once."""
         run = self.session(contestant.session).run(contestant.query, other_pid=contestant.other_pid)
         query = contestant.query
         self.say(f"{contestant.session}, {query.source} → {query.sink}: {run.seconds:.2f} s")
@@ -166,9 +166,9 @@ class Bench:
     def in_turns(
         self, contestants: Mapping[str, Contestant], *, repeats: int | None = None
     ) -> dict[str, Timings]:
-        """Every contestant once a round; the first round warms up and does not count.
+        """Runs every contestant once per round; the first round is a warm-up.
 
-        A run that takes long already goes on with fewer rounds.
+        A run that already took long uses fewer rounds.
         """
         runs: dict[str, list[Run]] = {name: [] for name in contestants}
         for number in range((repeats or self.repeats) + 1):
@@ -182,7 +182,10 @@ class Bench:
         return {name: Timings(tuple(found)) for name, found in runs.items()}
 
     def unless_skipped(self, title: str, part: Callable[[Bench], list[Row]]) -> list[Row]:
-        """The rows of a part of a part; none where this machine cannot run it, which is noted."""
+        """Returns the rows of a part.
+
+        If this machine cannot run it, records the reason and returns none.
+        """
         try:
             return part(self)
         except SkippedError as skipped:
@@ -191,7 +194,7 @@ class Bench:
             return []
 
     def close(self) -> None:
-        """Ends sessions and broker, removes scratch folders."""
+        """Ends sessions and broker, and removes scratch folders."""
         self._resources.close()
 
     @staticmethod
@@ -210,7 +213,7 @@ class Bench:
 
     @staticmethod
     def need(*tools: str) -> None:
-        """Raises `SkippedError` where a program is not there."""
+        """Raises `SkippedError` if a program is missing."""
         missing = [tool for tool in tools if shutil.which(tool) is None]
         if missing:
             raise SkippedError(f"not on PATH: {', '.join(missing)}")
@@ -226,16 +229,16 @@ def ceiling(
     codec: str = "none",
     key: str = "",
 ) -> Query:
-    """Prebuilt batches of the same schema and sizes, from as many tasks.
+    """Returns a query of prebuilt batches with the same schema and sizes, from as many tasks.
 
     Args:
-        columns: Of the table.
-        rows: Of all tasks.
-        tasks: How many.
-        value_bytes: Of each value.
-        logs: Pattern of the log files that libraries read, undo, check and copy meanwhile, if they
-            do; see `LibraryWork`.
-        codec: Of their batches.
+        columns: Columns of the table.
+        rows: Rows of all tasks.
+        tasks: Number of tasks.
+        value_bytes: Size of each value.
+        logs: Pattern of log files that libraries read, decode, check and copy at the same time;
+            see `LibraryWork`. Empty for none.
+        codec: Codec of their batches.
         key: File of their private key.
     """
     shape = {

@@ -1,9 +1,9 @@
-"""A real broker on loopback with the topics that peers and we read: the same bytes for all.
+"""A real broker on loopback whose topics peers and this library read: the same bytes for all.
 
-`small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, which our
-source reads from its folder); `small-hot` and `large-hot` hold the same records on the broker's
-disk and in the page cache. A quick run has the small ones alone. Records are dated over 30 days.
-`aborts` has 5 % of its records in aborted transactions.
+`small` and `large` have their closed segments in the tier only (`LocalTieredStorage`, whose folder
+this library reads); `small-hot` and `large-hot` have the same records on the broker's disk and in
+the page cache. A quick run has only the small ones. Records are dated over 30 days. `aborts` has 5
+% of its records in aborted transactions.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Topic:
     """A filled topic.
 
     Attributes:
-        value_bytes: Of every record.
-        stops: Partition to the exclusive end that all readers are given: the tier's.
-        first_ms: Date of each partition's first record.
-        step_ms: Between records of a partition.
+        value_bytes: Size of every value.
+        stops: Maps a partition to its exclusive end in the tier, where all readers stop.
+        first_ms: Timestamp of each partition's first record.
+        step_ms: Time between records of a partition.
     """
 
     name: str
@@ -57,25 +57,25 @@ class Topic:
 
     @property
     def records(self) -> int:
-        """Offsets below the stops."""
+        """Returns the number of records below the stops."""
         return sum(self.stops.values())
 
     @property
     def ends(self) -> str:
-        """Option `endingOffsets`."""
+        """Returns option `endingOffsets`."""
         return json.dumps({self.name: {str(number): stop for number, stop in self.stops.items()}})
 
     def date_ms(self, share: float) -> int:
-        """The date so far into every partition's offsets, 0 to 1."""
+        """Returns the timestamp at this share of every partition's offsets, 0 to 1."""
         return FIRST_MS + int(share * min(self.stops.values()) * self.step_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Topics to fill.
+    """A topic to fill.
 
     Attributes:
-        count: Records.
+        count: Number of records.
     """
 
     name: str
@@ -95,14 +95,17 @@ class FilledBroker:
     """A running broker with its topics.
 
     Attributes:
-        topics: By name.
+        topics: Topics by name.
     """
 
     broker: Broker
     topics: Mapping[str, Topic]
 
     def through_broker(self, topic: str, **changes: object) -> Query:
-        """What Spark's own Kafka source reads; `changes` to the query, `options` are added."""
+        """Returns the query for Spark's own Kafka source.
+
+        `changes` replaces fields of the query; its `options` are added.
+        """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
             "subscribe": topic,
@@ -112,7 +115,7 @@ class FilledBroker:
         return _query("kafka", options, changes)
 
     def from_tier(self, topic: str, **changes: object) -> Query:
-        """The same rows as our source reads them."""
+        """Returns the query for the same rows from the tier."""
         options = {
             "path": str(self.broker.tier),
             "layout": "local-tiered-storage",
@@ -121,7 +124,9 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def from_brokers(self, topic: str, **changes: object) -> Query:
-        """What `through_broker` reads, as our source reads it from the same broker."""
+        """Returns the query for the rows of `through_broker`, read by this library from the same
+        broker.
+        """
         options = {
             "kafka.bootstrap.servers": self.broker.bootstrap,
             "subscribe": topic,
@@ -130,7 +135,7 @@ class FilledBroker:
         return _query("tiered-kafka", options, changes)
 
     def logs(self, topic: str) -> str:
-        """Pattern of the files of a topic in the tier."""
+        """Returns the pattern of a topic's files in the tier."""
         return f"{self.broker.tier}/kafka-tiered-storage/{topic}-[0-9]-*/*.log"
 
 
@@ -144,12 +149,12 @@ def _query(source: str, options: dict[str, str], changes: dict[str, object]) -> 
 def filled_broker(
     folder: Path, *, quick: bool, say: Callable[[str], object]
 ) -> Iterator[FilledBroker]:
-    """Starts a broker, fills it, waits until the tier has what it is to have.
+    """Starts a broker, fills it, and waits until the tier is complete.
 
     Args:
-        folder: Empty; holds all of it.
-        quick: Less data.
-        say: Told how far it is.
+        folder: An empty folder for all files.
+        quick: Writes less data.
+        say: Called with progress messages.
     """
     kinds = _QUICK if quick else _FULL
     segment = str((16 if quick else 64) << 20)
@@ -180,7 +185,9 @@ def filled_broker(
 
 
 class _Values:
-    """Text like JSON, cut from a pool at random places, which is faster than making each."""
+    """Generates JSON-like text, cut from a pool at random positions, which is faster than
+    generating each.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -188,9 +195,9 @@ class _Values:
         self._pool = b"".join(json_text(self._random, 1000) for _ in range(_POOL_BYTES // 1000))
 
     def next(self) -> bytes:
-        """One value."""
-        at = int(self._random.random() * (len(self._pool) - self._size))
-        return self._pool[at : at + self._size]
+        """Returns the next value."""
+        position = int(self._random.random() * (len(self._pool) - self._size))
+        return self._pool[position : position + self._size]
 
 
 def _producer(bootstrap: str, **settings: str) -> Producer:
@@ -199,7 +206,7 @@ def _producer(bootstrap: str, **settings: str) -> Producer:
             "bootstrap.servers": bootstrap,
             "log_level": 0,
             "linger.ms": 50,
-            "batch.size": 16 << 10,  # the size of the Java client
+            "batch.size": 16 << 10,  # the Java client's default
             "queue.buffering.max.messages": 400_000,
             "queue.buffering.max.kbytes": 400_000,
             **settings,
@@ -224,11 +231,11 @@ def fill(bootstrap: str, topic: str, count: int, value_bytes: int, **settings: s
     """Writes records to all partitions of a topic in turns.
 
     Args:
-        bootstrap: Where brokers are.
-        topic: It has `PARTITIONS` partitions.
-        count: Records of all of them.
-        value_bytes: Of each value.
-        settings: Of the producer, with `_` for `.`.
+        bootstrap: Address of the brokers.
+        topic: A topic with `PARTITIONS` partitions.
+        count: Number of records in all partitions.
+        value_bytes: Size of each value.
+        settings: Settings of the producer, with `_` for `.`.
     """
     fill_with(bootstrap, topic, count, _Values(value_bytes).next, **settings)
 
@@ -236,7 +243,7 @@ def fill(bootstrap: str, topic: str, count: int, value_bytes: int, **settings: s
 def fill_with(
     bootstrap: str, topic: str, count: int, next_value: Callable[[], bytes], **settings: str
 ) -> None:
-    """As `fill`, of values that are given one by one."""
+    """Writes records like `fill`, with values from a function."""
     given = {name.replace("_", "."): text for name, text in settings.items()}
     producer = _producer(bootstrap, **given)
     each = count // PARTITIONS
@@ -261,12 +268,12 @@ def _fill_with_aborts(bootstrap: str, count: int) -> None:
             ms = FIRST_MS + number
             _send(producer, "aborts", number % PARTITIONS, number, values.next(), ms)
         if start // _TXN_RECORDS % 20 == 7:
-            producer.flush(60)  # so that there is something to abort
+            producer.flush(60)  # leaves records to abort
             producer.abort_transaction(60)
         else:
             producer.commit_transaction(60)
 
 
 def some_key(topic: Topic) -> bytes:
-    """A key that each partition of the topic holds once."""
+    """Returns a key that each partition of the topic contains once."""
     return (min(topic.stops.values()) // 2).to_bytes(KEY_BYTES, "big")

@@ -1,4 +1,4 @@
-"""What Python has without us: confluent-kafka's messages, put into Arrow as anyone would."""
+"""Baseline for Python without this library: messages of confluent-kafka, converted to Arrow."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Consumed:
     """One run of the consumer.
 
     Attributes:
-        speed: Records a second.
-        processor: Processor seconds a record, of all its threads.
+        speed: Records per second.
+        processor: Processor seconds per record, of all its threads.
     """
 
     speed: float
@@ -57,13 +57,13 @@ class Consumed:
 
 
 def consumed(bootstrap: str, topic: str, starts: Mapping[int, int], most: int) -> Consumed:
-    """Reads records in a process of its own.
+    """Reads records in its own process.
 
     Args:
-        bootstrap: Where brokers are.
-        topic: Its name.
-        starts: Partition to the first offset.
-        most: So many records; what the client fetches beyond them costs it time as well.
+        bootstrap: Address of the brokers.
+        topic: Name of the topic.
+        starts: Maps a partition to its first offset.
+        most: Number of records. The client's prefetch beyond them costs time too.
     """
     words = json.dumps({str(number): at for number, at in starts.items()})
     output = subprocess.run(

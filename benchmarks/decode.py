@@ -1,6 +1,7 @@
-"""Log bytes to Arrow on one core, CRC on: the kernels against memcpy, CRC, the codecs and aiokafka.
+"""Decodes log bytes to Arrow on one core, with CRC: the kernels against memcpy, CRC, the codecs and
+aiokafka.
 
-Every ratio is taken between figures of one run.
+Every ratio compares figures of the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MEGA = 1e6
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Every line of the speed table, with the bounds it is held against."""
+    """Returns every row of the speed table, with its bounds."""
     total = (8 << 20) if quick else (48 << 20)
     repeats = 5 if quick else 15
     small = _log(_SMALL, total)
@@ -162,7 +163,9 @@ def _offsets_only(log: LogBytes, repeats: int) -> list[Row]:
 
 
 def codec_alone(codec: str, payloads: list[bytes]) -> Callable[[], object]:
-    """What the codec's library takes for these payloads, called as directly as Kafka allows."""
+    """Returns the seconds of the codec's library for these payloads, called as directly as Kafka
+    allows.
+    """
     if codec == "zstd":
         decompressor = zstandard.ZstdDecompressor()
         return lambda: [
@@ -173,7 +176,7 @@ def codec_alone(codec: str, payloads: list[bytes]) -> Callable[[], object]:
         return lambda: [lz4.frame.decompress(payload) for payload in payloads]
     if codec == "gzip":
         return lambda: [zlib.decompress(payload, 31) for payload in payloads]
-    # One raw block behind the 16 bytes of stream header and the 4 of its length.
+    # One raw block follows 16 bytes of stream header and 4 bytes of length.
     blocks = [payload[20:] for payload in payloads]
     return lambda: [cramjam.snappy.decompress_raw(block) for block in blocks]
 
@@ -188,7 +191,7 @@ def _compressed(codec: str, total: int, repeats: int) -> list[Row]:
         codec="none",
         distinct=32,
     )
-    # The same records uncompressed, as often as they occur in the compressed log.
+    # The same uncompressed records, as often as they occur in the compressed log.
     plain = make_log(
         value_bytes=_SMALL,
         records_per_batch=per_batch,
@@ -229,9 +232,9 @@ print(time.perf_counter() - wall, time.process_time() - processor, batch.num_row
 
 
 def _first_batch(log: LogBytes, repeats: int) -> list[Row]:
-    """From the imports of numba and pyarrow to the first batch, in processes of their own.
+    """Measures from the imports of numba and pyarrow to the first batch, in new processes.
 
-    Python's bytecode and numba's machine code are on disk by then, as in any but the first run.
+    Python's bytecode and numba's machine code are already on disk, as in any run but the first.
     """
     data = log.data[: log.starts[min(len(log.starts) - 1, 100)]].tobytes()
     figures = []

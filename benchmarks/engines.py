@@ -1,4 +1,6 @@
-"""Scans without Spark: `kts_source.scan` in one thread and two, and the engines on top of it."""
+"""Measures scans without Spark: `kts_source.scan` in one and two threads, and engines that use
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ _SQL: Final = (
 
 
 def run(bench: Bench) -> list[Row]:
-    """All rows; a quick run has a fourth of the bytes. What this machine cannot run is left out."""
+    """Returns all rows.
+
+    A quick run has a fourth of the bytes. Benchmarks that this machine cannot run are skipped.
+    """
     rows = []
     for value_bytes, what, least in ((100, "100 B", 1.6), (1000, "1 KB", 1.3)):
         shape = TierShape(value_bytes, 1 << 30, partitions=4, segment_bytes=64 << 20)
@@ -86,7 +91,7 @@ def _one_thread(tier: Tier, what: str, rounds: int) -> list[Row]:
 
 
 def _aggregates(tier: Tier, what: str, rounds: int) -> list[Row]:
-    """Polars and DuckDB over the stream, against the stream and the same from memory."""
+    """Compares Polars and DuckDB on the stream with the stream alone and with data in memory."""
     columns = ["partition", "offset", "value", "timestamp"]
     scan = kts_source.scan(tier.options).select(columns)
     table = scan.to_table()

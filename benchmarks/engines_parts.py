@@ -1,4 +1,4 @@
-"""What a scan without Spark cannot do without: bytes read, and bytes decoded, each by itself."""
+"""Lower bounds of a scan without Spark: reading the bytes, and decoding them, each separately."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WINDOW: Final = 8 << 20
 
 
 def read(logs: Sequence[Path]) -> None:
-    """Reads files and nothing else."""
+    """Reads files and does nothing else."""
     memory = memoryview(bytearray(_WINDOW))
     for path in logs:
         with path.open("rb", buffering=0) as file:
@@ -25,7 +25,7 @@ def read(logs: Sequence[Path]) -> None:
 
 
 def read_and_decode(logs: Sequence[Path]) -> None:
-    """Reads a window and decodes it, by turns, and nothing else."""
+    """Reads and decodes windows in turns, and does nothing else."""
     memory = memoryview(bytearray(_WINDOW))
     for path in logs:
         decoder = _decoder()
@@ -47,7 +47,7 @@ def _decoder() -> RecordDecoder:
 
 
 def decode(log: bytes, repeats: int) -> None:
-    """Decodes the bytes of a log from memory so many times."""
+    """Decodes the bytes of a log from memory, `repeats` times."""
     view = memoryview(log)
     for _ in range(repeats):
         decoder = _decoder()

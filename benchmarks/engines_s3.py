@@ -1,4 +1,6 @@
-"""Scans without Spark from a real S3 server: what the client costs, and how soon rows are there."""
+"""Measures scans without Spark from a real S3 server: cost of the client, and time to the first
+rows.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,23 @@ if TYPE_CHECKING:
 
 _FAR: Final = (0.06, 90e6)
 _AT_A_TIME: Final = 16
-"""Requests of 8 MiB that the defaults of `prefetchBytes` and `maxConcurrentRequests` allow."""
+"""Number of 8 MiB requests that the defaults of `prefetchBytes` and `maxConcurrentRequests`
+allow.
+"""
 _OF_GOALS: Final = "1 KB"
-"""Per gigabyte, small records cost more for what is no store's doing."""
-# An argument that changes nothing, but that only s3fs knows.
+"""Only this size has goals: small records cost more per gigabyte for reasons other than the
+store.
+"""
+# An argument without effect that only s3fs supports.
 _BY_S3FS: Final = {"storageOptions": '{"use_ssl": true}'}
 
 
 def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
-    """The client's processor time with either library, what a store's latency costs, and the first
-    rows from afar.
+    """Returns the client's processor time with either library, the cost of latency, and the time to
+    the first rows.
 
     Raises:
-        SkippedError: There is no versitygw.
+        SkippedError: versitygw is not installed.
     """
     program = server_program()
     if program is None:
@@ -65,36 +71,40 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
             "far": far,
         }
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            name: partial(_drained, given, tier.records) for name, given in options.items()
+            name: partial(_drained, source_options, tier.records)
+            for name, source_options in options.items()
         }
         ranges = _ranges(tier)
         contestants["ranges"] = partial(_read, direct, ranges)
         contestants["obstore"] = partial(_fetched, _bare_store(direct), ranges)
         contestants["decode"] = partial(_decoded, tier)
         contestants["plan"] = partial(_planned, direct)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+        runs_by_name: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
         for number in range(bench.repeats + 1):
             for name, run in contestants.items():
                 times = run()
-                if number:  # the first one warms up
-                    found[name].append(times)
+                if number:  # the first round is a warm-up
+                    runs_by_name[name].append(times)
         soon = [_ten(far) for _ in range(bench.repeats + 1)][1:]
     costs, speeds = (
         {
-            name: statistics.median(one[at] for one in runs) / (tier.stored_bytes / 1e9)
-            for name, runs in found.items()
+            name: statistics.median(one[index] for one in runs) / (tier.stored_bytes / 1e9)
+            for name, runs in runs_by_name.items()
         }
-        for at in (1, 0)
+        for index in (1, 0)
     )
-    seconds = {name: statistics.median(one[0] for one in runs) for name, runs in found.items()}
+    seconds = {
+        name: statistics.median(one[0] for one in runs) for name, runs in runs_by_name.items()
+    }
     start = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
     share = statistics.median(
-        near[0] / far[0] for near, far in zip(found["near"], found["far"], strict=True)
+        near[0] / far[0]
+        for near, far in zip(runs_by_name["near"], runs_by_name["far"], strict=True)
     )
     parts = statistics.median(
         (ranges[1] + decode[1] + plan[1]) / whole[1]
         for ranges, decode, plan, whole in zip(
-            *(found[part] for part in ("ranges", "decode", "plan", "own")), strict=True
+            *(runs_by_name[part] for part in ("ranges", "decode", "plan", "own")), strict=True
         )
     )
     name = f"S3 on loopback, {what}, processor time of the client, decoding included"
@@ -128,7 +138,7 @@ def s3_rows(bench: Bench, *, tier: Tier, what: str) -> list[Row]:
 
 
 def _drained(options: Mapping[str, str], records: int) -> tuple[float, float]:
-    """Seconds without the plan, and processor seconds of this process with it."""
+    """Returns seconds without the plan, and processor seconds of this process with it."""
     own = time.process_time()
     scan = kts_source.scan(options)
     assert scan.plan.tasks
@@ -160,7 +170,7 @@ def _bare_store(options: Mapping[str, str]) -> S3Store:
 
 
 def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
-    """The segments' bytes in requests as a scan makes them."""
+    """Returns the byte ranges of the segments, cut into requests like those of a scan."""
     return [
         (path.relative_to(tier.path).as_posix(), start, min(start + ENOUGH_REQUEST_BYTES, size))
         for path in sorted(tier.path.glob("*/*/*.log"))
@@ -172,7 +182,9 @@ def _ranges(tier: Tier) -> list[tuple[str, int, int]]:
 def _read(
     options: Mapping[str, str], ranges: Sequence[tuple[str, int, int]]
 ) -> tuple[float, float]:
-    """Seconds and processor seconds of the requests alone, as many at a time as a scan makes."""
+    """Returns seconds and processor seconds of the requests alone, with the parallelism of a
+    scan.
+    """
     store = open_store(f"s3://{BUCKET}", storage_options_from(options))
 
     def size(wanted: tuple[str, int, int]) -> int:
@@ -185,7 +197,7 @@ def _read(
 
 
 def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[float, float]:
-    """The same by obstore, in pieces that can be counted: whole, it takes as much as is sent."""
+    """Measures the same requests with obstore, streamed in pieces to count the bytes."""
 
     async def one(key: str, start: int, stop: int) -> int:
         answer = await obstore.get_async(store, key, options={"range": (start, stop)})
@@ -206,14 +218,14 @@ def _fetched(store: S3Store, ranges: Sequence[tuple[str, int, int]]) -> tuple[fl
 
 
 def _planned(options: Mapping[str, str]) -> tuple[float, float]:
-    """The same of a plan."""
+    """Returns seconds and processor seconds of a plan."""
     began, own = time.perf_counter(), time.process_time()
     assert kts_source.scan(options).tasks
     return time.perf_counter() - began, time.process_time() - own
 
 
 def _decoded(tier: Tier) -> tuple[float, float]:
-    """The same of decoding as many bytes from memory."""
+    """Returns seconds and processor seconds of decoding the same bytes from memory."""
     logs = sorted(tier.path.glob("*/*/*.log"))
     log = logs[0].read_bytes()
     began, own = time.perf_counter(), time.process_time()

@@ -1,4 +1,6 @@
-"""The same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark 4.0."""
+"""Compares the same PySpark aggregate over all columns on Sail, on the newest Spark and on Spark
+4.0.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row]:
-    """Our source on Sail and on Spark.
+    """Measures this library's source on Sail and on Spark.
 
     Raises:
         SkippedError: There is no environment with Sail, or none with Spark 4.0.
@@ -25,11 +27,11 @@ def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row
     names = (SAIL_SERVER, NEWEST_SPARK, SPARK_4_0)
     contestants = {name: Contestant(name, query) for name in names}
     _same_rows(bench, contestants, tier.records)
-    found = bench.in_turns(contestants)
-    sail, newest = found[SAIL_SERVER], found[NEWEST_SPARK]
+    timings = bench.in_turns(contestants)
+    sail, newest = timings[SAIL_SERVER], timings[NEWEST_SPARK]
     what = f"{what}, aggregate of all columns"
     return [
-        *_speeds(found, tier.records, what),
+        *_speeds(timings, tier.records, what),
         at_least(
             f"Sail against the newest Spark, {what}", sail.times_faster_than(newest), "×", least
         ),
@@ -43,13 +45,13 @@ def against_spark(bench: Bench, tier: Tier, what: str, least: float) -> list[Row
 
 
 def against_kafka(bench: Bench) -> list[Row]:
-    """Our source on Sail against Spark's Kafka source, whose data is in the tier as well.
+    """Compares this library on Sail with Spark's Kafka source, whose data is in the tier as well.
 
     Raises:
         SkippedError: There is no environment with Sail or Spark 4.0, or no broker.
     """
     broker = bench.broker()
-    topic = next(one for one in broker.topics.values() if one.value_bytes == 100)
+    topic = next(candidate for candidate in broker.topics.values() if candidate.value_bytes == 100)
     contestants = {
         SAIL_SERVER: Contestant(SAIL_SERVER, broker.from_tier(topic.name, sink="aggregate")),
         "Spark's Kafka source": Contestant(
@@ -57,13 +59,13 @@ def against_kafka(bench: Bench) -> list[Row]:
         ),
     }
     _same_rows(bench, contestants, topic.records)
-    found = bench.in_turns(contestants)
+    timings = bench.in_turns(contestants)
     what = "100 B, data in the tier, aggregate of all columns"
     return [
-        *_speeds(found, topic.records, what),
+        *_speeds(timings, topic.records, what),
         at_least(
             f"Sail against Spark's Kafka source, {what}",
-            found[SAIL_SERVER].times_faster_than(found["Spark's Kafka source"]),
+            timings[SAIL_SERVER].times_faster_than(timings["Spark's Kafka source"]),
             "×",
             4.5,
         ),
@@ -72,15 +74,15 @@ def against_kafka(bench: Bench) -> list[Row]:
 
 def _same_rows(bench: Bench, contestants: Mapping[str, Contestant], records: int) -> None:
     for name, contestant in contestants.items():
-        found = bench.run(contestant).rows
-        if found != records:
-            raise AssertionError(f"{name}: {found} rows of {records}")
+        row_count = bench.run(contestant).rows
+        if row_count != records:
+            raise AssertionError(f"{name}: {row_count} rows of {records}")
 
 
-def _speeds(found: Mapping[str, Timings], records: int, what: str) -> list[Row]:
+def _speeds(timings: Mapping[str, Timings], records: int, what: str) -> list[Row]:
     return [
-        Row(f"{name}, {what}", records / one.seconds / 1e6, "M records/s").noted(
-            f"{one.processor / records * 1e9:.0f} ns of processor time a record"
+        Row(f"{name}, {what}", records / contestant_timings.seconds / 1e6, "M records/s").noted(
+            f"{contestant_timings.processor / records * 1e9:.0f} ns of processor time a record"
         )
-        for name, one in found.items()
+        for name, contestant_timings in timings.items()
     ]

@@ -1,4 +1,4 @@
-"""Two threads that read a tier in one process, against two processes that do."""
+"""Compares two threads that read a tier in one process with two processes."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from kts_source.read.task import ScanTask
 
 _SITTINGS: Final = 4
-"""Processes are started so often. How fast one is depends by some per cent on where its memory
-lies, as long as it lives.
+"""Number of process starts.
+
+The speed of a process varies by some per cent with its memory layout, and stays the same until it
+ends.
 """
 
 
 def drain(scan: Scan, threads: int, records: int) -> None:
-    """Takes all rows of a scan, as they come, and checks how many they are."""
+    """Reads all rows of a scan in any order, and checks their number."""
     with scan.to_reader(threads=threads, ordered=False) as reader:
         rows = sum(batch.num_rows for batch in reader)
     assert rows == records
 
 
 def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
-    """Rows of `scan().to_reader()`, and of what the system and Python allow.
+    """Measures `scan().to_reader()`, and the bounds that the system and Python set.
 
-    Each contestant has processes of its own, with nothing else in them.
+    Each contestant runs in its own processes, which do nothing else.
     """
     logs = sorted(tier.path.glob("*/*/*.log"))
     scan = kts_source.scan(tier.options)
@@ -93,10 +95,10 @@ def thread_rows(tier: Tier, what: str, rounds: int) -> list[Row]:
 
 
 class _Processes:
-    """Processes that do their work each time they are told to.
+    """Processes that repeat their work on request.
 
     Args:
-        works: For each, what gives its work once it has started.
+        works: For each process, a function that returns its work after the start.
     """
 
     def __init__(self, works: Sequence[Callable[[], Callable[[], object]]]) -> None:
@@ -104,10 +106,10 @@ class _Processes:
         self._pipes: list[Connection] = []
         self._workers = []
         for work in works:
-            mine, theirs = context.Pipe()
-            worker = context.Process(target=_worker, args=(theirs, work), daemon=True)
+            own_end, worker_end = context.Pipe()
+            worker = context.Process(target=_worker, args=(worker_end, work), daemon=True)
             worker.start()
-            self._pipes.append(mine)
+            self._pipes.append(own_end)
             self._workers.append(worker)
 
     def __enter__(self) -> _Processes:
@@ -120,7 +122,7 @@ class _Processes:
             worker.join(30)
 
     def run(self) -> None:
-        """All of it once."""
+        """Runs all work once."""
         for pipe in self._pipes:
             pipe.send(True)
         for pipe in self._pipes:
@@ -149,7 +151,10 @@ def _decoding(path: Path, repeats: int) -> Callable[[], object]:
 
 
 def _in_threads(works: Sequence[Callable[[], Callable[[], object]]]) -> Callable[[], object]:
-    """The works of several processes by as many threads, new ones each time as a scan's are."""
+    """Returns the work of several processes, done by as many threads.
+
+    Each run uses new threads, like a scan.
+    """
     actions = [work() for work in works]
 
     def run() -> None:

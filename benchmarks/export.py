@@ -1,11 +1,14 @@
-"""Export to zstd Parquet: against `write_table` alone, and against Spark writing what we read.
+"""Measures the export to zstd Parquet against `write_table` alone, and against Spark writing the
+same rows.
 
-Beside writing, an export fetches, checks, decompresses and decodes. Decompressing zstd batches
-alone costs about half of what compressing the same bytes for Parquet does: both codecs are shown,
-and what the codecs alone leave possible. Everybody writes at the same level of zstd.
+In addition to writing, an export fetches, checks, decompresses and decodes. Decompressing zstd
+batches alone costs about half as much as compressing the same bytes for Parquet. The rows therefore
+also show both codecs, and the best speed that the codecs alone allow. All writers use the same zstd
+level.
 
-Processor time of one task in a process of its own, so that memory is its own too, and the share is
-that of one core on a machine that has other work. Through Spark: wall time, taken in turns.
+The figures are the processor time of one task in its own process, so that memory is separate and
+the share is that of one core on a busy machine. Figures through Spark are wall times, taken in
+turns.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _CORES: Final = 2
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Shares, ratios and memory for records of 100 B and 1 KB."""
+    """Returns shares, ratios and memory for records of 100 B and 1 KB."""
     log_bytes = 128 << 20 if quick else 512 << 20
     repeats = 2 if quick else 5
     rows: list[Row] = []
@@ -77,7 +80,7 @@ def _against_the_writer(tier: Tier, parts: ExportParts, repeats: int) -> list[Ro
 
 
 def _large_segment(log_bytes: int) -> Row:
-    """One segment of all bytes, in one task."""
+    """Measures one segment with all bytes, in one task."""
     tier = make_tier(
         TierShape(1000, log_bytes, 1, payload="json", codec="zstd", segment_bytes=log_bytes)
     )
@@ -88,7 +91,9 @@ def _large_segment(log_bytes: int) -> Row:
 
 
 def measure_export(options: Mapping[str, str], repeats: int) -> tuple[float, float]:
-    """Least processor seconds of an export in this process, and its peak memory in MiB."""
+    """Returns the least processor seconds of an export in this process, and its peak memory in
+    MiB.
+    """
     seconds = []
     for _ in range(repeats + 1):
         folder = Path(tempfile.mkdtemp(prefix="kts-export-"))
@@ -96,7 +101,7 @@ def measure_export(options: Mapping[str, str], repeats: int) -> tuple[float, flo
         export(dict(options), export_settings(str(folder)), LocalExecutor(1))
         seconds.append(time.process_time() - started)
         shutil.rmtree(folder)
-    # What getrusage tells counts the process that this one was made from.
+    # getrusage includes the parent process.
     status = Path("/proc/self/status").read_text()
     return min(seconds[1:]), int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -132,7 +137,7 @@ def _one_against_spark(
         writer.option(ZSTD_LEVEL_OPTION, str(ZSTD_LEVEL)).parquet(str(folder / "sparks"))
         ended = time.perf_counter()
         spark.read.format("empty-tasks").option("tasks", str(_CORES)).load().collect()
-        if number:  # the first round warms up
+        if number:  # the first round is a warm-up
             ours.append(middle - started)
             sparks.append(ended - middle)
             empty.append(time.perf_counter() - ended)

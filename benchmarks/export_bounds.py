@@ -1,6 +1,7 @@
-"""What bounds an export whatever its code: the codecs of both sides alone, and the Parquet writer.
+"""Bounds of an export that do not depend on its code: the codecs of both sides, and the Parquet
+writer.
 
-All of it is measured on the very bytes that are exported, on one core.
+Measured on the exported bytes, on one core.
 """
 
 from __future__ import annotations
@@ -42,15 +43,14 @@ _PAGE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ExportParts:
-    """Least processor seconds for one tier, each part by itself.
+    """Least processor seconds for one tier, each part separately.
 
     Attributes:
         write_table: `pyarrow.parquet.write_table` with the same batches, from memory to a file.
-        decompress: The codec's library with the batches of the log; 0 where they are not
-            compressed.
+        decompress: The codec's library with the batches of the log; 0 without a codec.
         compress: zstd with keys and values alone, in pieces of a page.
-        write: Our writer with the same batches, from memory to a file.
-        records: Of all that.
+        write: The export's writer with the same batches, from memory to a file.
+        records: Number of records.
     """
 
     write_table: float
@@ -61,7 +61,7 @@ class ExportParts:
 
 
 def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Runs it in a process of its own, whose memory and caches nobody else has touched."""
+    """Runs the work in a new process with its own memory and caches."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(work, *arguments).result()
@@ -70,13 +70,13 @@ def in_a_process(work: Callable[..., _Result], *arguments: object) -> _Result:
 def measure_parts(
     options: Mapping[str, str], codec: str, repeats: int, most_records: int = 1 << 62
 ) -> ExportParts:
-    """The parts of an export of all of a tier without chunk compression, or of its first records.
+    """Measures the parts of an export of a tier without chunk compression, or of its first records.
 
     Args:
-        options: Of the data source.
-        codec: Of the batches; anything but `none` only for all of a tier.
-        repeats: Of each.
-        most_records: About where to end.
+        options: Options of the data source.
+        codec: Codec of the batches; `none` unless the tier is exported completely.
+        repeats: Repeats of each part.
+        most_records: Approximate number of records.
     """
     table = _rows(options, most_records)
     write_table, compress, write = _writing(table, repeats)
@@ -101,7 +101,7 @@ def _writing(table: pa.Table, repeats: int) -> list[float]:
         lambda: [compressor.compress(piece, asbytes=False) for piece in pieces],
         lambda: _write(table),
     ]
-    # Of the process, since writers may use threads.
+    # Processor time of the process, because writers may use threads.
     return best_seconds(*actions, repeats=repeats, clock=time.process_time)
 
 

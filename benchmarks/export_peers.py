@@ -1,4 +1,6 @@
-"""Topic to zstd Parquet: our export against Spark's Kafka source and `df.write.parquet`."""
+"""Topic to zstd Parquet: this library's export against Spark's Kafka source and
+`df.write.parquet`.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ _SPEED_GOALS: Final = {"small": 12.0, "large": 5.5}
 _PROCESSOR_GOALS: Final = {"small": 8.0, "large": 5.0}
 _CORES: Final = 2
 _BOUND_BYTES: Final = 256 << 20
-"""Of the values that are written from memory, for scale."""
+"""Bytes of the values that are written from memory, for scale."""
 
 
 def run(bench: Bench) -> list[Row]:
-    """Both sizes; the values are text like JSON, the level of zstd is the same."""
+    """Measures both record sizes. The values are JSON-like text, and the zstd level is the same."""
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
         rows += _one(bench, name)
@@ -29,7 +31,9 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _one(bench: Bench, name: str) -> list[Row]:
-    """Every run finds its folder empty: an export into a full one has nothing to do."""
+    """Every run writes to an empty folder, because an export into a complete one has nothing to
+    do.
+    """
     broker = bench.broker()
     topic = broker.topics[name]
     target = bench.folder() / "written"
@@ -50,7 +54,7 @@ def _one(bench: Bench, name: str) -> list[Row]:
     mine, theirs, empty = (Timings(tuple(found)) for found in runs.values())
     options = broker.from_tier(name).options
     parts = in_a_process(measure_parts, options, "none", 3, _BOUND_BYTES // topic.value_bytes)
-    # Processor seconds that all rows take once they are in memory.
+    # Processor seconds to write all rows from memory.
     writing = parts.write / parts.records * topic.records
     what = f"{topic.value_bytes} B → zstd Parquet"
     against = f"against Spark's Kafka source, {what}"

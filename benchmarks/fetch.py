@@ -1,4 +1,6 @@
-"""Reading from a slow store: latency hidden, few requests, no byte twice, bounded memory; AES."""
+"""Measures reads from a slow store: hidden latency, few requests, no byte read twice, limited
+memory; and AES.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,21 @@ if TYPE_CHECKING:
 FIRST_BYTE_SECONDS: Final = 0.06
 BYTES_PER_SECOND: Final = 90e6
 _MORE_CONNECTIONS: Final = {"maxConcurrentRequests": "48", "prefetchBytes": "384m"}
-_LIMIT_BATCHES: Final = 2  # what Spark takes of a slow source before it closes it
+_LIMIT_BATCHES: Final = 2  # Spark reads this many batches from a slow source before it closes it
 
 
 class DistantStore(LocalStore):
-    """Local files read as an object store's are: large requests, ahead of the task."""
+    """Local files, read like objects of a store: large requests, with read-ahead."""
 
     is_near = False
     lists_in_pages = False
 
 
 class PacedStore(DistantStore):
-    """Local files with the first byte and the bandwidth of one connection to an object store."""
+    """Local files with the latency and bandwidth of one connection to an object store."""
 
     def get_range(self, key: str, start: int, stop: int, *, version: str | None = None) -> Data:
-        """As a folder's, later."""
+        """Reads like a folder, after a delay."""
         began = time.monotonic()
         data = super().get_range(key, start, stop, version=version)
         takes = FIRST_BYTE_SECONDS + (stop - start) / BYTES_PER_SECOND
@@ -61,12 +63,12 @@ class PacedStore(DistantStore):
 
 
 def run(*, quick: bool) -> list[Row]:
-    """All of them; `quick` reads 256 MiB instead of 1 GiB."""
+    """Returns all rows; `quick` reads 256 MiB instead of 1 GiB."""
     log_bytes = (256 << 20) if quick else (1 << 30)
     tier = make_tier(TierShape(100, log_bytes, partitions=1))
     return [
         *_latency(tier, repeats=2 if quick else 4),
-        # Long enough that the first answer, which nothing can be done before, is a small part.
+        # Large enough that the wait for the first response is a small part.
         *_from_s3(tier if quick else make_tier(replace(tier.shape, log_bytes=3 << 30)), repeats=3),
         *_economy(tier),
         _limit(tier),
@@ -90,7 +92,9 @@ def _read(
     slow_start: bool = True,
     more: Mapping[str, str] | None = None,
 ) -> int:
-    """Rows read, of so many batches of each task; `more` are options."""
+    """Returns the number of rows, with an optional limit of batches per task; `more` are
+    options.
+    """
     options = parse_options({**tier.options, **(more or {})})
     settings = ReadSettings.of(options)
     ahead = replace(settings.read_ahead, slow_start=slow_start)
@@ -121,10 +125,10 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
     for number in range(repeats + 1):
         for name, (store, more) in contestants.items():
             began = time.perf_counter()
-            # As every task but a scan's first.
+            # As in every task of a scan except the first.
             rows = _read(plan, store, tier, slow_start=False, more=more)
             assert rows == tier.records
-            if number:  # the first round warms up
+            if number:  # the first round is a warm-up
                 seconds[name].append(time.perf_counter() - began)
     share = {
         name: statistics.median(
@@ -159,7 +163,9 @@ def _latency(tier: Tier, repeats: int) -> list[Row]:
 
 
 def _most(requests: int) -> float:
-    """Bytes a second of so many connections that always have a request of 8 MiB under way."""
+    """Returns the bytes per second of connections that each always have an 8 MiB request in
+    flight.
+    """
     takes = FIRST_BYTE_SECONDS + ENOUGH_REQUEST_BYTES / BYTES_PER_SECOND
     return requests * ENOUGH_REQUEST_BYTES / takes
 
@@ -192,7 +198,7 @@ def _limit(tier: Tier) -> Row:
 
 
 def _memory(log_bytes: int) -> list[Row]:
-    """In a process of its own, whose peak nothing else has raised."""
+    """Runs in its own process, so that the peak is its own."""
     grown = subprocess.run(
         [sys.executable, "-m", "benchmarks.fetch", str(log_bytes)],
         check=True,
@@ -206,14 +212,14 @@ def _memory(log_bytes: int) -> list[Row]:
 
 
 def _peak() -> int:
-    """Bytes; the kernel's own count can be reset, `ru_maxrss` cannot."""
+    """Returns the peak in bytes. The kernel's count can be reset; `ru_maxrss` cannot."""
     with Path("/proc/self/status").open(encoding="ascii") as status:
         return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
 
 
 def _measure_memory(log_bytes: int) -> None:
     shape = TierShape(1000, log_bytes, partitions=1, segment_bytes=log_bytes)
-    if os.fork() == 0:  # writing it takes memory that must not count
+    if os.fork() == 0:  # writes in a child, so that its memory does not count
         make_tier(shape)
         os._exit(0)
     os.wait()

@@ -1,7 +1,6 @@
-"""`limit(10)` of a topic of 100 GiB behind an S3 server 60 ms away: what it reads, how long it
-takes.
+"""Measures `limit(10)` of a topic of 100 GiB on an S3 server 60 ms away: bytes read and time.
 
-Only the first segment's bytes are there; all others are holes of the right size, with manifests.
+Only the first segment has data. All others are sparse files of the right size, with manifests.
 """
 
 from __future__ import annotations
@@ -42,10 +41,11 @@ _OUR_DAEMON: Final = "kts_source.spark.daemon"
 
 
 def limit_rows(pace: tuple[float, float]) -> list[Row]:
-    """Ten rows in a warm Spark session, from the second time on: the first made the plan.
+    """Measures ten rows in a warm Spark session, from the second time on, because the first one
+    plans.
 
     Args:
-        pace: Seconds to the first byte, bytes a second of one connection.
+        pace: Seconds to the first byte, and bytes per second of one connection.
     """
     program = server_program()
     if program is None:
@@ -74,7 +74,7 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
         for worker, seconds in found.items():
             ours = statistics.median(seconds)
             title = f"{name}, after planning, {worker} {module}"
-            # Nothing is warm in a worker that Spark's own daemon has just forked.
+            # A worker that Spark's own daemon has just forked has nothing loaded.
             is_warm = module == _OUR_DAEMON or seconds is run.read_before
             row = at_most(title, ours, "s", 0.8) if is_warm else Row(title, ours, "s")
             rows.append(
@@ -88,13 +88,13 @@ def limit_rows(pace: tuple[float, float]) -> list[Row]:
 
 
 class _Runs(NamedTuple):
-    """Of one session, the first of each left out: it makes the plan.
+    """Runs of one session, without the first of each, which plans.
 
     Attributes:
-        of_nothing: Seconds of a source that has its rows at hand, in a new worker.
-        seconds: Ours, in a new worker.
-        read_before: Ours, in a worker that another query of ours has left.
-        touched: Bytes that ours read.
+        of_nothing: Seconds of a source with prebuilt rows, in a new worker.
+        seconds: Seconds of this library, in a new worker.
+        read_before: Seconds of this library, in a worker that ran another of its queries.
+        touched: Bytes that this library read.
     """
 
     of_nothing: list[float]
@@ -107,7 +107,7 @@ def _measured(tier: Tier, port: int, metrics: Path, daemon: str) -> _Runs:
     from benchmarks.sparks import EndlessSource, start_spark
     from kts_source import register
 
-    # What a LIMIT closes early, Spark ends: each of these queries has a new worker.
+    # Spark ends workers that a LIMIT closes early, so each of these queries has a new worker.
     spark = start_spark(settings={"spark.python.daemon.module": daemon})
     register(spark)
     spark.dataSource.register(EndlessSource)
@@ -117,19 +117,19 @@ def _measured(tier: Tier, port: int, metrics: Path, daemon: str) -> _Runs:
     nothing = spark.read.format("endless").load().limit(10)
     runs = _Runs([], [], [], [])
     for number in range(_REPEATS + 1):
-        found, touched = [], []
+        seconds_of_run, touched = [], []
         for ten, before in ((nothing, None), (frame.limit(10), None), (frame.limit(10), few)):
             if before is not None:
-                assert len(before.collect()) == _FEW_ROWS  # read to its end: its worker stays
+                assert len(before.collect()) == _FEW_ROWS  # read to its end, so the worker stays
             shutil.rmtree(metrics, ignore_errors=True)
             began = time.perf_counter()
             assert len(ten.collect()) == 10
-            found.append(time.perf_counter() - began)
-            time.sleep(0.5)  # a worker may still be writing its line
+            seconds_of_run.append(time.perf_counter() - began)
+            time.sleep(0.5)  # a worker may still be writing its metrics
             if metrics.exists():
                 touched.append(sum(line["bytes"] for line in _lines(metrics)))
         if number:
-            for seconds, took in zip(runs[:3], found, strict=True):
+            for seconds, took in zip(runs[:3], seconds_of_run, strict=True):
                 seconds.append(took)
             runs.touched.append(max(touched))
     spark.stop()
@@ -142,7 +142,7 @@ def _lines(folder: Path) -> Iterator[dict[str, int]]:
 
 
 def _grow(small: Path, bucket: Path) -> None:
-    """Writes the first segment of a tier, and holes behind it."""
+    """Writes the first segment of a tier, and sparse files after it."""
     first = min(small.glob("*/0/*.rsm-manifest"))
     target = bucket / first.parent.relative_to(small)
     target.mkdir(parents=True)
@@ -174,5 +174,5 @@ def _grow(small: Path, bucket: Path) -> None:
         shutil.copy(first.with_suffix(".indexes"), stem.with_suffix(".indexes"))
         with stem.with_suffix(".log").open("wb") as hole:
             hole.truncate(_SEGMENT_BYTES)
-    for path in target.iterdir():  # where the server keeps ETags
+    for path in target.iterdir():  # the server keeps ETags here
         os.setxattr(path, "user.etag", path.name.encode())

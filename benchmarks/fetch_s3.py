@@ -1,4 +1,4 @@
-"""One S3 server at two distances: the same proxy in front of it with and without 60 ms, 90 MB/s."""
+"""One S3 server at two distances: the same proxy without a delay, and with 60 ms and 90 MB/s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 BUCKET: Final = "bench"
-_CHUNK_BYTES: Final = 4 << 20  # as `AivenTierWriter` cuts them
+_CHUNK_BYTES: Final = 4 << 20  # chunk size of `AivenTierWriter`
 _KEY: Final = "benchmark-key"
 _SECRET: Final = "benchmark-secret-0123456789"
 _BUILT: Final = Path(__file__).resolve().parents[1] / "build" / "go" / "versitygw"
@@ -41,13 +41,13 @@ def s3_rows(
     repeats: int,
     pace: tuple[float, float],
 ) -> list[Row]:
-    """A full scan from versitygw, a real S3 server; no row where it is not installed.
+    """Measures a full scan from versitygw, a real S3 server. Returns no row if it is not installed.
 
     Args:
-        tier: What is read.
+        tier: The tier to read.
         read: Reads all of a plan from a store.
-        repeats: Rounds, after one that warms up.
-        pace: Seconds to the first byte, bytes a second of one connection.
+        repeats: Measured rounds, after one warm-up round.
+        pace: Seconds to the first byte, and bytes per second of one connection.
     """
     program = server_program()
     if program is None:
@@ -69,18 +69,18 @@ def s3_rows(
                 server = processor_time(pid).total
                 began, own = time.perf_counter(), time.process_time()
                 read(plan, opened.store)
-                found = (
+                figures = (
                     time.perf_counter() - began,
                     time.process_time() - own,
                     processor_time(pid).total - server,
                 )
                 opened.close()
                 if number:
-                    runs[name].append(found)
+                    runs[name].append(figures)
     ratio = statistics.median(a[0] / b[0] for a, b in zip(runs["near"], runs["far"], strict=True))
-    client, server = (statistics.median(run[at] for run in runs["far"]) for at in (1, 2))
+    client, server = (statistics.median(run[index] for run in runs["far"]) for index in (1, 2))
     gigabytes = tier.stored_bytes / 1e9
-    # Nothing can be decoded before the first chunk is there.
+    # Decoding starts only after the first chunk.
     start = pace[0] + _CHUNK_BYTES / pace[1]
     return [
         at_least(
@@ -105,12 +105,12 @@ def _wall(runs: list[tuple[float, float, float]]) -> float:
 
 
 def server_program() -> str | None:
-    """Versitygw on PATH, or as the tests build it."""
+    """Returns versitygw from PATH, or the one that the tests build."""
     return shutil.which("versitygw") or (str(_BUILT) if _BUILT.exists() else None)
 
 
 def s3_options(tier: Tier, port: int) -> dict[str, str]:
-    """What reads the tier from the bucket."""
+    """Returns the options that read the tier from the bucket."""
     return {
         **tier.options,
         "path": f"s3://{BUCKET}",
@@ -126,7 +126,7 @@ def s3_options(tier: Tier, port: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def gateway(program: str, root: Path) -> Iterator[tuple[int, int]]:
-    """The port and the process id of a server over a folder."""
+    """Yields the port and the process id of a server for a folder."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -171,7 +171,7 @@ def upload(port: int, tier: Tier) -> None:
 
 @contextlib.contextmanager
 def paced(port: int, pace: tuple[float, float]) -> Iterator[int]:
-    """The port of a proxy before `port`; see `paced_proxy`."""
+    """Yields the port of a proxy to `port`; see `paced_proxy`."""
     numbers = [f"{number:g}" for number in pace]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.paced_proxy", "127.0.0.1", str(port), *numbers],

@@ -1,4 +1,6 @@
-"""Records of some keys: against decoding all of them, in the same run, on one core."""
+"""Compares the search for records by key with decoding all records, in the same run, on one
+core.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ _VALUE_BYTES: Final = 100
 _BATCH_BYTES: Final = 16 << 10
 _KEY_BYTES: Final = 8
 _KEYS: Final = 200
-"""Of a segment of the tier that has filters."""
+"""Number of keys in a segment of the tier with filters."""
 _MEGA: Final = 1e6
 
 
 def run(*, quick: bool) -> list[Row]:
-    """In memory, by codec and number of keys; then a tier on disk."""
+    """Measures the search in memory, by codec and number of keys, then on a tier on disk."""
     repeats = 5 if quick else 15
     rows = []
     for codec in ("none", "lz4", "zstd"):
@@ -104,14 +106,17 @@ def _on_disk(log_bytes: int, repeats: int) -> list[Row]:
 
     whole, found = best_seconds(scan, find, repeats=repeats, clock=time.process_time)
     what = f"kts_source.find of 1 key, {tier.records / _MEGA:.1f} M records of {_VALUE_BYTES} B"
-    return [  # processor time of all threads: reading ahead may use several
+    return [  # processor time of all threads, because read-ahead may use several
         Row(f"{what}, files of this machine", tier.records / found / _MEGA, "M records/s"),
         at_least(f"{what}: against kts_source.scan", whole / found, "×", 1.25),
     ]
 
 
 def _with_filters(segments: int) -> list[Row]:
-    """One partition of small segments, each key in one of them; a hundredth of these are wanted."""
+    """Measures one partition of small segments.
+
+    Each key is in one segment; a hundredth of them match.
+    """
     with tempfile.TemporaryDirectory(prefix="kts-bench-find-") as scratch:
         root, folder = f"{scratch}/tier", f"{scratch}/index"
         write_segments(root, segments)
@@ -136,7 +141,7 @@ def _with_filters(segments: int) -> list[Row]:
 
 
 def write_segments(root: str, segments: int) -> None:
-    """Each of `_KEYS` records, whose keys count on from segment to segment."""
+    """Writes segments of `_KEYS` records each, with consecutive keys across segments."""
     writer = AivenTierWriter(root, topic=TOPIC)
     for number in range(segments):
         batches = write_uniform_batches(

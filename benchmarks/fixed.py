@@ -1,4 +1,6 @@
-"""What does not depend on the amount of data: a task, a fresh worker; what a second core adds."""
+"""Measures fixed costs that do not depend on the amount of data: a task, a new worker, a second
+core.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ _HEAVY: Final = ("numba", "s3fs", "pandas", "sqlglot", "cryptography")
 
 
 def run(bench: Bench) -> list[Row]:
-    """Tasks, cold start, cores."""
+    """Returns the rows for tasks, cold start and cores."""
     return [*_task(bench), *_cold(bench), *_cores(bench)]
 
 
 def _task(bench: Bench) -> list[Row]:
-    """The slope from few tasks to many, which planning and the query's own costs drop out of."""
+    """Measures the slope from few tasks to many, which excludes planning and the query's own
+    costs.
+    """
     few, many = (20, 60) if bench.quick else (50, 250)
     shape = TierShape(100, many * 16 << 10, partitions=1, segment_bytes=16 << 10)
     tier = make_tier(shape)
@@ -39,13 +43,13 @@ def _task(bench: Bench) -> list[Row]:
         contestants[f"ours {count}"] = Contestant(NEWEST_SPARK, Query("tiered-kafka", options))
         empty = Query("empty-tasks", {"tasks": str(count)})
         contestants[f"empty {count}"] = Contestant(NEWEST_SPARK, empty)
-    found = bench.in_turns(contestants)
+    timings = bench.in_turns(contestants)
     cost, used = {}, {}
     for name in ("ours", "empty"):
-        pairs = zip(found[f"{name} {many}"].runs, found[f"{name} {few}"].runs, strict=True)
+        pairs = zip(timings[f"{name} {many}"].runs, timings[f"{name} {few}"].runs, strict=True)
         slope = statistics.median(large.seconds - small.seconds for large, small in pairs)
         cost[name] = slope / (many - few) * _CORES * 1000
-        work = found[f"{name} {many}"].processor - found[f"{name} {few}"].processor
+        work = timings[f"{name} {many}"].processor - timings[f"{name} {few}"].processor
         used[name] = work / (many - few) * 1000
     processor = ", ".join(f"{name} {figure:.1f}" for name, figure in used.items())
     return [
@@ -95,7 +99,7 @@ def _cold(bench: Bench) -> list[Row]:
     for number in range(repeats + 1):
         words = _fresh(_IMPORT, *_HEAVY)
         figures = _fresh(_FIRST_ROW, json.dumps(tier.options))
-        if number:  # bytecode and machine code are on disk after the first
+        if number:  # bytecode and machine code are on disk after the first round
             imports.append(float(words[0]))
             heavy |= set(words[1:])
             plans.append(float(figures[0]))

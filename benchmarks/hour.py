@@ -1,4 +1,6 @@
-"""One hour of thirty days, from a tier with chunks: what is fetched against what holds it."""
+"""Reads one hour of thirty days from a tier with chunks: bytes fetched against the chunks that
+contain it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _VALUE_BYTES: Final = 100
 
 
 def hour_rows(bench: Bench) -> list[Row]:
-    """Bytes fetched for the middle hour by the bytes of the chunks that hold it."""
+    """Compares the bytes fetched for the middle hour with the bytes of the chunks that contain
+    it.
+    """
     path = _tier()
     start = _FIRST_MS + 361 * _HOUR_MS + _HOUR_MS // 8
     options = {
@@ -77,7 +81,7 @@ def _piece(base_offset: int, first_ms: int) -> tuple[bytes, list[int]]:
 
 
 def _chunks_of_hour(start: int) -> int:
-    """Bytes of the chunks that hold the pieces dated in the hour; chunks are plain."""
+    """Returns the bytes of the chunks with the records of the hour; chunks are not encoded."""
     spacing = _HOUR_MS // _PIECES_AN_HOUR
     first = -(-(start - _FIRST_MS) // spacing)
     stop = -(-(start + _HOUR_MS - _FIRST_MS) // spacing)
@@ -101,13 +105,13 @@ def _tier() -> Path:
     for segment in range(_SEGMENTS):
         base = offset
         indexes = IndexBuilder(base)
-        parts = []
+        pieces = []
         for number in range(segment * each, (segment + 1) * each):
             first_ms = _FIRST_MS + number * spacing
             data, sizes = _piece(offset, first_ms)
-            parts.append(data)
-            for at, size in enumerate(sizes, 1):
-                done = at * _BATCH_RECORDS - 1
+            pieces.append(data)
+            for batch_number, size in enumerate(sizes, 1):
+                done = batch_number * _BATCH_RECORDS - 1
                 indexes.add_append([BatchFacts(size, offset + done, first_ms + done)])
             offset += len(sizes) * _BATCH_RECORDS
         newest = indexes.max_timestamp
@@ -116,7 +120,7 @@ def _tier() -> Path:
             SegmentFiles(
                 base_offset=base,
                 next_offset=offset,
-                log=b"".join(parts),
+                log=b"".join(pieces),
                 index=index,
                 timeindex=timeindex,
                 txnindex=None,

@@ -1,5 +1,5 @@
-"""Brokers: hot data against Spark's Kafka source and a consumer, tier and brokers in one scan, what
-they add to a plan, and what a connection takes.
+"""Measures brokers: hot data against Spark's Kafka source and a consumer, tier and brokers in one
+scan, the cost of brokers for a plan, and the cost of a connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNIT: Final = "M records/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """All of it, on one broker."""
+    """Runs all parts on one broker."""
     bench.need("java", "mvn")
     with hot_cluster(bench.folder(), quick=bench.quick, say=bench.say) as hot:
         rows: list[Row] = []
@@ -43,7 +43,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
-    """Everything from the broker, by Spark's own source and by ours, in the same Spark."""
+    """Reads all hot data with Spark's own source and with this library, in the same Spark."""
     ours = hot.ours(topic)
     records = hot.records(topic)
     tasks = len(plan_scan(parse_options(ours.options)).tasks)
@@ -54,8 +54,8 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
         "ceiling": Contestant(SPARK_4_0, prebuilt()),
         "libraries": Contestant(SPARK_4_0, prebuilt(logs=hot.logs(topic), codec=_CODECS[topic])),
     }
-    found = bench.in_turns(contestants)
-    mine, theirs = found["ours"], found["kafka"]
+    timings = bench.in_turns(contestants)
+    mine, theirs = timings["ours"], timings["kafka"]
     what = f"{VALUE_BYTES} B, {_WORDS[topic]}, hot on the broker, all columns → noop"
     return [
         Row(f"ours, brokers only, {what}", records / mine.seconds / 1e6, _UNIT),
@@ -65,20 +65,20 @@ def _hot(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
             mine.times_faster_than(theirs),
             "×",
             2.2,
-        ).noted(_bounds(found)),
+        ).noted(_bounds(timings)),
         at_most(
             f"brokers only, processor time of Spark's Kafka source's, the broker's counted, {what}",
             mine.processor_share_of(theirs),
             "×",
             0.55,
-        ).noted(_spent(found, records)),
+        ).noted(_spent(timings, records)),
     ]
 
 
-def _bounds(found: Mapping[str, Timings]) -> str:
-    """What any source in Python could reach, in the same run."""
+def _bounds(timings: Mapping[str, Timings]) -> str:
+    """Returns the bounds for any source in Python, from the same run."""
     alone, libraries = (
-        found[name].times_faster_than(found["kafka"]) for name in ("ceiling", "libraries")
+        timings[name].times_faster_than(timings["kafka"]) for name in ("ceiling", "libraries")
     )
     return (
         f"ready batches, handed to Spark: {alone:.2f} ×; while libraries read,"
@@ -86,14 +86,14 @@ def _bounds(found: Mapping[str, Timings]) -> str:
     )
 
 
-def _spent(found: Mapping[str, Timings], records: int) -> str:
-    """Where the processor time goes."""
+def _spent(timings: Mapping[str, Timings], records: int) -> str:
+    """Returns how the processor time is spent."""
     texts = []
     for name, words in (("ours", "ours"), ("kafka", "theirs"), ("ceiling", "the ceiling")):
         parts = (
-            found[name].median(lambda run: run.jvm),
-            found[name].median(lambda run: run.python),
-            found[name].median(lambda run: run.other),
+            timings[name].median(lambda run: run.jvm),
+            timings[name].median(lambda run: run.python),
+            timings[name].median(lambda run: run.other),
         )
         jvm, python, broker = (part / records * 1e9 for part in parts)
         texts.append(f"{words} {jvm:.0f} JVM, {python:.0f} Python, {broker:.0f} broker")
@@ -101,11 +101,11 @@ def _spent(found: Mapping[str, Timings], records: int) -> str:
 
 
 def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
-    """The same rows, all of them in the tier, or the newest tenth on the broker only."""
+    """Reads the same rows, all from the tier, or the newest tenth from the broker only."""
     path, share = hot.tier_without_newest(PLAIN, _TAIL, bench.folder())
     whole = hot.ours(PLAIN, **hot.tier())
     options = {key: text for key, text in whole.options.items() if not key.startswith("kafka.")}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, Query(whole.source, options)),
             "with brokers": Contestant(SPARK_4_0, whole),
@@ -114,13 +114,13 @@ def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
     )
     records = hot.records(PLAIN)
     what = f"{100 - share * 100:.0f} % tier and {share * 100:.0f} % brokers"
-    beside = found["with brokers"].times_faster_than(found["tier"])
+    beside = timings["with brokers"].times_faster_than(timings["tier"])
     return [
-        Row(f"all in the tier, {VALUE_BYTES} B", records / found["tier"].seconds / 1e6, _UNIT),
-        Row(f"{what}, {VALUE_BYTES} B", records / found["mixed"].seconds / 1e6, _UNIT),
+        Row(f"all in the tier, {VALUE_BYTES} B", records / timings["tier"].seconds / 1e6, _UNIT),
+        Row(f"{what}, {VALUE_BYTES} B", records / timings["mixed"].seconds / 1e6, _UNIT),
         at_least(
             f"{what}, against all in the tier, {VALUE_BYTES} B",
-            found["mixed"].times_faster_than(found["tier"]),
+            timings["mixed"].times_faster_than(timings["tier"]),
             "×",
             0.9,
         ).noted(f"all in the tier, with brokers asked for the plan: {beside:.2f} ×"),
@@ -128,7 +128,7 @@ def _mixed(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
-    """Without Spark: a task of ours and confluent-kafka, each in a process of its own."""
+    """Compares a task without Spark with confluent-kafka, each in its own process."""
     each = 25_000 if bench.quick else 500_000
     starts = {number: stop - each for number, stop in hot.stops[topic].items()}
     options = dict(hot.ours(topic).options)
@@ -166,7 +166,7 @@ def _client(bench: Bench, hot: HotCluster, topic: str) -> list[Row]:
 
 
 def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
-    """A plan in a fresh process, of the tier alone, and with brokers."""
+    """Measures a plan in a new process, for the tier alone and with brokers."""
     tier = {**hot.tier(), "subscribe": MANY}
     union = {**tier, "kafka.bootstrap.servers": hot.cluster.bootstrap}
     alone, both = [], []
@@ -192,22 +192,22 @@ def _plan(bench: Bench, hot: HotCluster) -> list[Row]:
 
 
 def _logins(hot: HotCluster) -> list[Row]:
-    """A connection with SCRAM-SHA-512 over TLS, as a task opens it."""
+    """Measures a connection with SCRAM-SHA-512 over TLS, as a task opens it."""
     options = {**hot.ours(PLAIN).options, **hot.scram(), "minPartitions": "4"}
-    found = in_a_child("logins", options)
+    figures = in_a_child("logins", options)
     what = "a connection with SCRAM-SHA-512 over TLS"
     return [
-        at_most(what, found["median"] * 1e3, "ms", 60).noted(
-            f"the longest of all took {found['longest'] * 1e3:.0f} ms, the first of the process"
-            f" {found['first'] * 1e3:.0f}"
+        at_most(what, figures["median"] * 1e3, "ms", 60).noted(
+            f"the longest of all took {figures['longest'] * 1e3:.0f} ms, the first of the process"
+            f" {figures['first'] * 1e3:.0f}"
         ),
         at_most(
-            f"{what}: opened by {found['tasks']:.0f} tasks of a worker, one broker",
-            found["opened"],
+            f"{what}: opened by {figures['tasks']:.0f} tasks of a worker, one broker",
+            figures["opened"],
             "",
             1,
         ),
-        Row("loading the protocol library, once a worker", found["loading"] * 1e3, "ms").noted(
+        Row("loading the protocol library, once a worker", figures["loading"] * 1e3, "ms").noted(
             "only where a task has a broker range; from the files in the page cache"
         ),
     ]

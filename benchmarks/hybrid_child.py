@@ -1,4 +1,4 @@
-"""Processes of their own for what is measured of one client: its start, logins, and reading.
+"""Runs measurements of one client in new processes: its start, logins, and reading.
 
 `python -m benchmarks.hybrid_child WHAT OPTIONS` prints one line of JSON.
 """
@@ -22,7 +22,7 @@ _LOGINS: Final = 21
 
 
 def in_a_child(what: str, options: Mapping[str, str]) -> dict[str, float]:
-    """What one function of this module gives in a fresh process."""
+    """Returns the result of one function of this module in a new process."""
     output = subprocess.run(
         [sys.executable, "-m", "benchmarks.hybrid_child", what, json.dumps(dict(options))],
         check=True,
@@ -30,12 +30,14 @@ def in_a_child(what: str, options: Mapping[str, str]) -> dict[str, float]:
         text=True,
         timeout=600,
     ).stdout
-    found: dict[str, float] = json.loads(output.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
+    return figures
 
 
 def reading(options: ScanOptions) -> dict[str, float]:
-    """All rows of a plan, task after task; what the fetch alone takes, and the decoder."""
+    """Reads all rows of a plan, task after task, and measures the fetch and the decoder
+    separately.
+    """
     from contextlib import closing
 
     from kts_source.broker.cluster import borrowed_cluster
@@ -47,21 +49,23 @@ def reading(options: ScanOptions) -> dict[str, float]:
 
     assert options.brokers is not None
     tasks = plan_scan(options).tasks
-    _drain(run_task(tasks[0], options))  # kernels, connections
+    _drain(run_task(tasks[0], options))  # loads kernels, opens connections
     wall, processor = time.perf_counter(), time.process_time()
     rows = sum(_drain(run_task(task, options)) for task in tasks)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     settings, fetching, decoding = ReadSettings.of(options), 0.0, 0.0
     with borrowed_cluster(options.brokers) as cluster:
         for task in tasks:
-            for part in task.ranges:
+            for task_range in task.ranges:
                 start = time.process_time()
-                fetcher = RangeFetcher(cluster, part, max_batch_bytes=settings.max_batch_bytes)
+                fetcher = RangeFetcher(
+                    cluster, task_range, max_batch_bytes=settings.max_batch_bytes
+                )
                 with closing(fetcher.batches()) as answers:
                     for answer in answers:
                         fetching += time.process_time() - start
                         start = time.process_time()
-                        _drain(rows_of([answer], part, settings))
+                        _drain(rows_of([answer], task_range, settings))
                         decoding += time.process_time() - start
                         start = time.process_time()
                 fetching += time.process_time() - start
@@ -75,7 +79,9 @@ def reading(options: ScanOptions) -> dict[str, float]:
 
 
 def logins(options: ScanOptions) -> dict[str, float]:
-    """Loading the protocol library, one connection, and how many two tasks of a worker open."""
+    """Measures loading the protocol library and one connection, and counts connections of two tasks
+    of a worker.
+    """
     from kts_source.broker.connection import Connection
     from kts_source.planning.planner import plan_scan
     from kts_source.read.read_task import run_task
@@ -104,7 +110,7 @@ def logins(options: ScanOptions) -> dict[str, float]:
 
 
 def planning(options: ScanOptions) -> dict[str, float]:
-    """One plan."""
+    """Measures one plan."""
     from kts_source.planning.planner import plan_scan
 
     seconds, processor = time.perf_counter(), time.process_time()

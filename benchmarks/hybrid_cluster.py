@@ -1,8 +1,8 @@
-"""A broker whose topics are hot: what is tiered of them is still on its disk.
+"""Starts a broker whose topics are hot: tiered segments are still on its disk.
 
-`plain` and `zstd` hold the same records of 100 B; the closed segments of `plain` are in the tier
-as well. `many` has 300 partitions with a segment or two in the tier, and in a third of them a
-transaction that is open where the tier ends. The broker listens with TLS and SCRAM as well.
+`plain` and `zstd` have the same records of 100 B; the closed segments of `plain` are in the tier as
+well. `many` has 300 partitions with one or two segments in the tier. In a third of them, a
+transaction is open at the end of the tier. The broker also listens with TLS and SCRAM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _USER, _PASSWORD = "alice", "benchmarks-only"
 _HELD: Final[Mapping[str, Any]] = {"local_retention_bytes": "-2", "segment_ms": "100000000000"}
 _SEGMENT: Final = 20_000
 _RECORD: Final = 500
-# Records of `plain` and of `zstd`, partitions of `many`, bytes of a segment of the former.
+# Records of `plain` and of `zstd`, partitions of `many`, segment bytes of `plain` and `zstd`.
 _QUICK: Final = (400_000, 30, 2 << 20)
 _FULL: Final = (12_000_000, 300, 32 << 20)
 
@@ -46,7 +46,7 @@ class HotCluster:
     Attributes:
         cluster: The broker and its tier.
         authority: Certificate that clients of the TLS listener trust.
-        stops: Topic to its partitions' exclusive ends; of `plain` those of the tier.
+        stops: Maps a topic to its partitions' exclusive ends; for `plain`, the ends in the tier.
         many: Partitions of `many`.
     """
 
@@ -57,31 +57,31 @@ class HotCluster:
 
     @property
     def pid(self) -> int:
-        """Of the broker."""
+        """Returns the process id of the broker."""
         return self.cluster.nodes[1].pid
 
     def records(self, topic: str) -> int:
-        """Offsets below the stops."""
+        """Returns the number of records below the stops."""
         return sum(self.stops[topic].values())
 
     def spark_kafka(self, topic: str) -> Query:
-        """The topic as Spark's own source reads it."""
+        """Returns the query for Spark's own source."""
         return Query("kafka", {**self._asked(topic), "startingOffsets": "earliest"})
 
     def ours(self, topic: str, **more: str) -> Query:
-        """The same from brokers, or with a path of a tier as well."""
+        """Returns the query for this library, from brokers, or with a path of a tier as well."""
         return Query("tiered-kafka", {**self._asked(topic), **more})
 
     def logs(self, topic: str) -> str:
-        """Pattern of the files on the broker's disk."""
+        """Returns the pattern of the files on the broker's disk."""
         return f"{self.cluster.nodes[1].logs}/{topic}-[0-9]/*.log"
 
     def tier(self, path: Path | None = None) -> dict[str, str]:
-        """Options of the tier, or of a copy of it."""
+        """Returns the options of the tier, or of a copy of it."""
         return {"path": str(path or self.cluster.tier), "layout": "local-tiered-storage"}
 
     def scram(self) -> dict[str, str]:
-        """Options of a login with a password over TLS."""
+        """Returns the options of a login with a password over TLS."""
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
             "kafka.bootstrap.servers": self.cluster.address("SASL_SSL"),
@@ -95,15 +95,15 @@ class HotCluster:
         }
 
     def tier_without_newest(self, topic: str, share: float, folder: Path) -> tuple[Path, float]:
-        """A copy of the tier without the newest segments of each partition of a topic.
+        """Copies the tier without the newest segments of each partition of a topic.
 
         Args:
-            topic: Its name.
-            share: About so much of its segments is left out, 0 to 1.
-            folder: For the copy, which consists of links.
+            topic: Name of the topic.
+            share: Approximate share of its segments to omit, 0 to 1.
+            folder: Folder for the copy, which consists of links.
 
         Returns:
-            The copy, and which share of the bytes it lacks.
+            The copy, and the share of the bytes that it lacks.
         """
         copy = folder / "tier"
         shutil.copytree(self.cluster.tier, copy, copy_function=os.link)
@@ -128,12 +128,12 @@ class HotCluster:
 
 @contextlib.contextmanager
 def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> Iterator[HotCluster]:
-    """Starts a broker, fills it, waits for its tier.
+    """Starts a broker, fills it, and waits for its tier.
 
     Args:
-        folder: Empty; holds all of it.
-        quick: Less data.
-        say: Told how far it is.
+        folder: An empty folder for all files.
+        quick: Writes less data.
+        say: Called with progress messages.
     """
     count, many, segment_bytes = _QUICK if quick else _FULL
     certificates = make_certificates(folder / "certificates")
@@ -160,15 +160,17 @@ def hot_cluster(folder: Path, *, quick: bool, say: Callable[[str], object]) -> I
 
 
 def _tiered(cluster: Cluster, topic: str, number: int) -> int:
-    """Waits until all closed segments are in the tier; where they end."""
+    """Waits until all closed segments are in the tier. Returns the end of the tier."""
     bases = cluster.admin.local_bases(1, topic, number)
     cluster.admin.wait_tiered(topic, number, bases[-1])
     return bases[-1]
 
 
 def _open_at_the_border(bootstrap: str, partitions: int) -> None:
-    """In every third partition, a transaction that began in a segment before the last one and ends
-    in the last; half of them are aborted. The others have plain records, as many.
+    """Writes a transaction to every third partition that begins before the last segment and ends in
+    it.
+
+    Half of the transactions are aborted. The other partitions get as many plain records.
     """
     ids = f"bench-{os.getpid()}-{time.time_ns()}"
     transactions = []
@@ -190,7 +192,7 @@ def _open_at_the_border(bootstrap: str, partitions: int) -> None:
             producer = transactions[number % 2] if number % 3 == 0 else plain
             for _ in range(10):
                 producer.produce(MANY, value, partition=number)
-        # A batch of its own, so that the segment rolls amid the transaction.
+        # Sends a separate batch, so that the segment rolls within the transaction.
         for producer in (plain, *transactions):
             if producer.flush(120):
                 raise TimeoutError("the broker did not take all records")

@@ -1,5 +1,5 @@
-"""A broker's disk scanned in place, beside the same bytes as a tier; and a tier with disks beside
-it.
+"""Compares a scan of a broker's disk in place with the same bytes as a tier, and with tier and disk
+together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SUFFIXES: Final = {
 
 
 def run(bench: Bench) -> list[Row]:
-    """Records of 100 bytes and of 1 KB, plain and zstd batches."""
+    """Measures records of 100 bytes and of 1 KB, in plain and zstd batches."""
     log_bytes = (48 << 20) if bench.quick else (3 << 30)
     rows: list[Row] = []
     for name, value_bytes, codec in (
@@ -59,7 +59,7 @@ def run(bench: Bench) -> list[Row]:
 
 def _compare(bench: Bench, name: str, tier: Tier) -> list[Row]:
     folder = bench.folder()
-    # Links to the very files: what the page cache has of one it has of the other.
+    # Hard links to the same files, so that the page cache has both or neither.
     _write_disk(tier, folder / "disk", first=0)
     last = min(len(log.ranges) for log in _logs(tier)) * 9 // 10
     _write_disk(tier, folder / "tail", first=last)
@@ -71,16 +71,16 @@ def _compare(bench: Bench, name: str, tier: Tier) -> list[Row]:
                 path.unlink()
     disk = {"path": str(folder / "disk"), "layout": "kafka-logs", "subscribe": TOPIC}
     both = {**tier.options, "path": str(folder / "tier"), "tailPath": str(folder / "tail")}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(NEWEST_SPARK, _query(tier, tier.options)),
             "disk": Contestant(NEWEST_SPARK, _query(tier, disk)),
             "both": Contestant(NEWEST_SPARK, _query(tier, both)),
         },
     )
-    speed = tier.records / found["disk"].seconds / 1e6
-    share = found["disk"].times_faster_than(found["tier"])
-    joined = found["both"].times_faster_than(found["tier"])
+    speed = tier.records / timings["disk"].seconds / 1e6
+    share = timings["disk"].times_faster_than(timings["tier"])
+    joined = timings["both"].times_faster_than(timings["tier"])
     same = f"the same bytes as a tier, {name}"
     return [
         Row(f"a broker's disk in place, {name}", speed, "M records/s"),
@@ -100,13 +100,11 @@ def _query(tier: Tier, options: Mapping[str, str]) -> Query:
 
 def _logs(tier: Tier) -> list[PartitionLog]:
     plan = plan_scan(parse_options(tier.options))
-    return [part.surviving for part in plan.partitions]
+    return [partition.surviving for partition in plan.partitions]
 
 
 def _write_disk(tier: Tier, root: Path, *, first: int) -> None:
-    """The segments of a tier from the one of that number on, as a broker that was shut down cleanly
-    has them.
-    """
+    """Writes the segments of a tier from this number on, as a cleanly stopped broker has them."""
     options = parse_options(tier.options)
     root.mkdir(parents=True)
     ends = []

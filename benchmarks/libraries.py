@@ -1,6 +1,7 @@
-"""What libraries alone do to the bytes of a tier: read, decrypt and decompress them, check their
-CRC and copy them once. Done between prebuilt batches in Spark's own workers, it is the least that a
-source takes whose rows are stored so.
+"""The work of libraries alone on the bytes of a tier: read, decrypt, decompress, check the CRC,
+copy once.
+
+Done between prebuilt batches in Spark's workers, it is the lower bound for a source of such rows.
 """
 
 from __future__ import annotations
@@ -22,44 +23,50 @@ _PLAIN_CHUNK: Final = 4 << 20
 
 
 class LibraryWork:
-    """The libraries' way through some logs, as far as it is asked to go.
+    """Processes some logs with the libraries, as far as requested.
 
     Args:
-        logs: `.log` files of a tier, their manifests beside them; one without is stored as it is.
-        codec: Of their batches.
-        key: File of the private key; empty for what is not encrypted.
+        logs: `.log` files of a tier, next to their manifests. A log without manifest is unencoded.
+        codec: Codec of their batches.
+        key: File of the private key; empty without encryption.
     """
 
     def __init__(self, logs: Sequence[str], codec: str, key: str) -> None:
         self._codec = codec
         self._key = key
-        found = [(Path(log), _manifest(Path(log))) for log in logs]
+        logs_and_manifests = [(Path(log), _manifest(Path(log))) for log in logs]
         self._size = sum(
             manifest.chunk_index.original_file_size if manifest else log.stat().st_size
-            for log, manifest in found
+            for log, manifest in logs_and_manifests
         )
-        self._chunks = (chunk for log, manifest in found for chunk in self._of(log, manifest))
+        self._chunks = (
+            chunk for log, manifest in logs_and_manifests for chunk in self._of(log, manifest)
+        )
         self._left = b""
         self._position = 0
 
     def go_on(self, share: float, target: memoryview) -> None:
-        """As many chunks as it takes until this share of the logs is done, 0 to 1.
+        """Processes chunks until this share of the logs is done, 0 to 1.
 
         Args:
-            share: Where to be.
-            target: Where bytes are copied, one piece over the other.
+            share: Share of the bytes to reach.
+            target: Buffer that receives the bytes; each piece overwrites the previous one.
         """
         end = share * self._size
         while self._position < end and (chunk := next(self._chunks, None)) is not None:
             self._position += len(chunk)
             google_crc32c.value(chunk)
-            for part in [chunk] if self._codec == "none" else self._decompressed(chunk):
-                for start in range(0, len(part), len(target)):
-                    piece = part[start : start + len(target)] if len(part) > len(target) else part
+            for content in [chunk] if self._codec == "none" else self._decompressed(chunk):
+                for start in range(0, len(content), len(target)):
+                    piece = (
+                        content[start : start + len(target)]
+                        if len(content) > len(target)
+                        else content
+                    )
                     target[: len(piece)] = piece
 
     def _of(self, log: Path, manifest: SegmentManifest | None) -> Iterator[bytes]:
-        """The original bytes of one log, chunk by chunk."""
+        """Yields the original bytes of one log, chunk by chunk."""
         self._left = b""
         with log.open("rb", buffering=0) as file:
             if manifest is None:
@@ -97,9 +104,9 @@ class LibraryWork:
             payloads.append(data[start + _HEADER_SIZE : stop])
             start = stop
         self._left = data[start:]
-        parts = codec_alone(self._codec, payloads)()
-        assert isinstance(parts, list)
-        return parts
+        pieces = codec_alone(self._codec, payloads)()
+        assert isinstance(pieces, list)
+        return pieces
 
 
 def _manifest(log: Path) -> SegmentManifest | None:

@@ -1,7 +1,7 @@
-"""Log bytes to measure with: real batches from the independent writer, repeated with new base
+"""Log bytes for measurements: real batches from the independent writer, repeated with new base
 offsets.
 
-The base offset is not under a batch's CRC, so copies stay valid.
+A batch's CRC does not cover the base offset, so copies stay valid.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class LogBytes:
-    """A log and what is in it.
+    """A log and its statistics.
 
     Attributes:
-        data: uint8, whole batches.
-        records: Records in it.
-        batches: Batches in it.
-        starts: int64, position of every batch.
+        data: The batches, as uint8.
+        records: Number of records.
+        batches: Number of batches.
+        starts: Position of every batch, as int64.
     """
 
     data: NDArray[np.uint8]
@@ -70,14 +70,14 @@ def make_log(
     codec: str = "none",
     distinct: int,
 ) -> LogBytes:
-    """About `total_bytes` of stored batches, `distinct` different ones in turn.
+    """Returns about `total_bytes` of stored batches, cycling through `distinct` different ones.
 
     Args:
         value_bytes: Size of each value: JSON text, which compresses like such text.
-        records_per_batch: Records of a batch; null keys, no headers, as most topics have.
-        total_bytes: Size to reach, stored.
-        codec: Of the batches.
-        distinct: How many different batches to write.
+        records_per_batch: Records of a batch, with null keys and without headers.
+        total_bytes: Stored size to reach.
+        codec: Codec of the batches.
+        distinct: Number of different batches to write.
     """
     chance = random.Random(value_bytes)
     written = [
@@ -103,12 +103,12 @@ def make_log(
 
 
 def json_text(chance: random.Random, size: int) -> bytes:
-    """An object of so many bytes, with words and numbers as records have them."""
-    parts = [f'{{"id":"{chance.getrandbits(64):016x}"']
-    length = len(parts[0])
+    """Returns a JSON object of this size, with words and numbers as in real records."""
+    fields = [f'{{"id":"{chance.getrandbits(64):016x}"']
+    length = len(fields[0])
     while length < size:
         name, text = chance.choice(_WORDS), chance.choice(_WORDS)
-        part = f',"{name}":"{text} {chance.randrange(100_000)}"'
-        parts.append(part)
-        length += len(part)
-    return "".join(parts)[: size - 1].encode() + b"}"
+        field = f',"{name}":"{text} {chance.randrange(100_000)}"'
+        fields.append(field)
+        length += len(field)
+    return "".join(fields)[: size - 1].encode() + b"}"

@@ -1,5 +1,5 @@
-"""Scans through Spark from a real S3 server, near and with an object store's latency; and from a
-folder.
+"""Measures scans through Spark from a real S3 server, near and with the latency of an object store,
+and from a folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FAR_AWAY: Final = "S3 on loopback, through a proxy with 60 ms and 90 MB/s"
 
 
 def run(bench: Bench) -> list[Row]:
-    """The same tier from a folder and from versitygw, directly and through one proxy with 60 ms and
-    without.
+    """Reads the same tier from a folder, from versitygw directly, and through one proxy with and
+    without 60 ms.
 
     Raises:
-        SkippedError: There is no versitygw.
+        SkippedError: versitygw is not installed.
     """
     program = server_program()
     if program is None:
@@ -59,7 +59,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             _NEAR: s3_options(tier, stack.enter_context(paced(port, (0.0, 0.0)))),
             _FAR_AWAY: s3_options(tier, stack.enter_context(paced(port, _FAR))),
         }
-        found = bench.in_turns(
+        timings = bench.in_turns(
             {
                 name: Contestant(
                     NEWEST_SPARK, Query("tiered-kafka", {**given, "targetPartitionBytes": target})
@@ -69,15 +69,17 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
             repeats=1 if bench.quick else 3,
         )
     first = _FAR[0] + FIRST_REQUEST_BYTES / _FAR[1]
-    near, waiting = found[_NEAR].seconds, _TASKS / _CORES * first
+    near, waiting = timings[_NEAR].seconds, _TASKS / _CORES * first
     what = "100 B" if value_bytes == 100 else "1 KB"
     rows = [
-        Row(f"scan, {what}, from {name}", tier.records / one.seconds / 1e6, "M records/s").noted(
-            "" if name == _FOLDER else "the server and the proxy run on the same cores"
-        )
-        for name, one in found.items()
+        Row(
+            f"scan, {what}, from {name}",
+            tier.records / contestant_timings.seconds / 1e6,
+            "M records/s",
+        ).noted("" if name == _FOLDER else "the server and the proxy run on the same cores")
+        for name, contestant_timings in timings.items()
     ]
-    direct, folder = found[_DIRECT], found[_FOLDER]
+    direct, folder = timings[_DIRECT], timings[_FOLDER]
     return [
         *rows,
         at_most(
@@ -91,7 +93,7 @@ def _rows(bench: Bench, program: str, value_bytes: int, *, most_processor: float
         ),
         at_least(
             f"scan, {what}, from S3 with 60 ms and 90 MB/s by the same without",
-            found[_FAR_AWAY].times_faster_than(found[_NEAR]),
+            timings[_FAR_AWAY].times_faster_than(timings[_NEAR]),
             "×",
             _SHARE_GOAL,
         ).noted(

@@ -1,4 +1,6 @@
-"""Records of `__remote_log_metadata` on one core: to columns, and to the live set of segments."""
+"""Measures records of `__remote_log_metadata` on one core: to columns, and to the live set of
+segments.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _ROWS = 8192
 
 
 def run(*, quick: bool) -> list[Row]:
-    """A catalog of 100,000 segments, two records each, and the readable twins on a part of it."""
+    """Measures a catalog of 100,000 segments with two records each, and the readable code on a part
+    of it.
+    """
     segments = 10_000 if quick else 100_000
     values = [value for number in range(segments) for value in _events(number)]
     starts = range(0, len(values), _ROWS)

@@ -1,8 +1,8 @@
-"""A TCP proxy that gives a server the latency and the bandwidth of a distant object store.
+"""A TCP proxy that adds the latency and limits the bandwidth like a distant object store.
 
 `python -m benchmarks.paced_proxy HOST PORT FIRST_BYTE_SECONDS BYTES_PER_SECOND` prints its port and
-ends with its standard input. Zero for both passes everything on at once: the base to compare with,
-since the proxy itself takes processor time too.
+ends with its standard input. With zero for both, it forwards at once. That is the baseline, because
+the proxy itself takes processor time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PIECE = 256 << 10
-_SHORTEST_PAUSE = 0.002  # timers are no finer
+_SHORTEST_PAUSE = 0.002  # timers are not finer
 
 
 async def serve(host: str, port: int, first_byte_seconds: float, bytes_per_second: float) -> None:
@@ -25,7 +25,7 @@ async def serve(host: str, port: int, first_byte_seconds: float, bytes_per_secon
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, requests = await asyncio.open_connection(host, port, limit=4 * _PIECE)
-        due = 0.0  # when the next byte of the answer may leave
+        due = 0.0  # earliest time for the next byte of the response
 
         def asked() -> None:
             nonlocal due

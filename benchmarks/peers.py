@@ -1,4 +1,6 @@
-"""Against what users have today: Spark's own Kafka source and a consumer, on the same records."""
+"""Compares with the alternatives of users: Spark's own Kafka source and a consumer, on the same
+records.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 _SMALL: Final = "small"
 _HOUR_MS: Final = 3_600_000
-# First measured on a quiet machine, where the Kafka source's processor time counts the broker's.
+# First measured on a quiet machine. The Kafka source's processor time includes the broker's.
 _PROCESSOR_SHARE: Final = {"small": 0.55, "large": 0.6}
 
 
 def run(bench: Bench) -> list[Row]:
-    """Full scans, one column, an hour of thirty days, ten rows."""
+    """Measures full scans, one column, an hour of thirty days, and ten rows."""
     broker = bench.broker()
     rows: list[Row] = []
     for name in ("small",) if bench.quick else ("small", "large"):
@@ -48,7 +50,7 @@ def _tasks(query: Query) -> int:
 
 
 def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
-    """That everyone reads all of it, or the comparison is void."""
+    """Checks that all readers return all rows; otherwise the comparison is invalid."""
     ours = broker.from_tier(topic.name, sink="count")
     from_brokers = broker.from_brokers(f"{topic.name}-hot", sink="count")
     contestants = {
@@ -59,9 +61,9 @@ def _same_rows(bench: Bench, broker: FilledBroker, topic: Topic) -> None:
         "ours, newest": Contestant(NEWEST_SPARK, ours),
     }
     for name, contestant in contestants.items():
-        found = bench.run(contestant).rows
-        if found != topic.records:
-            raise AssertionError(f"{name}: {found} rows of {topic.records} in {topic.name}")
+        row_count = bench.run(contestant).rows
+        if row_count != topic.records:
+            raise AssertionError(f"{name}: {row_count} rows of {topic.records} in {topic.name}")
 
 
 def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
@@ -72,7 +74,7 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     bench.run(
         Contestant(NEWEST_SPARK, broker.from_tier(topic.name, sink="parquet", target=str(parquet)))
     )
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name), other_pid=pid),
             "hot": Contestant(SPARK_4_0, broker.through_broker(f"{topic.name}-hot"), other_pid=pid),
@@ -99,9 +101,9 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     }
     rows = []
     for key, name in names.items():
-        rows += _speeds(f"{name}, {what}", topic.records, found[key])
-    mine, newest, tier = found["ours"], found["ours, newest"], found["tier"]
-    hot = mine.times_faster_than(found["hot"])
+        rows += _speeds(f"{name}, {what}", topic.records, timings[key])
+    mine, newest, tier = timings["ours"], timings["ours, newest"], timings["tier"]
+    hot = mine.times_faster_than(timings["hot"])
     against_hot = f"against Spark's Kafka source, data hot, {what}, same pyspark"
     rows += [
         at_least(
@@ -109,31 +111,31 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             mine.times_faster_than(tier),
             "×",
             2.7,
-        ).noted(_bounds(found, "tier")),
+        ).noted(_bounds(timings, "tier")),
         at_least(
             f"against Spark's Kafka source, data in the tier, {what}, newest pyspark",
             newest.times_faster_than(tier),
             "×",
             3,
-        ).noted(_bounds(found, "tier", session=", newest")),
+        ).noted(_bounds(timings, "tier", session=", newest")),
         (
             at_least(against_hot, hot, "×", 2.5)
             if topic.name == _SMALL
             else Row(against_hot, hot, "×")
-        ).noted(_bounds(found, "hot")),
+        ).noted(_bounds(timings, "hot")),
         Row(
             f"against Spark's Kafka source, data hot, {what}, same pyspark, both from the broker",
-            found["ours, hot"].times_faster_than(found["hot"]),
+            timings["ours, hot"].times_faster_than(timings["hot"]),
             "×",
         ),
         Row(
             f"processor time of Spark's Kafka source's, data hot, {what}, both with the broker's",
-            found["ours, hot"].processor_share_of(found["hot"]),
+            timings["ours, hot"].processor_share_of(timings["hot"]),
             "×",
         ),
         at_most(
             f"processor time of the transport ceiling's, {what}, same pyspark",
-            mine.processor_share_of(found["ceiling"]),
+            mine.processor_share_of(timings["ceiling"]),
             "×",
             1.15,
         ),
@@ -142,15 +144,15 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
             mine.processor_share_of(tier),
             "×",
             _PROCESSOR_SHARE[topic.name],
-        ).noted(_bounds(found, "tier", Timings.processor_share_of)),
+        ).noted(_bounds(timings, "tier", Timings.processor_share_of)),
         Row(
             f"of Spark's Parquet reader, {what}, newest pyspark",
-            newest.times_faster_than(found["parquet, newest"]),
+            newest.times_faster_than(timings["parquet, newest"]),
             "×",
         ),
     ]
     for suffix, key in (("Spark 4.0", ""), ("newest Spark", ", newest")):
-        share = found[f"ours{key}"].times_faster_than(found[f"ceiling{key}"])
+        share = timings[f"ours{key}"].times_faster_than(timings[f"ceiling{key}"])
         note = "held to its goal in longer scans, see there"
         name = f"share of the transport ceiling, {what}, {suffix}, codec none"
         rows.append(Row(name, share, "×").noted(note))
@@ -160,7 +162,9 @@ def _full_scans(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 def _prebuilt(
     bench: Bench, broker: FilledBroker, topic: Topic, columns: Sequence[str], tasks: int
 ) -> dict[str, Query]:
-    """Batches that are there already; in a full run also while libraries go through the topic."""
+    """Returns queries of prebuilt batches; in a full run, also with libraries that process the
+    topic.
+    """
     query = partial(
         ceiling, columns, rows=topic.records, tasks=tasks, value_bytes=topic.value_bytes
     )
@@ -171,21 +175,23 @@ def _prebuilt(
 
 
 def _bounds(
-    found: Mapping[str, Timings],
+    timings: Mapping[str, Timings],
     peer: str,
     ratio: Callable[[Timings, Timings], float] = Timings.times_faster_than,
     *,
     session: str = "",
 ) -> str:
-    """The bounds of every source in Python, in the same run; a quick one has the first alone."""
-    alone = ratio(found[f"ceiling{session}"], found[peer])
+    """Returns the bounds for any source in Python, from the same run; a quick run has only the
+    first.
+    """
+    alone = ratio(timings[f"ceiling{session}"], timings[peer])
     words = f"ready batches, handed to Spark: {alone:.2f} ×"
-    libraries = found.get(f"libraries{session}")
+    libraries = timings.get(f"libraries{session}")
     if libraries is None:
         return words
     return (
         f"{words}; with our shortcuts between tasks, while libraries read, check and copy the"
-        f" same bytes: {ratio(libraries, found[peer]):.2f} ×"
+        f" same bytes: {ratio(libraries, timings[peer]):.2f} ×"
     )
 
 
@@ -199,7 +205,7 @@ def _speeds(name: str, records: int, timings: Timings) -> list[Row]:
 def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     ours = broker.from_tier(topic.name, options={"columns": "value"})
     bounds = _prebuilt(bench, broker, topic, ("value",), _tasks(ours))
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(topic.name, select=("value",))),
             "ours": Contestant(SPARK_4_0, ours),
@@ -209,61 +215,63 @@ def _one_column(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
     )
     what = f"{_words(topic)}, select value"
     return [
-        Row(f"ours, {what}", topic.records / found["ours"].seconds / 1e6, "M records/s"),
+        Row(f"ours, {what}", topic.records / timings["ours"].seconds / 1e6, "M records/s"),
         at_least(
             f"share of the value-only ceiling, {what}",
-            found["ours"].times_faster_than(found["ceiling"]),
+            timings["ours"].times_faster_than(timings["ceiling"]),
             "×",
             0.9,
         ),
         at_least(
             f"against Spark's Kafka source, data in the tier, {what}",
-            found["ours"].times_faster_than(found["tier"]),
+            timings["ours"].times_faster_than(timings["tier"]),
             "×",
             4,
-        ).noted(_bounds(found, "tier")),
+        ).noted(_bounds(timings, "tier")),
     ]
 
 
 def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
-    """The hour in the middle of the days that are tiered."""
+    """Reads the hour in the middle of the tiered days."""
     start = topic.date_ms(0.5)
     stop = start + _HOUR_MS
     bounds = {"startingTimestamp": str(start), "endingTimestamp": str(stop)}
     where = f"timestamp >= timestamp_millis({start}) and timestamp < timestamp_millis({stop})"
-    asked = broker.through_broker(topic.name, sink="count", options=bounds)
-    # Its own end takes the place of the timestamps' otherwise.
-    asked = Query(
-        asked.source,
-        {name: text for name, text in asked.options.items() if name != "endingOffsets"},
+    query = broker.through_broker(topic.name, sink="count", options=bounds)
+    # Otherwise, its own end option would replace the end timestamp.
+    query = Query(
+        query.source,
+        {name: text for name, text in query.options.items() if name != "endingOffsets"},
         sink="count",
     )
     contestants = {
         "filter": Contestant(
             SPARK_4_0, broker.through_broker(topic.name, where=where, sink="count")
         ),
-        "bounds": Contestant(SPARK_4_0, asked),
+        "bounds": Contestant(SPARK_4_0, query),
         "ours": Contestant(SPARK_4_0, broker.from_tier(topic.name, sink="count", options=bounds)),
         "empty": Contestant(SPARK_4_0, Query("empty-tasks", {"tasks": "1"}, sink="count")),
     }
-    found = bench.in_turns(contestants, repeats=1 if bench.quick else 3)
-    counts = {name: found[name].runs[0].rows for name in ("filter", "bounds", "ours")}
+    timings = bench.in_turns(contestants, repeats=1 if bench.quick else 3)
+    counts = {name: timings[name].runs[0].rows for name in ("filter", "bounds", "ours")}
     if len(set(counts.values())) != 1 or not counts["ours"]:
         raise AssertionError(f"rows of the hour: {counts}")
     what = "one hour of 30 days, count(*)"
     options = "Spark's Kafka source with its timestamp options"
     bound = (
-        f"a Python data source that yields nothing takes {found['empty'].seconds:.2f} s in the same"
-        " run, and no source in Python can take less"
+        f"a Python data source that yields nothing takes {timings['empty'].seconds:.2f} s in the"
+        " same run, and no source in Python can take less"
     )
     return [
-        Row(f"ours, {what}", found["ours"].seconds, "s"),
+        Row(f"ours, {what}", timings["ours"].seconds, "s"),
         Row(
-            f"Spark's Kafka source with its timestamp options, {what}", found["bounds"].seconds, "s"
+            f"Spark's Kafka source with its timestamp options, {what}",
+            timings["bounds"].seconds,
+            "s",
         ),
         at_least(
             f"against Spark's Kafka source with WHERE timestamp, {what}",
-            found["ours"].times_faster_than(found["filter"]),
+            timings["ours"].times_faster_than(timings["filter"]),
             "×",
             20,
         ).noted(
@@ -272,7 +280,7 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
         ),
         at_least(
             f"against {options}, {what}",
-            found["ours"].times_faster_than(found["bounds"]),
+            timings["ours"].times_faster_than(timings["bounds"]),
             "×",
             3,
         ).noted(bound),
@@ -280,27 +288,27 @@ def _window(bench: Bench, broker: FilledBroker, topic: Topic) -> list[Row]:
 
 
 def _limit(bench: Bench, broker: FilledBroker) -> list[Row]:
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "tier": Contestant(SPARK_4_0, broker.through_broker(_SMALL, sink="limit")),
             "ours": Contestant(SPARK_4_0, broker.from_tier(_SMALL, sink="limit")),
             "ours, newest": Contestant(NEWEST_SPARK, broker.from_tier(_SMALL, sink="limit")),
         }
     )
-    ratio = found["ours"].times_faster_than(found["tier"])
+    ratio = timings["ours"].times_faster_than(timings["tier"])
     note = (
         "Spark kills a Python worker that LIMIT ends, so the next one starts cold: imports, kernels"
     )
     return [
-        Row("ours, limit 10, Spark 4.0", found["ours"].seconds, "s"),
-        Row("ours, limit 10, newest Spark", found["ours, newest"].seconds, "s"),
-        Row("Spark's Kafka source, limit 10", found["tier"].seconds, "s"),
+        Row("ours, limit 10, Spark 4.0", timings["ours"].seconds, "s"),
+        Row("ours, limit 10, newest Spark", timings["ours, newest"].seconds, "s"),
+        Row("Spark's Kafka source, limit 10", timings["tier"].seconds, "s"),
         Row("against Spark's Kafka source, limit 10", ratio, "×").noted(note),
     ]
 
 
 def _consumer(bench: Bench, broker: FilledBroker) -> list[Row]:
-    """The C client, its messages put into Arrow, in one process; all data hot on the broker."""
+    """Measures the C client, with messages converted to Arrow, in one process; all data is hot."""
     rows = []
     for name in ("small",) if bench.quick else ("small", "large"):
         topic = broker.topics[f"{name}-hot"]

@@ -1,8 +1,7 @@
-"""A report of 100,000 segments in 500 partitions, and what `kts topics` does of them.
+"""Measures a report of 100,000 segments in 500 partitions, and `kts topics` for the same tier.
 
-The store takes 20 ms a request, and an earlier plan has cached what manifests say, in a
-process of its own. Wall time is from the options to the page, imports and a small report
-before left out.
+The store takes 20 ms per request. An earlier plan in another process has cached the manifests. Wall
+time is from the options to the page, without imports and a small report before.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ MONTH_MS = 30 * 86_400_000
 
 
 def run(*, quick: bool) -> list[Row]:
-    """The figures.
+    """Returns the figures.
 
     Args:
-        quick: A tenth of the segments; the same goals.
+        quick: Uses a tenth of the segments, with the same goals.
     """
     partitions = 50 if quick else 500
     folder = Path(tempfile.mkdtemp(prefix="kts-picture-"))
@@ -52,7 +51,7 @@ def run(*, quick: bool) -> list[Row]:
 
 
 Seconds: TypeAlias = tuple[float, float]
-"""Wall and processor time."""
+"""Wall time and processor time."""
 
 
 def _measured(partitions: int, folder: Path) -> tuple[Seconds, Seconds, int]:
@@ -62,7 +61,7 @@ def _measured(partitions: int, folder: Path) -> tuple[Seconds, Seconds, int]:
 
 
 def measure(partitions: int, folder: str) -> tuple[Seconds, Seconds, int]:
-    """Describes once and makes a report once, in this process.
+    """Describes the tier and makes a report, once each, in this process.
 
     Returns:
         Seconds of both, and the bytes of the page.

@@ -1,8 +1,7 @@
-"""Planning a topic of 100,000 segments in 500 partitions on a store that takes 20 ms a request.
+"""Plans a topic of 100,000 segments in 500 partitions on a store that takes 20 ms per request.
 
-Each case runs in a process of its own, so that memory is its own and what is warm is on disk. Wall
-time includes the store's 20 ms; processor time does not, and is the one to compare on a machine
-that has other work.
+Each case runs in its own process, so that memory is separate and only the disk cache is warm. Wall
+time includes the store's 20 ms. Processor time does not; compare it on a busy machine.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Measured:
     """One plan.
 
     Attributes:
-        grown_bytes: By how much the process grew at its largest.
-        pickled_bytes: Median of the tasks.
+        grown_bytes: Growth of the process up to its peak.
+        pickled_bytes: Median size of the pickled tasks.
     """
 
     wall_seconds: float
@@ -51,10 +50,10 @@ class Measured:
 
 
 def run(*, quick: bool) -> list[Row]:
-    """The figures of all cases.
+    """Returns the figures of all cases.
 
     Args:
-        quick: A tenth of the segments; the same goals.
+        quick: Uses a tenth of the segments, with the same goals.
     """
     partitions = 50 if quick else 500
     tier = SimulatedTier(partitions, SEGMENTS)

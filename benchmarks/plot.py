@@ -1,4 +1,4 @@
-"""The figure of a run: four small pictures, ours beside Spark's own Kafka source."""
+"""Draws the figure of a run: four small charts, this library next to Spark's own Kafka source."""
 
 from __future__ import annotations
 
@@ -50,18 +50,20 @@ PICTURES: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
         },
     ),
 )
-"""Title, and for each bar its label and the name of the figure, in million records a second."""
+"""Title of each chart, and for each bar its label and the name of the figure, in million records
+per second.
+"""
 
 
 def draw(figures: Mapping[str, float], path: Path) -> bool:
-    """One PNG of the pictures whose figures are there.
+    """Writes one PNG with the charts whose figures exist.
 
     Args:
-        figures: Name of a measurement to million records a second.
-        path: Of the PNG.
+        figures: Maps the name of a measurement to million records per second.
+        path: Path of the PNG.
 
     Returns:
-        Whether there was anything to draw.
+        True if there was a chart to draw.
     """
     pictures = [
         (title, {label: figures[name] for label, name in bars.items() if name in figures})

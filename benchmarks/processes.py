@@ -1,4 +1,6 @@
-"""Processor time of process trees: a Spark driver with its JVM and its Python workers, a broker."""
+"""Measures the processor time of process trees: a Spark driver with its JVM and Python workers, a
+broker.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
-    """Seconds so far, user and system.
+    """User and system seconds so far.
 
     Attributes:
-        jvm: Of the Java processes of the tree.
-        python: Of all others, those that have ended included.
+        jvm: Of the Java processes in the tree.
+        python: Of all others, including ended processes.
     """
 
     jvm: float
@@ -22,7 +24,7 @@ class ProcessorTime:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Returns the sum."""
         return self.jvm + self.python
 
     def __sub__(self, earlier: ProcessorTime) -> ProcessorTime:
@@ -30,7 +32,10 @@ class ProcessorTime:
 
 
 def processor_time(pid: int) -> ProcessorTime:
-    """Of a process and all below it; what has ended counts once its parent has been told."""
+    """Returns the time of a process and its descendants.
+
+    Ended processes count after their parent reaped them.
+    """
     jvm = python = 0.0
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):

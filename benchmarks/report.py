@@ -1,4 +1,6 @@
-"""One measured figure, a table of many for a terminal, and the JSON that RESULTS.md is made of."""
+"""One measured figure, a table of figures for a terminal, and the JSON that RESULTS.md is made
+from.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,12 @@ class Row:
     """One figure.
 
     Attributes:
-        name: What was measured.
+        name: The measurement.
         value: The figure, in `unit`.
         unit: Such as "M records/s" or "×".
-        goal: What it should reach, as text; None where it only gives scale.
-        met: Whether it does; None without a goal.
-        note: What bounds it, or how it was taken; empty where the name says all.
+        goal: Goal as text; None if the figure only gives scale.
+        met: True if the goal is met; None without a goal.
+        note: Its bound, or how it was measured; empty if the name is enough.
     """
 
     name: str
@@ -55,20 +57,20 @@ class Row:
     note: str = ""
 
     def noted(self, note: str) -> Row:
-        """The same with a note."""
+        """Returns the row with a note."""
         return dataclasses.replace(self, note=note)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run gave.
+    """Result of a run.
 
     Attributes:
         rows: Figures by the part that measured them.
-        budgets: For each workload, nanoseconds a record of each stage.
-        skipped: Part or peer to the reason.
-        failed: Part to its error.
-        seconds: How long each part took.
+        budgets: For each workload, nanoseconds per record of each stage.
+        skipped: Maps a part or peer to the reason.
+        failed: Maps a part to its error.
+        seconds: Duration of each part.
     """
 
     rows: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
@@ -79,33 +81,34 @@ class Report:
 
     @property
     def speeds(self) -> dict[str, float]:
-        """Figures in million records a second, by name."""
+        """Returns the figures in million records per second, by name."""
         rows = (row for found in self.rows.values() for row in found)
         return {row.name: row.value for row in rows if row.unit == "M records/s"}
 
     @property
     def missed(self) -> list[Row]:
-        """Figures that do not reach their goal."""
+        """Returns the figures that miss their goal."""
         return [row for rows in self.rows.values() for row in rows if row.met is False]
 
 
 def at_least(name: str, value: float, unit: str, least: float) -> Row:
-    """A row whose figure should be `least` or more."""
+    """Returns a row whose figure should be at least `least`."""
     return Row(name, value, unit, f"≥ {least:g}", value >= least)
 
 
 def at_most(name: str, value: float, unit: str, most: float) -> Row:
-    """A row whose figure should be `most` or less."""
+    """Returns a row whose figure should be at most `most`."""
     return Row(name, value, unit, f"≤ {most:g}", value <= most)
 
 
 def best_seconds(
     *actions: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time
 ) -> list[float]:
-    """The least processor time of each action; on this thread, unless they use others as well.
+    """Returns the least processor time of each action, on this thread unless `clock` says
+    otherwise.
 
-    Actions are taken in turns, so that a busy spell of the machine hits all of them; processor time
-    leaves out what other processes take.
+    Actions run in turns, so that a busy time of the machine affects all of them. Processor time
+    excludes other processes.
     """
     best = [float("inf")] * len(actions)
     for _ in range(repeats):
@@ -117,12 +120,12 @@ def best_seconds(
 
 
 def verdict(met: bool | None) -> str:
-    """A goal in a word."""
+    """Returns the result of a goal in one word."""
     return {None: "", True: "met", False: "not met"}[met]
 
 
 def print_table(title: str, rows: Sequence[Row]) -> None:
-    """The rows as a table on the terminal."""
+    """Prints the rows as a table on the terminal."""
     table = Table(title=title, title_justify="left")
     for name in ("what", "figure", "unit", "goal", ""):
         table.add_column(name, justify="right" if name == "figure" else "left")
@@ -135,7 +138,7 @@ def print_table(title: str, rows: Sequence[Row]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, and when."""
+    """Describes the machine and the time of the measurement."""
     installed = {}
     for name in _VERSIONS:
         try:
@@ -155,7 +158,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model as Linux tells it, else what the platform module knows."""
+    """Returns the processor model from Linux, or from the platform module elsewhere."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -165,14 +168,14 @@ def _processor() -> str:
 
 
 def write_json(report: Report, about: Mapping[str, Any], path: Path, *, quick: bool) -> None:
-    """All that was measured and the machine it was measured on."""
+    """Writes all measurements and the machine."""
     document = {"quick": quick, "machine": about, **dataclasses.asdict(report)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
-    """What `write_json` wrote: the report, the machine, whether it was a quick run."""
+    """Reads the report, the machine, and the quick flag that `write_json` wrote."""
     document = json.loads(path.read_text(encoding="utf-8"))
     rows = {part: [Row(**row) for row in found] for part, found in document["rows"].items()}
     others = (document[name] for name in ("budgets", "skipped", "failed", "seconds"))
@@ -183,7 +186,7 @@ def read_json(path: Path) -> tuple[Report, dict[str, Any], bool]:
 def joined(
     runs: Sequence[tuple[Report, dict[str, Any], bool]],
 ) -> tuple[Report, dict[str, Any], bool]:
-    """Runs of different parts as one; of a part that several have, the last counts."""
+    """Merges runs of different parts. If several have a part, the last one counts."""
     whole = Report()
     for report, _, _ in runs:
         for field in dataclasses.fields(Report):

@@ -48,9 +48,9 @@ class Headline:
     Attributes:
         part: The benchmark that measures it.
         row: Name of its row.
-        label: What was compared.
+        label: The compared tasks.
         peer: The other side of the ratio.
-        bound: What limits the ratio. Empty if the note of the row names the largest possible one.
+        bound: Limit of the ratio. Empty if the note of the row names the largest possible one.
     """
 
     part: str
@@ -164,12 +164,12 @@ _RATIO: Final = re.compile(r"(\d+(?:\.\d+)?) ×")
 
 
 def write_results(report: Report, about: Mapping[str, Any], quick: bool) -> None:
-    """Write RESULTS.md, RESULTS.png, RESULTS.json and `results/<part>.md` of each benchmark.
+    """Writes RESULTS.md, RESULTS.png, RESULTS.json and `results/<part>.md` of each benchmark.
 
     Args:
-        report: What was measured.
+        report: The measurements.
         about: The machine, as `report.machine` returns it.
-        quick: Whether it was a quick run; the text then says so.
+        quick: True for a quick run; the text then names it as one.
     """
     is_drawn = draw(report.speeds, HERE / "RESULTS.png")
     _write(HERE / "RESULTS.md", _first_page(report, about, quick, is_drawn=is_drawn))
@@ -240,7 +240,7 @@ def _part_page(
     about: Mapping[str, Any],
     budgets: Mapping[str, Mapping[str, float]],
 ) -> list[str]:
-    """Return the lines of one benchmark's page."""
+    """Returns the lines of one benchmark's page."""
     date = about.get("dates", {}).get(part, about["date"])
     goals = [row for row in rows if row.met is not None]
     missed = [row for row in goals if not row.met]

@@ -1,5 +1,6 @@
-"""Scans of many kinds of topics through the newest Spark, against prebuilt batches of the same
-schema; and where the time of each goes.
+"""Scans many kinds of topics through the newest Spark, against prebuilt batches of the same schema.
+
+Also measures how the time of each scan is spent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ADDITIVE_GOAL: Final = 0.9
 _CEILING_GOAL: Final = 0.9
 _TINY_GOAL: Final = 0.5
 _ABORTS_REPEATS: Final = 11
-"""Its goal allows 3 %, which single runs differ by."""
+"""The goal allows 3 %, which is the spread of single runs."""
 _LIBRARIES: Final = (
     "ready batches, while libraries read, decompress, check and copy the bytes: {:.2f};"
     " the scan reaches {:.2f} of that"
@@ -40,7 +41,7 @@ class Workload:
     """A kind of topic and how it is read.
 
     Attributes:
-        goal: `ceiling`, `additive`, `tiny` or empty: what its speed is held against.
+        goal: The bound that its speed is compared with: `ceiling`, `additive`, `tiny` or empty.
     """
 
     shape: TierShape
@@ -51,7 +52,7 @@ class Workload:
 
 def _workloads(value_bytes: int, log_bytes: int) -> dict[str, Workload]:
     plain = TierShape(value_bytes, log_bytes, partitions=6, segment_bytes=log_bytes // 12)
-    # What every query costs, however long, is a small part of it.
+    # Large enough that the fixed costs of a query are a small part.
     long = replace(plain, log_bytes=4 * log_bytes, segment_bytes=4 * log_bytes // 12)
     longer = replace(plain, log_bytes=2 * log_bytes, segment_bytes=2 * log_bytes // 12)
     text = replace(longer, payload="json")
@@ -78,7 +79,9 @@ def _workloads(value_bytes: int, log_bytes: int) -> dict[str, Workload]:
 
 
 def run(bench: Bench) -> list[Row]:
-    """Transactions, which need a broker and many rounds; then everything else."""
+    """Measures transactions first, which need a broker and many rounds, then all other
+    workloads.
+    """
     rows = bench.unless_skipped("transactions with 5 % aborts", _aborts)
     log_bytes = (48 << 20) if bench.quick else (768 << 20)
     for value_bytes in (100,) if bench.quick else (100, 1000):
@@ -90,9 +93,9 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _query(tier: Tier, workload: Workload, **more: str) -> Query:
-    # Tasks are cut by work, of which a compressed byte is more: as many as the ceiling has.
+    # Tasks are cut by work, and compressed bytes count more. Uses as many tasks as the ceiling.
     tasks = plan_scan(parse_options({**tier.options, "targetPartitionBytes": "64g"})).tasks
-    work = sum(part.work for task in tasks for part in task.slices)
+    work = sum(task_slice.work for task in tasks for task_slice in task.slices)
     options = {
         **tier.options,
         "columns": ",".join(workload.columns),
@@ -131,19 +134,19 @@ def _compare(bench: Bench, workloads: Mapping[str, Workload], value_bytes: int) 
         name: Contestant(NEWEST_SPARK, _query(tiers[name], workload))
         for name, workload in workloads.items()
     }
-    found = bench.in_turns(contestants, repeats=1 if bench.quick else 4)
+    timings = bench.in_turns(contestants, repeats=1 if bench.quick else 4)
     words = f"{value_bytes} B"
-    longest = found[f"ceiling of {lengths[-1]}"]
+    longest = timings[f"ceiling of {lengths[-1]}"]
     title = f"transport ceiling, {words}"
     rows = [Row(title, _speed(longest, counts[lengths[-1]]), "M records/s")]
     for name, workload in workloads.items():
-        bound = found[f"ceiling of {workload.shape.log_bytes}"]
+        bound = timings[f"ceiling of {workload.shape.log_bytes}"]
         bound_rows = counts[workload.shape.log_bytes]
         if workload.sink == "count":
-            assert found[name].runs[0].rows == tiers[name].records
+            assert timings[name].runs[0].rows == tiers[name].records
         alone = measure_alone(workload.shape, repeats=3 if bench.quick else 7)
-        mine = found[name]
-        libraries = found.get(f"libraries, {name}")
+        mine = timings[name]
+        libraries = timings.get(f"libraries, {name}")
         rows += _one(
             f"{words}, {name}", workload, tiers[name], mine, bound, bound_rows, alone, libraries
         )
@@ -209,7 +212,7 @@ def _budget(
     bound: Timings,
     bound_rows: int,
 ) -> dict[str, float]:
-    """Nanoseconds a record of each stage; see `results` for what they mean."""
+    """Returns nanoseconds per record of each stage; `results` explains the stages."""
     folder = bench.folder()
     bench.run(Contestant(NEWEST_SPARK, _query(tier, workload, metricsPath=str(folder))))
     total = summary(str(folder)).total
@@ -235,10 +238,10 @@ def _budget(
 
 
 def _aborts(bench: Bench) -> list[Row]:
-    """A topic of a real broker with 5 % of its records in aborted transactions."""
+    """Reads a topic of a real broker with 5 % of its records in aborted transactions."""
     broker = bench.broker()
     levels = ("read_committed", "read_uncommitted")
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             level: Contestant(
                 NEWEST_SPARK, broker.from_tier("aborts", options={"isolationLevel": level})
@@ -258,7 +261,7 @@ def _aborts(bench: Bench) -> list[Row]:
     ]
     left_out = 1 - counts[0] / counts[1]
     assert 0.02 < left_out < 0.12, counts  # a quick run has few transactions
-    committed, uncommitted = (found[level] for level in levels)
+    committed, uncommitted = (timings[level] for level in levels)
     return [
         Row("scan, 100 B, transactions: records left out as aborted", left_out * 100, "%"),
         at_least(

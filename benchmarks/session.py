@@ -1,7 +1,7 @@
-"""A Spark in a process of its own that runs one query after another, told through pipes.
+"""Spark in its own process that runs one query after another, controlled through pipes.
 
-The environment decides which Spark it is; two of them can then take turns. The child reads a line
-of JSON (`Query`) and answers with one (`{"seconds", "rows"}` or `{"error"}`).
+The Python environment decides the Spark version, so that two versions can take turns. The child
+reads a line of JSON (`Query`) and answers with one (`{"seconds", "rows"}` or `{"error"}`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ OLDEST: Final = ROOT / ".venv-spark40" / "bin" / "python"
 SAIL: Final = ROOT / ".venv-engines" / "bin" / "python"
 
 ZSTD_LEVEL: Final = 1
-"""Of everybody who writes Parquet: what Arrow's writer takes, and so our export."""
+"""Level for all Parquet writers: the default of Arrow's writer, and so of the export."""
 ZSTD_LEVEL_OPTION: Final = "parquet.compression.codec.zstd.level"
-"""Of Spark's writer, whose own level is 3."""
+"""Option of Spark's writer, whose default is 3."""
 
 
 _AGGREGATES: Final = (
@@ -47,19 +47,18 @@ _AGGREGATES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What one run reads, and what becomes of the rows.
+    """Source and sink of one run.
 
     Attributes:
         source: Short name of the data source.
-        options: Of the data source.
+        options: Options of the data source.
         select: Columns that Spark selects; empty for all.
         where: Spark's own filter; empty for none.
-        sql: A query of the rows, which it calls `records`; empty for none.
-        sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (how many, and
-            they are fetched), `number` (the only cell of the only row), `aggregate` (of all
-            columns, with how many rows), `parquet` (zstd, to `target`), `backfill` (our export,
-            there too) or `stream` (all there is, in batches within the limits of the options, to
-            noop).
+        sql: A query of the rows, named `records`; empty for none.
+        sink: `noop`, `count`, `sum` (of the offsets), `limit` (10 rows), `rows` (fetches all rows),
+            `number` (the only cell of the only row), `aggregate` (of all columns, with the number
+            of rows), `parquet` (zstd, to `target`), `backfill` (the export of this library, also to
+            `target`) or `stream` (all rows, in batches within the limits of the options, to noop).
         target: Folder of `parquet` and `backfill`.
     """
 
@@ -74,14 +73,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One query that ran.
+    """One completed query.
 
     Attributes:
-        seconds: Wall time, planning included.
-        rows: What `count`, `number` and the sinks that fetch rows gave, else 0.
+        seconds: Wall time, including planning.
+        rows: The result of `count`, `number` and sinks that fetch rows, else 0.
         jvm: Processor seconds of the JVM.
-        python: Of Python processes.
-        other: Of another process that worked for the query, such as a broker.
+        python: Processor seconds of Python processes.
+        other: Processor seconds of another process that worked for the query, such as a broker.
     """
 
     seconds: float
@@ -92,20 +91,20 @@ class Run:
 
     @property
     def processor(self) -> float:
-        """Processor seconds in all."""
+        """Returns the total processor seconds."""
         return self.jvm + self.python + self.other
 
 
 class Session:
-    """A running child.
+    """A running child process.
 
     Args:
         python: Interpreter of an environment with pyspark.
-        cores: Of local mode.
-        unix_sockets: Whether workers talk to the JVM through Unix domain sockets.
-        jars: For `spark.jars`.
+        cores: Cores of local mode.
+        unix_sockets: True if workers use Unix domain sockets to the JVM.
+        jars: Value of `spark.jars`.
         settings: More Spark settings.
-        on_sail: Whether Sail runs the queries, in the child itself.
+        on_sail: True if Sail runs the queries, in the child itself.
     """
 
     def __init__(
@@ -152,11 +151,11 @@ class Session:
         """Runs one query to its end.
 
         Args:
-            query: What to run.
-            other_pid: A process whose processor time counts as well.
+            query: The query to run.
+            other_pid: A process whose processor time is added.
 
         Raises:
-            RuntimeError: What Spark said.
+            RuntimeError: Spark's error.
         """
         from benchmarks.processes import processor_time
 
@@ -189,7 +188,7 @@ class Session:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):  # anything else is chatter of Spark's launcher
+            if line.startswith("{"):  # other lines are output of Spark's launcher
                 answer: dict[str, Any] = json.loads(line)
                 return answer
         code = self._process.wait(30)

@@ -1,8 +1,8 @@
-"""A tier of any size that is made up as it is asked for, behind a store that takes its time.
+"""A generated tier of any size, in a store with latency.
 
-Nothing is kept: a listing, a manifest, an index and a chunk follow from the numbers of the
-partition and the segment. The bytes are what a broker and the plugin would have written: manifests
-parse, chunks decompress, batches have their checksum.
+Nothing is stored: listings, manifests, indexes and chunks are computed from the numbers of the
+partition and the segment. The bytes equal those of a broker with the plugin: manifests parse,
+chunks decompress, batches have valid checksums.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ assert uuid_from_text(TOPIC_ID)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What segments of one size share.
+    """Common properties of segments with one size.
 
     Attributes:
         chunks: Number of chunks.
@@ -67,18 +67,18 @@ class Shape:
 
     @property
     def batches(self) -> int:
-        """Record batches of the segment."""
+        """Returns the number of record batches of the segment."""
         return self.chunks * BATCHES_PER_CHUNK
 
     @property
     def stored_sizes(self) -> list[int]:
-        """Bytes of each chunk as stored."""
+        """Returns the stored size of each chunk."""
         return [_frame_size(extra) for extra in self.extra_blocks]
 
 
 @functools.cache
 def shape(number: int) -> Shape:
-    """The shape of every segment whose number is `number` modulo the number of shapes."""
+    """Returns the shape of every segment whose number is `number` modulo the number of shapes."""
     random = np.random.default_rng(number)
     chunks = 64 + 12 * number
     extra = tuple(int(value) for value in random.integers(0, 200, chunks))
@@ -86,16 +86,16 @@ def shape(number: int) -> Shape:
 
 
 class SimulatedTier:
-    """`ObjectStore` over a made-up topic.
+    """`ObjectStore` over a generated topic.
 
     Args:
-        partitions: Their number.
+        partitions: Number of partitions.
         segments: Segments of each partition; together they span 30 days.
-        latency_seconds: What every request and every page of a listing takes.
-        aborted_share: One segment in so many holds an aborted transaction.
+        latency_seconds: Duration of every request and every page of a listing.
+        aborted_share: One of this many segments contains an aborted transaction.
 
     Attributes:
-        listed_segments: How many of each partition listings show; all, unless it is set.
+        listed_segments: Number of segments of each partition in listings; all by default.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SimulatedTier:
 
     @property
     def counters(self) -> StoreCounters:
-        """Work so far."""
+        """Returns the counters so far."""
         return self._counters
 
     @functools.cached_property
@@ -135,11 +135,14 @@ class SimulatedTier:
         return bases
 
     def base_offset(self, number: int) -> int:
-        """First offset of a segment; the number of segments stands for the end of the log."""
+        """Returns the first offset of a segment.
+
+        The number of segments returns the end of the log.
+        """
         return self._bases[number]
 
     def start_ms(self, number: int) -> int:
-        """When the first record of a segment is dated."""
+        """Returns the timestamp of a segment's first record."""
         return FIRST_MS + number * self.segment_ms
 
     # -- ObjectStore
@@ -156,27 +159,29 @@ class SimulatedTier:
         return sorted(f"{FOLDER}{number}/" for number in range(self.partitions))
 
     def list_objects(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectInfo]:
-        """See `ObjectStore.list_objects`; of one partition, or of all, page by page."""
+        """See `ObjectStore.list_objects`. Lists one partition or all, page by page."""
         partitions = sorted(range(self.partitions), key=lambda number: f"{number}/")
         if prefix != FOLDER:
             partitions = [int(prefix[len(FOLDER) : -1])]
-        left = 0
+        remaining = 0
         for partition in partitions:
             listed = self._listed.get(partition) or list(self._objects(partition))
             first = 0
             if after is not None:
-                first = bisect_right(listed, key_order(after), key=lambda one: key_order(one.key))
+                first = bisect_right(
+                    listed, key_order(after), key=lambda entry: key_order(entry.key)
+                )
             for info in islice(listed, first, 3 * self.listed_segments[partition]):
-                if not left:
+                if not remaining:
                     self._pages(1)
-                    left = _PAGE_KEYS
-                left -= 1
+                    remaining = _PAGE_KEYS
+                remaining -= 1
                 yield info
-        if not left:  # nothing, or a last page that is full
+        if not remaining:  # the listing is empty, or its last page is full
             self._pages(1)
 
     def prepare(self) -> None:
-        """Makes all listings up in advance, so that they cost no time later."""
+        """Computes all listings in advance, so that they cost no time later."""
         for partition in range(self.partitions):
             self._listed[partition] = list(self._objects(partition))
 
@@ -212,9 +217,9 @@ class SimulatedTier:
         return self._log(number, start, stop)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing, because the store has no connections."""
 
-    # -- what is there
+    # -- content
 
     def _stem(self, partition: int, number: int) -> str:
         return f"{FOLDER}{partition}/{self._bases[number]:020d}-{_segment_id(partition, number)}"
@@ -251,11 +256,11 @@ class SimulatedTier:
         return text.encode().ljust(_MANIFEST_BYTES)
 
     def _aborts(self, partition: int, number: int) -> bool:
-        # Not the first segment: tests and `limit` read it, and no marker is in its log.
+        # Never the first segment: tests and `limit` read it, and its log has no marker.
         return (partition * self.segments + number + 1) * 7919 % self._aborted_share == 0
 
     def _index_sizes(self, partition: int, number: int) -> tuple[int, ...]:
-        """Ends of the five parts of the `.indexes` object."""
+        """Returns the ends of the five parts of the `.indexes` object."""
         batches = shape(number % _SHAPES).batches
         ends = (8 * batches, 20 * batches)
         snapshot = ends[1] + len(_snapshot())
@@ -264,19 +269,20 @@ class SimulatedTier:
         return (*ends, snapshot, epoch, epoch + aborted)
 
     def _index_part(self, partition: int, number: int, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of an `.indexes` object; no file is made up that they do not touch:
-        no store works for it.
+        """Returns bytes [start, stop) of an `.indexes` object.
+
+        Generates only the files in the range, because the store's own work must not count.
         """
         ends = self._index_sizes(partition, number)
         makers: list[Callable[[int], bytes]] = [self._offsets, self._times]
         makers += [lambda _: _snapshot(), lambda _: _checkpoint(), self._aborted]
-        parts = []
+        pieces = []
         for low, high, made in zip((0, *ends[:-1]), ends, makers, strict=True):
             if low < stop and high > start:
-                whole = made(number)
-                assert len(whole) == high - low
-                parts.append(whole[max(start - low, 0) : stop - low])
-        return b"".join(parts)
+                content = made(number)
+                assert len(content) == high - low
+                pieces.append(content[max(start - low, 0) : stop - low])
+        return b"".join(pieces)
 
     def _offsets(self, number: int) -> bytes:
         batches = np.arange(shape(number % _SHAPES).batches, dtype=np.int64)
@@ -302,23 +308,26 @@ class SimulatedTier:
 
     def _log(self, number: int, start: int, stop: int) -> bytes:
         form = shape(number % _SHAPES)
-        parts, position = [], 0
+        pieces, position = [], 0
         for chunk, extra in enumerate(form.extra_blocks):
             size = _frame_size(extra)
             if position < stop and position + size > start:
                 frame = self._stored_chunk(number, chunk, extra)
-                parts.append(frame[max(start - position, 0) : stop - position])
+                pieces.append(frame[max(start - position, 0) : stop - position])
             position += size
-        return b"".join(parts)
+        return b"".join(pieces)
 
     def _stored_chunk(self, number: int, chunk: int, extra: int) -> bytes:
-        """The chunk as stored, the same in every partition: made once, as no store works for it."""
-        known = self._stored.get((number, chunk))
-        if known is None:
-            known = _frame(self._chunk(number, chunk), extra)
+        """Returns the stored chunk, which is the same in every partition.
+
+        Generates it once, because the store's own work must not count.
+        """
+        stored = self._stored.get((number, chunk))
+        if stored is None:
+            stored = _frame(self._chunk(number, chunk), extra)
             if len(self._stored) < _KEPT_CHUNKS:
-                self._stored[number, chunk] = known
-        return known
+                self._stored[number, chunk] = stored
+        return stored
 
     def _chunk(self, number: int, chunk: int) -> bytes:
         first = chunk * BATCHES_PER_CHUNK
@@ -327,7 +336,7 @@ class SimulatedTier:
             for batch in range(first, first + BATCHES_PER_CHUNK)
         )
 
-    # -- what it costs
+    # -- latency
 
     def _pages(self, count: int) -> None:
         with self._lock:
@@ -363,15 +372,15 @@ def _checkpoint() -> bytes:
 
 @functools.cache
 def _template() -> bytes:
-    """A batch of exactly `BATCH_BYTES`."""
+    """Returns a batch of exactly `BATCH_BYTES`."""
     filler = BATCH_BYTES // BATCH_RECORDS
     while True:
         records = [SimpleRecord(None, bytes(filler)) for _ in range(BATCH_RECORDS - 1)]
         short = write_batch([*records, SimpleRecord(None, b"")], base_offset=0)
         for size in range(BATCH_BYTES - len(short) - 8, BATCH_BYTES - len(short) + 1):
-            whole = write_batch([*records, SimpleRecord(None, bytes(max(size, 0)))], base_offset=0)
-            if len(whole) == BATCH_BYTES:
-                return whole
+            batch = write_batch([*records, SimpleRecord(None, bytes(max(size, 0)))], base_offset=0)
+            if len(batch) == BATCH_BYTES:
+                return batch
         filler -= 16
 
 
@@ -388,11 +397,11 @@ def _frame_size(extra_blocks: int) -> int:
 
 
 def _frame(chunk: bytes, extra_blocks: int) -> bytes:
-    """A zstd frame of raw blocks: as long as it is told to be."""
-    parts = [b"\x28\xb5\x2f\xfd\xa0", struct.pack("<I", len(chunk)), bytes(3 * extra_blocks)]
+    """Returns a zstd frame of raw blocks with the requested size."""
+    pieces = [b"\x28\xb5\x2f\xfd\xa0", struct.pack("<I", len(chunk)), bytes(3 * extra_blocks)]
     step = 128 << 10
     for start in range(0, len(chunk), step):
         block = chunk[start : start + step]
         is_last = start + step >= len(chunk)
-        parts += [(len(block) << 3 | is_last).to_bytes(3, "little"), block]
-    return b"".join(parts)
+        pieces += [(len(block) << 3 | is_last).to_bytes(3, "little"), block]
+    return b"".join(pieces)

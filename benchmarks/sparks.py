@@ -1,5 +1,6 @@
-"""A Spark for benchmarks, and the transport ceiling: prebuilt batches handed to it as fast as it
-goes.
+"""Starts Spark for benchmarks.
+
+Contains the transport ceiling: prebuilt batches, sent as fast as Spark reads them.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ _ENDLESS_ROWS = 4096
 
 
 def batch_rows(value_bytes: int) -> int:
-    """Rows of a batch as our own source makes it of such records."""
+    """Returns the rows of a batch that this library makes of such records."""
     return min(FOR_SPARK.rows, FOR_SPARK.size // (_KEY_BYTES + value_bytes))
 
 
 def start_spark(
     *, cores: int = 2, unix_sockets: bool = False, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A quiet session in local mode.
+    """Returns a session in local mode without log output.
 
     Args:
-        cores: How many tasks run at a time.
-        unix_sockets: Whether workers talk to the JVM through Unix domain sockets (Spark 4.1+).
+        cores: Number of concurrent tasks.
+        unix_sockets: True if workers use Unix domain sockets to the JVM (Spark 4.1+).
         settings: More Spark settings.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -63,17 +64,18 @@ def start_spark(
 
 
 class CeilingPartition(InputPartition):
-    """How many rows one task yields, and the logs whose bytes become their values, if any do."""
+    """The number of rows of one task, and the logs whose bytes become its values, if any."""
 
     def __init__(self, rows: int, logs: Sequence[str]) -> None:
         super().__init__((rows, logs))
 
 
 class CeilingReader(DataSourceReader):
-    """Yields prebuilt batches over and over: what the way into the JVM gives at best. One batch
-    stays in the processor's cache, which rows that were ever read do not.
+    """Yields a prebuilt batch repeatedly: the best possible speed of the transport into the JVM.
 
-    With a pattern of logs, libraries go through them meanwhile and copy them into the values: see
+    The batch stays in the processor's cache, unlike rows that are read from a store.
+
+    With a pattern of logs, libraries process them in between and copy them into the values: see
     `LibraryWork`.
     """
 
@@ -82,7 +84,7 @@ class CeilingReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As many tasks of as many rows as the options say."""
+        """Returns the number of tasks and rows that the options request."""
         tasks = int(self._options["tasks"])
         pattern = self._options["logs"].removeprefix("/")
         logs = sorted(map(str, Path("/").glob(pattern))) if pattern else []
@@ -90,23 +92,23 @@ class CeilingReader(DataSourceReader):
         return [CeilingPartition(rows, logs[number::tasks]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Batches that are there already, repeated."""
+        """Yields a prebuilt batch repeatedly."""
         rows, logs = partition.value
         value_bytes = int(self._options["valuebytes"])
         values, batch = _values(value_bytes), _prebuilt(tuple(self._columns), value_bytes)
-        most = batch.num_rows
+        batch_size = batch.num_rows
         libraries = None
         if logs:
             libraries = LibraryWork(logs, self._options["codec"], self._options["key"])
         done = 0
         while done < rows:
-            count = min(rows - done, most)
+            count = min(rows - done, batch_size)
             done += count
             if libraries is not None:
                 libraries.go_on(done / rows, values)
-            yield batch if count == most else batch.slice(0, count)
+            yield batch if count == batch_size else batch.slice(0, count)
         if libraries is not None:
-            end_task()  # what Spark repeats between tasks is not theirs either
+            end_task()  # Spark's repeated work between tasks is not part of the bound
 
 
 @functools.cache
@@ -139,59 +141,59 @@ class CeilingSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Returns the format's name."""
         return "transport-ceiling"
 
     def schema(self) -> StructType:
-        """The columns asked for."""
+        """Returns the requested columns."""
         return spark_schema(self.options["columns"].split(","))
 
     def reader(self, schema: StructType) -> CeilingReader:
-        """A reader of prebuilt batches."""
+        """Returns a reader of prebuilt batches."""
         return CeilingReader(schema, {name.lower(): text for name, text in self.options.items()})
 
 
 class EmptyReader(DataSourceReader):
-    """As many tasks as asked for, none of which does anything."""
+    """A reader with the requested number of tasks, each without rows."""
 
     def __init__(self, tasks: int) -> None:
         self._tasks = tasks
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Returns the tasks."""
         return [InputPartition(number) for number in range(self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Nothing."""
+        """Yields nothing."""
         return iter(())
 
 
 class EmptySource(DataSource):
-    """What a Python task costs that has nothing to do."""
+    """A data source whose tasks do nothing, to measure the cost of a Python task."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Returns the format's name."""
         return "empty-tasks"
 
     def schema(self) -> StructType:
-        """One column."""
+        """Returns a schema of one column."""
         return spark_schema(("offset",))
 
     def reader(self, schema: StructType) -> EmptyReader:
-        """A reader of nothing."""
+        """Returns a reader without rows."""
         return EmptyReader(int(self.options["tasks"]))
 
 
 class EndlessReader(DataSourceReader):
-    """One task after the other that never runs out of rows."""
+    """A reader whose tasks never run out of rows."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As many tasks as a topic of 100 GiB has."""
+        """Returns as many tasks as a topic of 100 GiB has."""
         return [InputPartition(number) for number in range(800)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Zeros, made without what brings in pandas."""
+        """Yields zeros, made without a function that imports pandas."""
         zeros = pa.py_buffer(bytes(8 * _ENDLESS_ROWS))
         offsets = pa.Array.from_buffers(pa.int64(), _ENDLESS_ROWS, [None, zeros])
         batch = pa.RecordBatch.from_arrays([offsets], names=["offset"])
@@ -200,17 +202,17 @@ class EndlessReader(DataSourceReader):
 
 
 class EndlessSource(DataSource):
-    """What a LIMIT over a Python data source costs that has its rows at hand."""
+    """A data source with prebuilt rows, to measure the cost of a LIMIT in Spark."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Returns the format's name."""
         return "endless"
 
     def schema(self) -> StructType:
-        """One column."""
+        """Returns a schema of one column."""
         return spark_schema(("offset",))
 
     def reader(self, schema: StructType) -> EndlessReader:
-        """A reader of zeros."""
+        """Returns a reader of zeros."""
         return EndlessReader()

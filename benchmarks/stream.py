@@ -1,4 +1,4 @@
-"""Streams: what a poll costs where nothing or little is new, and how fast years are caught up."""
+"""Measures streams: the cost of a poll with no or little new data, and the speed of catching up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _OBJECTS: Final = 3
 
 
 def run(bench: Bench) -> list[Row]:
-    """The figures of all cases; a quick run has a tenth of the partitions and the same goals."""
+    """Returns the figures of all cases.
+
+    A quick run has a tenth of the partitions and the same goals.
+    """
     share = 10 if bench.quick else 1
     return [
         *_one_new(10, 1000 // share, 7),
@@ -39,10 +42,10 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
-    """From the oldest record to the newest one, in two batches, against one scan."""
+    """Compares a stream from the oldest to the newest record, in two batches, with one scan."""
     tier = make_tier(TierShape(100, log_bytes, partitions=6, segment_bytes=log_bytes // 48))
     half = {"maxOffsetsPerTrigger": str(tier.records * 11 // 20)}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "scan": Contestant(NEWEST_SPARK, Query("tiered-kafka", tier.options)),
             "stream": Contestant(
@@ -51,24 +54,24 @@ def _catching_up(bench: Bench, log_bytes: int) -> list[Row]:
         },
         repeats=3,
     )
-    ours = found["stream"]
+    ours = timings["stream"]
     what = f"catching up {tier.records / 1e6:.0f} million records of 100 B"
     return [
         Row(what, tier.records / ours.seconds / 1e6, "M records/s"),
         at_least(
-            f"{what}, against one batch scan", ours.times_faster_than(found["scan"]), "×", 0.9
+            f"{what}, against one batch scan", ours.times_faster_than(timings["scan"]), "×", 0.9
         ).noted(f"two batches of {ours.seconds / 2:.0f} s"),
     ]
 
 
 def _against_kafka(bench: Bench) -> list[Row]:
-    """The same, of what a real broker tiered, against Spark's Kafka source."""
+    """Compares the same stream of data tiered by a real broker with Spark's Kafka source."""
     broker = bench.broker()
     topic = broker.topics["small"]
     half = {"maxOffsetsPerTrigger": str(topic.records * 11 // 20)}
     theirs = broker.through_broker(topic.name, sink="stream", options=half)
     unbounded = {name: text for name, text in theirs.options.items() if name != "endingOffsets"}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {
             "stream": Contestant(
                 SPARK_4_0, broker.from_tier(topic.name, sink="stream", options=half)
@@ -78,12 +81,12 @@ def _against_kafka(bench: Bench) -> list[Row]:
             ),
         }
     )
-    ours = found["stream"]
+    ours = timings["stream"]
     what = f"catching up {topic.records / 1e6:.1f} million records of {topic.value_bytes} B"
     return [
         at_least(
             f"{what}, against a stream of Spark's Kafka source, data in the tier",
-            ours.times_faster_than(found["kafka"]),
+            ours.times_faster_than(timings["kafka"]),
             "×",
             2.5,
         ).noted(f"two batches of {ours.seconds / 2:.1f} s; a batch costs both about the same more"),
@@ -92,10 +95,10 @@ def _against_kafka(bench: Bench) -> list[Row]:
 
 @dataclass(slots=True)
 class _Polled:
-    """A stream over a made-up tier, which calls it as Spark does.
+    """A stream over a simulated tier, called as Spark calls it.
 
     Attributes:
-        position: Where it is.
+        position: The current offsets.
     """
 
     tier: SimulatedTier
@@ -103,7 +106,7 @@ class _Polled:
     position: StreamPosition = INITIAL
 
     def poll(self) -> float:
-        """Seconds of a poll, and of the plan of its batch if there is one."""
+        """Returns the seconds of a poll, and of the plan of its batch if there is one."""
         started = time.perf_counter()
         end = self.stream.next(self.position, limited=False)
         if end is not self.position:
@@ -126,7 +129,10 @@ def _polled(tier: SimulatedTier) -> _Polled:
 
 
 def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
-    """A batch of the newest segment of one; no request takes time, so all that does is our own."""
+    """Measures a batch with one new segment.
+
+    Requests take no time, so that only the library's work counts.
+    """
     tier = SimulatedTier(partitions, segments + repeats, latency_seconds=0)
     tier.listed_segments = [segments] * partitions
     tier.prepare()
@@ -153,7 +159,7 @@ def _one_new(partitions: int, segments: int, repeats: int) -> list[Row]:
 
 
 def _idle(partitions: int, segments: int, repeats: int) -> list[Row]:
-    """A poll where nothing is new."""
+    """Measures a poll without new data."""
     tier = SimulatedTier(partitions, segments, latency_seconds=_LATENCY)
     tier.prepare()
     polled = _polled(tier)

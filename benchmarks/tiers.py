@@ -1,6 +1,6 @@
 """Generated tiers that several benchmarks read, kept in a scratch folder between runs.
 
-The folder is named after the code that writes them: tiers of other code are removed, not read.
+The folder is named after a hash of the code that writes the tiers. Tiers of other code are removed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TierShape:
 
     Attributes:
         log_bytes: Original bytes of all partitions together.
-        batch_bytes: About so many bytes of records in a batch; 0 = one record a batch.
-        compression: Whether chunks are zstd frames.
-        segment_bytes: About so many original bytes in a segment.
-        encryption: Whether chunks and indexes are encrypted.
+        batch_bytes: Approximate bytes of records in a batch; 0 for one record per batch.
+        compression: True if chunks are zstd frames.
+        segment_bytes: Approximate original bytes of a segment.
+        encryption: True if chunks and indexes are encrypted.
     """
 
     value_bytes: int
@@ -48,7 +48,7 @@ class TierShape:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A generated tier and what it holds."""
+    """A generated tier and its size."""
 
     path: Path
     records_per_partition: int
@@ -57,12 +57,12 @@ class Tier:
 
     @property
     def records(self) -> int:
-        """Records of all partitions."""
+        """Returns the number of records of all partitions."""
         return self.records_per_partition * self.shape.partitions
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the data source that read all of it."""
+        """Returns the options of the data source that read all of it."""
         options = {"path": str(self.path), "subscribe": TOPIC}
         if self.shape.encryption:
             name = f"encryption.key.pairs.{_KEY_ID}.private.key.file"
@@ -71,13 +71,13 @@ class Tier:
 
     @property
     def key_file(self) -> Path:
-        """The private key, of a tier that is encrypted."""
+        """Returns the private key of an encrypted tier."""
         return self.path / _KEY_FILE
 
 
 @functools.cache
 def cache_folder() -> Path:
-    """Where tiers are kept, without those of other code."""
+    """Returns the folder of the tiers, after removing tiers of other code."""
     digest = hashlib.sha256()
     code = Path(segment_format.testing.__file__).parent.glob("*.py")
     for path in (*sorted(code), Path(__file__)):
@@ -93,7 +93,7 @@ def cache_folder() -> Path:
 
 
 def make_tier(shape: TierShape) -> Tier:
-    """The tier of this shape, generated unless it is there already."""
+    """Returns the tier of this shape. Generates it unless it exists."""
     name = hashlib.sha256(repr(sorted(asdict(shape).items())).encode()).hexdigest()[:16]
     path = cache_folder() / name
     record_bytes = shape.value_bytes + 20  # key, lengths, deltas

@@ -1,4 +1,4 @@
-"""Several actions timed in turns, so that what else the machine does meets all of them."""
+"""Times several actions in turns, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ class Times:
     seconds: dict[str, list[float]]
 
     def add(self, more: Times) -> None:
-        """Takes more rounds of the same actions."""
+        """Adds more rounds of the same actions."""
         for name, seconds in self.seconds.items():
             seconds += more.seconds[name]
 
     def ratio(self, of: Sequence[str], by: str) -> float:
-        """The median over rounds of what some take together, by what one takes."""
+        """Returns the median over rounds of the sum of some actions divided by one action."""
         rounds = zip(*(self.seconds[name] for name in of), strict=True)
         each = zip(map(sum, rounds), self.seconds[by], strict=True)
         return statistics.median(together / alone for together, alone in each)
 
     def median(self, name: str) -> float:
-        """Seconds of one."""
+        """Returns the median seconds of one action."""
         return statistics.median(self.seconds[name])
 
 
 def in_turns(actions: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Runs each action so many times, and once before to warm up. Every second round goes
-    backwards: none finds the machine as the same other one leaves it each time.
+    """Runs each action `rounds` times, after a warm-up round.
+
+    Every second round runs backwards, so that no action always follows the same other one.
     """
-    found: dict[str, list[float]] = {name: [] for name in actions}
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(rounds + 1):
         for name, action in list(actions.items())[:: -1 if number % 2 else 1]:
             began = time.perf_counter()
             action()
-            if number:  # the first one warms up
-                found[name].append(time.perf_counter() - began)
-    return Times(found)
+            if number:  # the first round is a warm-up
+                seconds[name].append(time.perf_counter() - began)
+    return Times(seconds)

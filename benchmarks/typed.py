@@ -1,7 +1,7 @@
-"""Values to Arrow on one core: Avro by the compiled kernel, against fastavro and pyarrow; and to
-Parquet.
+"""Decodes values to Arrow on one core: Avro by the compiled kernel, against fastavro and pyarrow;
+and exports to Parquet.
 
-Every ratio is taken between figures of one run.
+Every ratio compares figures of the same run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NESTED: Final[dict[str, Any]] = {
 
 
 def run(*, quick: bool) -> list[Row]:
-    """Avro, flat and nested, JSON and Protobuf; and exported."""
+    """Measures Avro, flat and nested, JSON and Protobuf, and the export."""
     count, repeats = (_BATCH, 3) if quick else (4 * _BATCH, 9)
     chance = random.Random(1)
     flat = [order_of(chance, number) for number in range(count)]
@@ -81,14 +81,14 @@ def run(*, quick: bool) -> list[Row]:
 
 
 def _exported(orders: Sequence[dict[str, Any]], times: int, repeats: int) -> list[Row]:
-    """Typed backfill of the orders, so many times."""
+    """Measures a typed backfill of the orders, repeated `times` times."""
     parsed = fastavro.parse_schema(FLAT)
     values = [written(parsed, order) for order in orders]
     return typed_export.run(json.dumps(FLAT), values * times, repeats=repeats)
 
 
 def order_of(chance: random.Random, number: int) -> dict[str, Any]:
-    """Order number such and such, of `FLAT`."""
+    """Returns the order with this number, in the schema `FLAT`."""
     return {
         "id": f"order-{number}",
         "country": chance.choice(["CH", "DE", "FR", "IT"]),
@@ -123,7 +123,7 @@ def _compared(
     least: float,
     times: float | None = None,
 ) -> list[Row]:
-    """Millions of records a second, and how many times fastavro's."""
+    """Returns millions of records per second, and the ratio to fastavro."""
     parsed = fastavro.parse_schema(schema)
     values = [written(parsed, record) for record in records]
     batches = [
@@ -156,7 +156,7 @@ def _compared(
 
 
 def written(schema: Any, record: dict[str, Any]) -> bytes:  # noqa: ANN401  # fastavro's own
-    """A record as Avro's bytes."""
+    """Encodes a record as Avro."""
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, schema, record)
     return stream.getvalue()

@@ -1,8 +1,8 @@
-"""Typed backfill of an Avro topic to zstd Parquet, against its two parts alone: decoding the values
-that are in memory, and `write_table` of the rows.
+"""Measures the typed backfill of an Avro topic to zstd Parquet against its two parts.
 
-Beside them an export fetches, checks, and finds the records in their batches. Processor time of one
-task, which is that of one core.
+The parts are decoding the values from memory, and `write_table` of the rows. In addition, an export
+fetches, checks, and finds the records in their batches. The figure is the processor time of one
+task, as on one core.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TOPIC: Final = "typed"
 
 
 def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
-    """Speed, and the share of the two parts.
+    """Returns the speed, and the share of the two parts.
 
     Args:
-        schema: Of the values, Avro.
-        values: What the topic holds, about 60 bytes each.
-        repeats: Of each part.
+        schema: Avro schema of the values.
+        values: Values of the topic, about 60 bytes each.
+        repeats: Repeats of each part.
     """
     with tempfile.TemporaryDirectory(prefix="kts-typed-") as folder:
         rows = write_tier(Path(folder), values)
@@ -65,13 +65,15 @@ def run(schema: str, values: Sequence[bytes], *, repeats: int) -> list[Row]:
 
 
 def measure_parts(options: Mapping[str, str], schema: str, repeats: int) -> tuple[float, float]:
-    """Least processor seconds of decoding all values, and of `write_table` with the typed rows."""
+    """Returns the least processor seconds of decoding all values, and of `write_table` with the
+    rows.
+    """
     stored = {name: text for name, text in options.items() if not name.startswith("value.")}
     values = kts_source.scan(stored).to_table(threads=1)["value"].combine_chunks()
     batches = [values.slice(start, _BATCH) for start in range(0, len(values), _BATCH)]
     table = kts_source.scan(dict(options)).to_table(threads=1)
     decoder = AvroDecoder(parse_avro(schema))
-    # Of the process, since writers may use threads.
+    # Processor time of the process, because writers may use threads.
     decode, write = best_seconds(
         lambda: [decoder.decode(batch) for batch in batches],
         lambda: _write_table(table),
@@ -87,7 +89,7 @@ def _write_table(table: pa.Table) -> None:
 
 
 def write_tier(folder: Path, values: Sequence[bytes]) -> int:
-    """One partition of these values; returns how many."""
+    """Writes one partition of these values. Returns the number of records."""
     log = LogBuilder()
     for start in range(0, len(values), _IN_A_BATCH):
         some = values[start : start + _IN_A_BATCH]

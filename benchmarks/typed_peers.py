@@ -1,7 +1,8 @@
-"""Typed values in the tier against Spark's Kafka source with `from_avro` and `from_json`, from a
-real broker, in the same Spark 4.0, on two cores.
+"""Compares typed values in the tier with Spark's Kafka source with `from_avro` and `from_json`,
+from a real broker.
 
-Values have Confluent's header; `from_avro` reads what stands behind it, as its users do it.
+Both run in the same Spark 4.0, on two cores. Values have Confluent's header; `from_avro` reads the
+bytes after it, as its users do.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from benchmarks.session import Query, Run
 
 _ORDERS: Final = 65_536
-"""Different ones; topics repeat them."""
+"""Number of different orders; topics repeat them."""
 _SCHEMA_ID: Final = 7
 _HEADER: Final = b"\0" + _SCHEMA_ID.to_bytes(4, "big")
 _QUERY: Final = "SELECT country, sum(amount) FROM ({}) GROUP BY country"
@@ -38,15 +39,15 @@ _CHECKED: Final = "SELECT sum(user) + count(DISTINCT country) FROM ({})"
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A format.
+    """A value format.
 
     Attributes:
-        name: Of its topic, and in the report.
-        count: Records.
-        here: Options of our source, without `value.columns`.
-        there: What Spark makes of a value of its Kafka source.
-        peer: Name of its function.
-        least: Times its speed.
+        name: Name of its topic, and in the report.
+        count: Number of records.
+        here: Options of this library, without `value.columns`.
+        there: Expression that decodes a value of Spark's Kafka source.
+        peer: Name of Spark's function.
+        least: Required ratio of the speeds.
     """
 
     name: str
@@ -58,7 +59,7 @@ class _Form:
 
 
 def run(bench: Bench) -> list[Row]:
-    """A query of two fields of Avro and of JSON; an export of Avro."""
+    """Measures a query of two fields of Avro and of JSON, and an export of Avro."""
     bench.need("java", "mvn")
     folder = bench.folder()
     avro, of_json = _forms(folder, quick=bench.quick)
@@ -92,7 +93,7 @@ def _forms(folder: Path, *, quick: bool) -> tuple[_Form, _Form]:
 
 @contextlib.contextmanager
 def _broker(bench: Bench, folder: Path, forms: tuple[_Form, ...]) -> Iterator[FilledBroker]:
-    """A broker whose closed segments are in the tier only."""
+    """Returns a broker whose closed segments are in the tier only."""
     from tests.integration.broker import running_broker
 
     segment = str((8 if bench.quick else 64) << 20)
@@ -129,14 +130,14 @@ def _values() -> tuple[list[bytes], list[bytes]]:
 
 
 def _here(broker: FilledBroker, form: _Form, sql: str, **fields: str) -> Query:
-    """A query of the values as our source decodes them."""
+    """Returns a query of the values as this library decodes them."""
     options = {**form.here, "columns": "value", **fields}
     sql = sql.format("SELECT value.* FROM records")
     return broker.from_tier(form.name, options=options, sql=sql, sink="rows")
 
 
 def _there(broker: FilledBroker, form: _Form, sql: str) -> Query:
-    """The same of what Spark makes of the bytes."""
+    """Returns the same query with Spark's functions."""
     sql = sql.format(f"SELECT v.* FROM (SELECT {form.there} AS v FROM records)")
     return broker.through_broker(form.name, sql=sql, sink="rows")
 
@@ -150,37 +151,37 @@ def _queried(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
         "peer": Contestant(SPARK_4_0, _there(broker, form, _QUERY), other_pid=pid),
     }
     _same(bench, _here(broker, form, _CHECKED), _there(broker, form, _CHECKED))
-    found = bench.in_turns(queries, repeats=min(bench.repeats, 3))
+    timings = bench.in_turns(queries, repeats=min(bench.repeats, 3))
     records = broker.topics[form.name].records
     what = f"SELECT country, sum(amount), {form.name} in the tier, ten fields, Spark 4.0"
     return [
-        Row(f"{what}: ours", records / found["two"].seconds / 1e6, "M records/s"),
+        Row(f"{what}: ours", records / timings["two"].seconds / 1e6, "M records/s"),
         Row(
             f"{what}: ours without value.columns",
-            records / found["all"].seconds / 1e6,
+            records / timings["all"].seconds / 1e6,
             "M records/s",
         ),
         Row(
             f"{what}: Spark's Kafka source and {form.peer}",
-            records / found["peer"].seconds / 1e6,
+            records / timings["peer"].seconds / 1e6,
             "M records/s",
         ),
         at_least(
             f"{what}: against Spark's Kafka source and {form.peer}",
-            found["two"].times_faster_than(found["peer"]),
+            timings["two"].times_faster_than(timings["peer"]),
             "×",
             form.least,
         ).noted(
-            f"{records / 1e6:.1f} M records, {found['two'].seconds:.2f} s against"
-            f" {found['peer'].seconds:.2f}; without value.columns"
-            f" {found['all'].times_faster_than(found['peer']):.1f} ×; processor time"
-            f" {found['two'].processor:.2f} s against {found['peer'].processor:.2f}"
+            f"{records / 1e6:.1f} M records, {timings['two'].seconds:.2f} s against"
+            f" {timings['peer'].seconds:.2f}; without value.columns"
+            f" {timings['all'].times_faster_than(timings['peer']):.1f} ×; processor time"
+            f" {timings['two'].processor:.2f} s against {timings['peer'].processor:.2f}"
         ),
     ]
 
 
 def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
-    """Every run finds its folder empty."""
+    """Every run writes to an empty folder."""
     target = bench.folder() / "written"
     ours = broker.from_tier(form.name, options=form.here, sink="backfill", target=str(target))
     sql = f"SELECT key, {form.there} AS value, topic, partition, offset, timestamp FROM records"
@@ -213,7 +214,7 @@ def _exported(bench: Bench, broker: FilledBroker, form: _Form) -> list[Row]:
 
 
 def _same(bench: Bench, *queries: Query) -> None:
-    """That all read the same, or the comparison is void."""
+    """Checks that all queries return the same; otherwise the comparison is invalid."""
     found = [
         bench.run(Contestant(SPARK_4_0, replace(query, sink="number"))).rows for query in queries
     ]

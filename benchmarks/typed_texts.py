@@ -1,6 +1,7 @@
-"""JSON and Protobuf values to Arrow on one core: JSON against pyarrow.json with the same schema.
+"""Decodes JSON and Protobuf values to Arrow on one core: JSON against pyarrow.json with the same
+schema.
 
-Every ratio is taken between figures of one run.
+Every ratio compares figures of the same run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TYPES: Final = {
 
 
 def run(orders: Sequence[dict[str, Any]], two: Sequence[str], *, repeats: int) -> list[Row]:
-    """Flat orders of ten fields, and two of them."""
+    """Measures flat orders of ten fields, and two of these fields."""
     texts = [json.dumps(order).encode() for order in orders]
     file, messages = _messages(orders)
     of_all = ProtobufDecoder(file, "b.Order")
@@ -74,7 +75,7 @@ def _json(
 
     if pa.chunked_array(ours()).to_pylist() != pa.concat_tables(theirs()).to_pylist():
         raise AssertionError(f"{name}: other rows than pyarrow's")
-    # It reads ahead in a thread of its own.
+    # pyarrow.json reads ahead in its own thread.
     mine, other = best_seconds(ours, theirs, repeats=repeats, clock=time.process_time)
     size = sum(map(len, texts)) / len(texts)
     rate = Row(f"{name} → Arrow", len(texts) / mine / _MEGA, "M records/s")
@@ -104,7 +105,9 @@ def _batches(values: Sequence[bytes]) -> list[pa.Array]:
 
 
 def _messages(orders: Sequence[dict[str, Any]]) -> tuple[bytes, list[bytes]]:
-    """A descriptor set of the orders' message, and the orders as Google's library writes them."""
+    """Returns a descriptor set of the orders' message, and the orders encoded by Google's
+    library.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="b.proto", package="b", syntax="proto3")
     message = file.message_type.add(name="Order")
     for number, field in enumerate(parse_ddl(DDL), 1):

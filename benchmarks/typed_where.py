@@ -1,5 +1,7 @@
-"""Option `where` on a field of typed values that 1 % of the rows have, against all rows handed to
-Spark and filtered there; the same Spark, the same source.
+"""Compares option `where` on a field of typed values, true for 1 % of the rows, with a filter in
+Spark.
+
+Both use the same Spark and the same source.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CONDITION: Final = "value.user < 10000"
-"""Of a million."""
+"""Of a million users."""
 _ORDERS: Final = 65_536
 
 
 def run(bench: Bench) -> list[Row]:
-    """For Avro and JSON."""
+    """Measures Avro and JSON."""
     chance = random.Random(1)
     orders = [order_of(chance, number) for number in range(_ORDERS)]
     parsed = fastavro.parse_schema(FLAT)
@@ -53,17 +55,17 @@ def _compared(
         "where": Query("tiered-kafka", {**options, "where": _CONDITION}),
         "spark": Query("tiered-kafka", options, where=_CONDITION),
     }
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
         repeats=min(bench.repeats, 3),
     )
     what = f"option where on a field, 1 % of rows, {form}, ten fields"
-    seconds = found["where"].seconds
+    seconds = timings["where"].seconds
     return [
         Row(f"{what}: scanned", records / seconds / 1e6, "M records/s"),
         at_least(
             f"{what}: against all rows, filtered in Spark",
-            found["where"].times_faster_than(found["spark"]),
+            timings["where"].times_faster_than(timings["spark"]),
             "×",
             least,
         ),

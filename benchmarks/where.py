@@ -1,4 +1,6 @@
-"""One key in many records: option `where` against Spark's Kafka source; fewer columns."""
+"""Searches one key in many records: option `where` against Spark's Kafka source; also reads fewer
+columns.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,19 @@ from kts_source.columns import DEFAULT_COLUMNS
 _PARTITIONS: Final = 6
 _CORES: Final = 2
 _LARGE: Final = 512 << 20
-"""Bytes of a task that hands on next to nothing: Spark's own time for a task counts then."""
+"""Task size at which a task that returns almost no rows is dominated by Spark's own cost for a
+task.
+"""
 _PIECE_BYTES: Final = 2 << 20
 _VALUE_BYTES: Final = 100
 _WHAT: Final = "WHERE key = …"
 
 
 def run(bench: Bench) -> list[Row]:
-    """The key's rows are counted, so that nobody skips work."""
+    """Measures the search for one key.
+
+    The number of rows is checked, so that no source skips work.
+    """
     log_bytes = (96 << 20) if bench.quick else (6200 << 20)
     tier = make_tier(TierShape(_VALUE_BYTES, log_bytes, partitions=_PARTITIONS))
     tasks = max(_PARTITIONS, tier.stored_bytes // _LARGE)
@@ -43,12 +50,12 @@ def run(bench: Bench) -> list[Row]:
         "empty": Contestant(NEWEST_SPARK, Query("empty-tasks", {"tasks": str(tasks)})),
     }
     kafka_records = _add_kafka(bench, contestants)
-    found = bench.in_turns(contestants, repeats=_rounds(bench))
+    timings = bench.in_turns(contestants, repeats=_rounds(bench))
     for name in ("usual", "large"):
-        _check_rows(found[name], _PARTITIONS)
+        _check_rows(timings[name], _PARTITIONS)
     what = f"{_WHAT}, {tier.records / 1e6:.1f} M records of 100 B"
-    usual, large = found["usual"].seconds, found["large"].seconds
-    least = _seconds_of_bytes(tier) / _CORES + found["empty"].seconds
+    usual, large = timings["usual"].seconds, timings["large"].seconds
+    least = _seconds_of_bytes(tier) / _CORES + timings["empty"].seconds
     rows = [
         Row(f"ours, {what}: scanned", tier.records / usual / 1e6, "M records/s"),
         Row(
@@ -62,7 +69,7 @@ def run(bench: Bench) -> list[Row]:
         Row(f"ours, {what}: bytes scanned", tier.stored_bytes / large / 1e9, "GB/s"),
     ]
     if kafka_records:
-        rows += _against_kafka(found, kafka_records, tier.records, least)
+        rows += _against_kafka(timings, kafka_records, tier.records, least)
     return rows + _columns(bench)
 
 
@@ -86,18 +93,18 @@ def _check_rows(timings: Timings, count: int) -> None:
 
 
 def _seconds_of_bytes(tier: Tier) -> float:
-    """To read the tier's logs and compute their CRC-32C, on one core."""
-    room = np.empty(_PIECE_BYTES, np.uint8)
+    """Returns the seconds to read the tier's logs and compute their CRC-32C, on one core."""
+    buffer = np.empty(_PIECE_BYTES, np.uint8)
     began = time.perf_counter()
     for path in sorted(tier.path.glob("*/*/*.log")):
         with path.open("rb", buffering=0) as file:
-            while size := os.readv(file.fileno(), [room.data]):
-                google_crc32c.value(room[:size])
+            while size := os.readv(file.fileno(), [buffer.data]):
+                google_crc32c.value(buffer[:size])
     return time.perf_counter() - began
 
 
 def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
-    """Adds Spark's Kafka source, if there is one: how many records it will go through."""
+    """Adds Spark's Kafka source, if available. Returns the number of records that it reads."""
     from benchmarks.brokers import some_key
 
     try:
@@ -114,15 +121,15 @@ def _add_kafka(bench: Bench, contestants: dict[str, Contestant]) -> int:
 
 
 def _against_kafka(
-    found: dict[str, Timings], kafka_records: int, records: int, least: float
+    timings: dict[str, Timings], kafka_records: int, records: int, least: float
 ) -> list[Row]:
-    """Per record scanned: the Kafka source's topic is smaller, and its speed does not depend on
-    that.
+    """Compares per record scanned, because the Kafka source's topic is smaller and its speed
+    constant.
     """
     from benchmarks.brokers import PARTITIONS
 
-    _check_rows(found["kafka"], PARTITIONS)
-    each = found["kafka"].seconds / kafka_records
+    _check_rows(timings["kafka"], PARTITIONS)
+    each = timings["kafka"].seconds / kafka_records
     rows = [
         Row(
             f"Spark's Kafka source, {_WHAT}, data in the tier, 100 B: scanned",
@@ -132,8 +139,8 @@ def _against_kafka(
     ]
     name = f"against Spark's Kafka source, {_WHAT}, records scanned a second"
     scale = records / kafka_records
-    usual = found["usual"].times_faster_than(found["kafka"]) * scale
-    large = found["large"].times_faster_than(found["kafka"]) * scale
+    usual = timings["usual"].times_faster_than(timings["kafka"]) * scale
+    large = timings["large"].times_faster_than(timings["kafka"]) * scale
     note = f"{each * records / least:.3g} × is what bytes, their CRC and Spark's tasks leave"
     return [
         *rows,
@@ -152,17 +159,17 @@ def _columns(bench: Bench) -> list[Row]:
         for name, columns in (("ceiling", DEFAULT_COLUMNS), ("narrow ceiling", ("offset",)))
     }
     queries = {"all": Query("tiered-kafka", tier.options), "offset": narrow, **bounds}
-    found = bench.in_turns(
+    timings = bench.in_turns(
         {name: Contestant(NEWEST_SPARK, query) for name, query in queries.items()},
         repeats=_rounds(bench),
     )
-    handed = found["narrow ceiling"].times_faster_than(found["ceiling"])
-    share = found["offset"].times_faster_than(found["narrow ceiling"])
+    handed = timings["narrow ceiling"].times_faster_than(timings["ceiling"])
+    share = timings["offset"].times_faster_than(timings["narrow ceiling"])
     return [
-        Row("columns=offset, 100 B", tier.records / found["offset"].seconds / 1e6, "M records/s"),
+        Row("columns=offset, 100 B", tier.records / timings["offset"].seconds / 1e6, "M records/s"),
         at_least(
             "columns=offset against all columns, 100 B",
-            found["offset"].times_faster_than(found["all"]),
+            timings["offset"].times_faster_than(timings["all"]),
             "×",
             3.5,
         ).noted(

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Crashed:
-    """How the scans of disks went.
+    """Result of the scans of disks.
 
     Attributes:
-        copies: How many.
-        rows: Compared, at both levels together.
-        spoiled: How many files of a kind were spoiled how.
-        failures: What the tests said that failed.
+        copies: Number of copies.
+        rows: Rows compared, at both isolation levels together.
+        spoiled: Number of damaged files, by kind of file and damage.
+        failures: Output of failed tests.
     """
 
     copies: int = 0
@@ -28,12 +28,12 @@ class Crashed:
 
 
 def soak_disks(total: int, seed: int) -> Crashed:
-    """As many copies of `tests/integration/test_disks.py` as are wanted."""
-    wanted = {"KTS_DISK_COPIES": str(total), "KTS_DISK_SEED": str(seed)}
+    """Runs `tests/integration/test_disks.py` with `total` copies."""
+    settings = {"KTS_DISK_COPIES": str(total), "KTS_DISK_SEED": str(seed)}
     command = [sys.executable, "-m", "pytest", "-q", "-s", "--show-capture=no", "-m", "integration"]
     command.append("tests/integration/test_disks.py")
     done = subprocess.run(
-        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     result = Crashed()
     for rows, spoiled in re.findall(r"copy \d+: (\d+) rows; (.*)$", done.stdout, re.M):
@@ -48,8 +48,10 @@ def soak_disks(total: int, seed: int) -> Crashed:
     return result
 
 
-def disks_report(found: Crashed) -> tuple[dict[str, int], list[str]]:
-    """What to say of disks after a crash."""
-    facts = {"tried": found.copies, "rows": found.rows, "failed": len(found.failures)}
+def disks_report(result: Crashed) -> tuple[dict[str, int], list[str]]:
+    """Returns the facts and lines of the report on disks after a crash."""
+    facts = {"tried": result.copies, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| files that were spoiled | how often |", "|---|---|"]
-    return facts, lines + [f"| {what} | {count:,} |" for what, count in found.spoiled.most_common()]
+    return facts, lines + [
+        f"| {what} | {count:,} |" for what, count in result.spoiled.most_common()
+    ]

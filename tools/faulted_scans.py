@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Faulted:
-    """How the scans went through stores that fail.
+    """Result of the scans through failing stores.
 
     Attributes:
-        scans: How many.
-        tables: What became of them, by fault.
-        failures: What the tests said that failed.
+        scans: Number of scans.
+        tables: Outcomes by fault.
+        failures: Output of failed tests.
     """
 
     scans: int = 0
@@ -25,8 +25,8 @@ class Faulted:
 
 
 def soak_faults(total: int, seed: int) -> Faulted:
-    """Those of `tests/faults` that read below Spark, as many as are wanted."""
-    wanted = {
+    """Runs the tests of `tests/faults` without Spark, with `total` scans."""
+    settings = {
         "KTS_FAULT_SCANS": str(total),
         "KTS_FAULT_SECONDS": str(24 * 3600),
         "KTS_FAULT_SEED": str(seed),
@@ -34,24 +34,24 @@ def soak_faults(total: int, seed: int) -> Faulted:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "faults"]
     command.append("tests/faults/test_faulted_scans.py")
     done = subprocess.run(
-        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     result = Faulted()
     for table in re.findall(r"^(.+: KTS_FAULT_SEED=\d+\n(?:.+\n)+?all .+)$", done.stdout, re.M):
         result.tables.append(table)
         result.scans += int(re.findall(r"^(\d+) scans", table, re.M)[0])
     if done.returncode:
-        told = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
-        result.failures.append(told)
+        failure_text = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        result.failures.append(failure_text)
     return result
 
 
-def faults_report(found: Faulted) -> tuple[dict[str, int], list[str]]:
-    """What to say of stores that fail."""
-    tables = (table.partition(":") for table in found.tables)
+def faults_report(result: Faulted) -> tuple[dict[str, int], list[str]]:
+    """Returns the facts and lines of the report on failing stores."""
+    tables = (table.partition(":") for table in result.tables)
     lines = [
         line
-        for name, _, rest in tables
-        for line in (f"{name}:", "", "```text", *rest.split("\n")[1:], "```", "")
+        for name, _, text in tables
+        for line in (f"{name}:", "", "```text", *text.split("\n")[1:], "```", "")
     ]
-    return {"tried": found.scans, "failed": len(found.failures)}, lines[:-1]
+    return {"tried": result.scans, "failed": len(result.failures)}, lines[:-1]

@@ -1,4 +1,4 @@
-"""The part of the soak that scans a real cluster while everything in it moves."""
+"""The part of the soak that scans a real cluster while everything in it changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Scanned:
-    """How the scans of tier and brokers went.
+    """Result of the scans of tier and brokers.
 
     Attributes:
-        scans: How many.
-        rows: Compared.
-        counts: Of outcomes, and of what the scans met.
-        failures: What the test said that failed.
+        scans: Number of scans.
+        rows: Rows compared.
+        counts: Outcomes, and events during the scans.
+        failures: Output of failed tests.
     """
 
     scans: int = 0
@@ -27,8 +27,8 @@ class Scanned:
 
 
 def soak_hybrid(total: int, seed: int) -> Scanned:
-    """Those of `tests/integration/test_hybrid_soak.py`, as many as are wanted."""
-    wanted = {
+    """Runs `tests/integration/test_hybrid_soak.py` with `total` scans."""
+    settings = {
         "KTS_HYBRID_SCANS": str(total),
         "KTS_HYBRID_SECONDS": str(24 * 3600),
         "KTS_HYBRID_SEED": str(seed),
@@ -36,24 +36,24 @@ def soak_hybrid(total: int, seed: int) -> Scanned:
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-m", "integration"]
     command.append("tests/integration/test_hybrid_soak.py")
     done = subprocess.run(
-        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
     result = Scanned()
-    told = re.search(r"^(\d+) scans, (\d+) rows, .+\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
-    if told is not None:
-        result.scans, result.rows = int(told[1]), int(told[2])
+    match = re.search(r"^(\d+) scans, (\d+) rows, .+\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
+    if match is not None:
+        result.scans, result.rows = int(match[1]), int(match[2])
         result.counts = [
             (word, count)
-            for count, _, word in (line.strip().partition(" ") for line in told[3].splitlines())
+            for count, _, word in (line.strip().partition(" ") for line in match[3].splitlines())
         ]
-    if done.returncode or told is None or result.scans < total:
+    if done.returncode or match is None or result.scans < total:
         text = f"exit code {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         result.failures.append(text)
     return result
 
 
-def hybrid_report(found: Scanned) -> tuple[dict[str, int], list[str]]:
-    """What to say of scans of tier and brokers."""
-    facts = {"tried": found.scans, "rows": found.rows, "failed": len(found.failures)}
+def hybrid_report(result: Scanned) -> tuple[dict[str, int], list[str]]:
+    """Returns the facts and lines of the report on tier and brokers."""
+    facts = {"tried": result.scans, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| outcome, or what the scans met | how often |", "|---|---|"]
-    return facts, lines + [f"| {word} | {count} |" for word, count in found.counts]
+    return facts, lines + [f"| {word} | {count} |" for word, count in result.counts]

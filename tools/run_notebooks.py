@@ -1,6 +1,6 @@
-"""Runs every notebook from top to bottom and keeps what its cells showed.
+"""Runs every notebook from top to bottom and keeps the output of its cells.
 
-Paths of this machine become `…`: what is committed does not tell where it was made.
+Replaces paths of this machine by `…`, so that committed files do not reveal where they were made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook after a run with the interpreter of this environment."""
+    """Runs the notebook with the interpreter of this environment and returns it."""
     notebook: nbformat.NotebookNode = nbformat.reads(path.read_text(), as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(
         notebook,
@@ -31,9 +31,9 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook without warnings, run times and paths of this machine."""
-    places = re.compile(
-        "|".join(re.escape(str(place)) for place in (ROOT, tempfile.gettempdir(), Path.home()))
+    """Returns the notebook without warnings, run times and paths of this machine."""
+    local_paths = re.compile(
+        "|".join(re.escape(str(path)) for path in (ROOT, tempfile.gettempdir(), Path.home()))
     )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -44,10 +44,10 @@ def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         ]
         for output in shown:
             if output.output_type == "stream":
-                output.text = places.sub("…", output.text)
+                output.text = local_paths.sub("…", output.text)
             for kind, text in output.get("data", {}).items():
                 if kind.startswith("text/"):
-                    output.data[kind] = places.sub("…", text)
+                    output.data[kind] = local_paths.sub("…", text)
         if cell.cell_type == "code":
             cell.outputs = shown
     return notebook
@@ -56,6 +56,6 @@ def without_places(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    for one in sorted(NOTEBOOKS.glob("*.ipynb")):
-        nbformat.write(without_places(executed(one)), one)  # type: ignore[no-untyped-call]
-        print(one.name)  # noqa: T201 - a command's output
+    for notebook_path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        nbformat.write(without_places(executed(notebook_path)), notebook_path)  # type: ignore[no-untyped-call]
+        print(notebook_path.name)  # noqa: T201 - a command's output

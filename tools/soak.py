@@ -1,13 +1,13 @@
-"""Tries parsers with bad inputs, random histories and exports of them, stores that fail, scans of
-a real cluster that moves, and of disks after a crash.
+"""Tests parsers with bad inputs, random histories and exports of them, failing stores, scans of a
+changing real cluster, and disks after a crash.
 
-    python -m tools.soak                           all of it, two processes at a time
-    python -m tools.soak --share 0.1 --jobs 1      a tenth
+    python -m tools.soak                               everything, two processes at a time
+    python -m tools.soak --share 0.1 --jobs 1          a tenth
     python -m tools.soak --seed 7 --only histories
     python -m tools.soak --share 0.1 --only fuzz --target kernels
 
-Writes what came of each whole part to `benchmarks/SOAK.md`. What fails is printed, fuzzed
-inputs are kept under `build/fuzz/failures`; the exit code is 1 then.
+Writes the results of each complete part to `benchmarks/SOAK.md`. Failures are printed, and failing
+fuzz inputs are kept under `build/fuzz/failures`. In that case the exit code is 1.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ TOTALS: Final = {
     "streams": 66,
     "live": 1800,
 }
-"""What a whole soak tries."""
+"""Number of trials of a complete soak."""
 ROUND_SECONDS: Final = 300.0
-"""Of fuzzing, all targets together, before it counts whether that was enough."""
+"""Seconds of fuzzing, all targets together, before the inputs are counted."""
 BLOCK: Final = 100
-"""Histories that one process tries before it reports."""
+"""Histories that one process runs before it reports."""
 MOST_FAILURES: Final = 5
-"""Of a kind; it gives up then."""
+"""Failures of a kind before the part stops."""
 LIBRARIES: Final = (
     "numpy",
     "pyarrow",
@@ -144,19 +144,19 @@ LIBRARIES: Final = (
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """Prints a progress line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 @dataclass(slots=True)
 class Histories:
-    """How the histories went.
+    """Result of the histories.
 
     Attributes:
-        tried: How many.
-        outcomes: Of the reads, by kind; "rows" counts rows compared.
-        failures: What failed, shortened.
+        tried: Number of histories.
+        outcomes: Outcomes of the reads, by kind; "rows" counts rows compared.
+        failures: Failing histories, shortened.
     """
 
     tried: int = 0
@@ -166,22 +166,22 @@ class Histories:
 
 Facts: TypeAlias = dict[str, int]
 Check: TypeAlias = Callable[[History, int, Counter[str]], object]
-"""Lives through a history; the number decides what it leaves open."""
+"""Runs a history; the number is the seed for its open choices."""
 
 
 def soak_histories(
     block: Callable[[int, range], Histories], total: int, seed: int, jobs: int
 ) -> Histories:
-    """So many histories, a block at a time, on several processes."""
+    """Runs `total` histories, a block at a time, in several processes."""
     result = Histories()
-    blocks = [range(at, min(at + BLOCK, total)) for at in range(0, total, BLOCK)]
+    blocks = [range(start, min(start + BLOCK, total)) for start in range(0, total, BLOCK)]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        for found in pool.map(block, [seed] * len(blocks), blocks):
-            result.tried += found.tried
-            result.outcomes += found.outcomes
-            result.failures += found.failures
-            for text in found.failures:
+        for block_result in pool.map(block, [seed] * len(blocks), blocks):
+            result.tried += block_result.tried
+            result.outcomes += block_result.outcomes
+            result.failures += block_result.failures
+            for text in block_result.failures:
                 say(text)
             if len(result.failures) >= MOST_FAILURES:
                 pool.shutdown(cancel_futures=True)
@@ -190,13 +190,13 @@ def soak_histories(
 
 
 def scan_block(seed: int, numbers: range) -> Histories:
-    """Reads what each history leaves behind."""
+    """Reads the tier that each history leaves."""
     with without_threads():
         return _block(random_history, check_history, seed, numbers)
 
 
 def export_block(seed: int, numbers: range) -> Histories:
-    """Lives through exports, in one table format after the other."""
+    """Runs histories with exports, in each table format in turn."""
 
     def check(history: History, number: int, outcomes: Counter[str]) -> None:
         table_format = FORMATS[number % len(FORMATS)]
@@ -225,68 +225,70 @@ def _block(
         if error is not None:
             short = shortened(
                 history,
-                lambda one, n=number: error_of(one, n, Counter()) is not None,  # type: ignore[misc]
+                lambda candidate, n=number: error_of(candidate, n, Counter()) is not None,  # type: ignore[misc]
             )
-            told = error_of(short, number, Counter()) or error
-            result.failures.append(f"seed {seed}, history {number}:\n{short}\n{told}")
+            error_of_short = error_of(short, number, Counter()) or error
+            result.failures.append(f"seed {seed}, history {number}:\n{short}\n{error_of_short}")
     return result
 
 
 def soak_flips(total: int, seed: int, jobs: int) -> Flips:
-    """Flips of header bits, a block at a time, on several processes."""
+    """Flips header bits, a block at a time, in several processes."""
     result = Flips()
     starts = range(0, total, BLOCK)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
-        for found in pool.map(flip_block, starts, [total] * len(starts), [seed] * len(starts)):
-            result.tried += found.tried
-            result.outcomes += found.outcomes
-            result.silent += found.silent
-            for text in found.silent:
+        for block_result in pool.map(
+            flip_block, starts, [total] * len(starts), [seed] * len(starts)
+        ):
+            result.tried += block_result.tried
+            result.outcomes += block_result.outcomes
+            result.silent += block_result.silent
+            for text in block_result.silent:
                 say(text)
     return result
 
 
 def flip_block(start: int, total: int, seed: int) -> Flips:
-    """Tries the flips of one block."""
+    """Runs the flips of one block."""
     logging.disable(logging.CRITICAL)
     return check_flips(min(start + BLOCK, total), seed, first=start)
 
 
-def flips_report(found: Flips) -> tuple[Facts, list[str]]:
-    """Counts of flips, and a table of outcomes."""
-    refused = found.tried - found.outcomes[RIGHT]
-    facts = {"tried": found.tried, "refused": refused, "failed": len(found.silent)}
-    return facts, _outcomes("flips", found.outcomes)
+def flips_report(flips: Flips) -> tuple[Facts, list[str]]:
+    """Returns the counts of flips, and a table of outcomes."""
+    refused = flips.tried - flips.outcomes[RIGHT]
+    facts = {"tried": flips.tried, "refused": refused, "failed": len(flips.silent)}
+    return facts, _outcomes("flips", flips.outcomes)
 
 
 def soak_parsers(total: int, seed: int, only: Sequence[str], jobs: int) -> list[Result]:
-    """Every target under every engine there is, round after round until it is enough."""
+    """Runs every target under every available engine, in rounds until the total is reached."""
     engines: tuple[Engine, ...] = ("mutation", "coverage") if has_coverage() else ("mutation",)
     if len(engines) == 1:
         say("atheris is not installed: mutations without coverage")
     chosen = [target for target in targets() if not only or target.name in only]
     seconds = shares(chosen, ROUND_SECONDS / len(engines))
     runs = [(target.name, engine) for target in chosen for engine in engines]
-    found: dict[tuple[str, Engine], Result] = {}
+    results: dict[tuple[str, Engine], Result] = {}
     number = 0
     with ThreadPoolExecutor(jobs) as pool:
-        while sum(result.inputs for result in found.values()) < total:
+        while sum(result.inputs for result in results.values()) < total:
 
-            def run(name: str, engine: Engine, at: int = seed + number) -> Result:
-                return run_target(name, engine, seconds=seconds[name], seed=at)
+            def run(name: str, engine: Engine, run_seed: int = seed + number) -> Result:
+                return run_target(name, engine, seconds=seconds[name], seed=run_seed)
 
             for result in pool.map(run, *zip(*runs, strict=True)):
                 key = (result.target, result.engine)
-                found[key] = _together(found[key], result) if key in found else result
-            failures = [result for result in found.values() if result.failure is not None]
+                results[key] = _together(results[key], result) if key in results else result
+            failures = [result for result in results.values() if result.failure is not None]
             for result in failures:
                 say(result.text)
             if failures:
                 break
             number += 1
-            say(f"{sum(result.inputs for result in found.values()):,} bad inputs")
-    return [found[run] for run in runs if run in found]
+            say(f"{sum(result.inputs for result in results.values()):,} bad inputs")
+    return [results[run] for run in runs if run in results]
 
 
 def _together(first: Result, second: Result) -> Result:
@@ -300,7 +302,7 @@ def _together(first: Result, second: Result) -> Result:
 
 
 def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
-    """What to say of bad inputs."""
+    """Returns the facts and lines of the report on bad inputs."""
     words = sum((Counter(result.outcomes) for result in results), Counter())
     accepted = words["value"] + words["stepped over"]
     inputs = sum(result.inputs for result in results)
@@ -319,7 +321,7 @@ def parsers_report(results: Sequence[Result]) -> tuple[Facts, list[str]]:
 
 
 def histories_report(found: Histories) -> tuple[Facts, list[str]]:
-    """What to say of histories."""
+    """Returns the facts and lines of the report on histories."""
     facts = {"tried": found.tried, "rows": found.outcomes["rows"], "failed": len(found.failures)}
     return facts, _outcomes("how often", found.outcomes)
 
@@ -330,7 +332,7 @@ def _outcomes(what: str, counts: Counter[str]) -> list[str]:
 
 
 def write_section(part: str, facts: Mapping[str, str | int], lines: Sequence[str]) -> None:
-    """Writes one part of the report in place of what stood there; the others stay."""
+    """Replaces one part of the report; the other parts stay."""
     title, about = PARTS[part]
     table = ["| | |", "|---|---|"]
     for name, fact in facts.items():
@@ -345,10 +347,10 @@ def write_section(part: str, facts: Mapping[str, str | int], lines: Sequence[str
 
 
 def _versions() -> str:
-    found = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     atheris = [f"atheris {importlib.metadata.version('atheris')}"] if has_coverage() else []
     machine = f"{platform.system()} {platform.machine()}"
-    return ", ".join([f"Python {platform.python_version()}", *found, *atheris, machine])
+    return ", ".join([f"Python {platform.python_version()}", *versions, *atheris, machine])
 
 
 def _commit() -> str:

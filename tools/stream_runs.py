@@ -1,4 +1,4 @@
-"""The parts of the soak that kill streaming queries, beside a live cluster too."""
+"""The parts of the soak that kill streaming queries, also with a live cluster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KILLS_OF_A_RUN = 3
 
 @dataclass(slots=True)
 class Killed:
-    """How the queries went.
+    """Result of the queries.
 
     Attributes:
-        kills: How many.
-        kinds: Of runs and of kills, in words.
-        failures: What the tests said that failed.
+        kills: Number of kills.
+        kinds: Kinds of runs and of kills, as text.
+        failures: Output of failed tests.
     """
 
     kills: int = 0
@@ -34,7 +34,7 @@ class Killed:
 
 
 def soak_streams(total: int, seed: int) -> Killed:
-    """Runs of `tests/spark/test_stream_kills.py`, until as many kills as are wanted."""
+    """Runs `tests/spark/test_stream_kills.py` with at least `total` kills."""
     runs = -(-total // KILLS_OF_A_RUN)
     done = _tested(
         "kills",
@@ -42,27 +42,27 @@ def soak_streams(total: int, seed: int) -> Killed:
         {"KTS_STREAM_RUNS": str(runs), "KTS_STREAM_SEED": str(seed)},
     )
     result = Killed()
-    found = re.findall(r"run \d+: (.+, .+, .+), \w+: (.*)$", done.stdout, re.M)
-    for case, kills in found:
+    runs_found = re.findall(r"run \d+: (.+, .+, .+), \w+: (.*)$", done.stdout, re.M)
+    for case, kills in runs_found:
         result.kinds[f"run: {case}"] += 1
-        for one in kills.split("; "):
-            what = one.partition(" after ")[0]
+        for kill in kills.split("; "):
+            what = kill.partition(" after ")[0]
             result.kinds[f"killed: {what}"] += 1
             result.kills += what != "it had ended"
-    if done.returncode or len(found) < runs:
+    if done.returncode or len(runs_found) < runs:
         result.failures.append(_said(done))
     return result
 
 
 @dataclass(slots=True)
 class Followed:
-    """How streams of a live cluster went.
+    """Result of the streams of a live cluster.
 
     Attributes:
-        seconds: How long it was written.
-        rows: Compared.
-        counts: Of what happened, in words.
-        failures: What the test said that failed.
+        seconds: Duration of the writes.
+        rows: Rows compared.
+        counts: Events, as text.
+        failures: Output of the failed test.
     """
 
     seconds: int = 0
@@ -72,37 +72,39 @@ class Followed:
 
 
 def soak_live(seconds: int, seed: int) -> Followed:
-    """`tests/integration/test_stream_live.py` for so long."""
+    """Runs `tests/integration/test_stream_live.py` for this many seconds."""
     done = _tested(
         "integration",
         "tests/integration/test_stream_live.py",
         {"KTS_LIVE_SECONDS": str(seconds), "KTS_LIVE_SEED": str(seed)},
     )
     result = Followed()
-    told = re.search(r"^(\d+) seconds, (\d+) rows\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
-    if told is not None:
-        result.seconds, result.rows = int(told[1]), int(told[2])
-        found = (line.strip().partition(" ") for line in told[3].splitlines())
-        result.counts = [(word, count) for count, _, word in found]
-    if done.returncode or told is None:
+    match = re.search(r"^(\d+) seconds, (\d+) rows\n((?: *[\d,]+ .+\n)*)", done.stdout, re.M)
+    if match is not None:
+        result.seconds, result.rows = int(match[1]), int(match[2])
+        count_lines = (line.strip().partition(" ") for line in match[3].splitlines())
+        result.counts = [(word, count) for count, _, word in count_lines]
+    if done.returncode or match is None:
         result.failures.append(_said(done))
     return result
 
 
-def live_report(found: Followed) -> tuple[dict[str, int], list[str]]:
-    """What to say of streams of a live cluster."""
-    facts = {"tried": found.seconds, "rows": found.rows, "failed": len(found.failures)}
+def live_report(result: Followed) -> tuple[dict[str, int], list[str]]:
+    """Returns the facts and lines of the report on streams of a live cluster."""
+    facts = {"tried": result.seconds, "rows": result.rows, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
-    return facts, lines + [f"| {what} | {count} |" for what, count in found.counts]
+    return facts, lines + [f"| {what} | {count} |" for what, count in result.counts]
 
 
-def _tested(marker: str, test: str, wanted: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """A run of a test with these settings in its environment, beside every Spark."""
+def _tested(
+    marker: str, test: str, settings: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a test with these settings in its environment, with environments for every Spark."""
     for release in ("40", "41", "42"):
         subprocess.run([ROOT / ".ci" / "spark_env", release], check=True)
     command = [sys.executable, "-m", "pytest", "-q", "-s", "--show-capture=no", "-m", marker, test]
     return subprocess.run(
-        command, env={**os.environ, **wanted}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
     )
 
 
@@ -110,8 +112,8 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     return f"exit code {done.returncode}\n{done.stdout[-200_000:]}\n{done.stderr[-6000:]}"
 
 
-def streams_report(found: Killed) -> tuple[dict[str, int], list[str]]:
-    """What to say of streams."""
-    facts = {"tried": found.kills, "failed": len(found.failures)}
+def streams_report(result: Killed) -> tuple[dict[str, int], list[str]]:
+    """Returns the facts and lines of the report on streams."""
+    facts = {"tried": result.kills, "failed": len(result.failures)}
     lines = ["| what | how often |", "|---|---|"]
-    return facts, lines + [f"| {what} | {count} |" for what, count in sorted(found.kinds.items())]
+    return facts, lines + [f"| {what} | {count} |" for what, count in sorted(result.kinds.items())]

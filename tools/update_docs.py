@@ -1,4 +1,4 @@
-"""Renews the tables of options in the docs from the options themselves."""
+"""Updates the tables of options in the docs from the options in the code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PAGES: Final[Mapping[Path, Callable[[], Mapping[str, str]]]] = {
 
 
 def renewed(page: Path) -> str:
-    """The text of one of `PAGES` with its tables as the options are now.
+    """Returns the text of one of `PAGES` with its tables generated from the current options.
 
     Raises:
-        SystemExit: The page has lost the marks of a table.
+        SystemExit: The page lacks the markers of a table.
     """
     text = page.read_text()
     for name, table in PAGES[page]().items():

@@ -1,4 +1,4 @@
-"""The cases in which this reader deliberately differs from Kafka's decoders: README's table."""
+"""Deliberate differences between this reader and Kafka's decoders, as listed in the README."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CodecException:
-    """A case in which this reader deliberately differs from Kafka's decoder.
+    """One deliberate difference between this reader and Kafka's decoder.
 
     Attributes:
-        codec: Which codec.
-        case: What the payload looks like.
-        kafka_accepts: Whether Kafka's consumer reads it.
-        accepted: Whether this reader does.
-        reason: Why.
+        codec: Name of the codec.
+        case: Shape of the payload.
+        kafka_accepts: True if Kafka's consumer reads the payload.
+        accepted: True if this reader reads it.
+        reason: Why the two differ.
     """
 
     codec: CompressionType
@@ -56,4 +56,4 @@ CODEC_EXCEPTIONS: Final[Mapping[str, CodecException]] = MappingProxyType(
         ),
     }
 )
-"""All differences from Kafka's decoders; everything else is accepted or refused as Kafka does."""
+"""All differences from Kafka's decoders. All other payloads have the same outcome as in Kafka."""

@@ -1,4 +1,4 @@
-"""Hostile input has two allowed outcomes: a value, or a format error with a position."""
+"""Checks that hostile input either parses or raises a format error with a position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
-    """What `function` returns, or the format error it raises; other exceptions pass through."""
+    """Returns the result of `function`, or the format error that it raises.
+
+    Other exceptions propagate.
+    """
     try:
         return function()
     except SegmentFormatError as error:
@@ -21,9 +24,9 @@ def value_or_error(function: Callable[[], T]) -> T | SegmentFormatError:
 
 
 def assert_value_or_positioned_error(function: Callable[[], object], *, size: int) -> None:
-    """Fails unless `function` returns, or raises a format error that names a byte of `size` ones.
+    """Fails unless `function` returns, or raises a format error with a position in `[0, size]`.
 
-    The position after the last byte is allowed: it is where missing bytes are missed.
+    `size` itself is allowed: errors about missing bytes name the position after the last byte.
     """
     outcome = value_or_error(function)
     if isinstance(outcome, SegmentFormatError):

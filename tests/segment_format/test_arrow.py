@@ -1,4 +1,7 @@
-"""The public face: schema, bounds, counters and errors. Rows: `kernels/test_equal_to_reference`."""
+"""Schema, bounds, counters and errors of the public API.
+
+`kernels/test_equal_to_reference` checks the rows.
+"""
 
 from __future__ import annotations
 
@@ -51,14 +54,14 @@ def offsets(batches: Sequence[pa.RecordBatch]) -> list[int]:
 
 
 def three_batches(leader_epoch: int = 0) -> bytes:
-    """Offsets 100–104, 105–109, 110–114."""
+    """Returns three batches with offsets 100–104, 105–109 and 110–114."""
     return b"".join(
         write_batch([SimpleRecord(b"v")] * 5, base_offset=base, leader_epoch=leader_epoch)
         for base in (100, 105, 110)
     )
 
 
-def test_types_are_those_of_sparks_kafka_source() -> None:
+def test_schema_matches_spark_kafka_source() -> None:
     schema = record_schema()
     assert tuple(schema.names) == RECORD_COLUMNS
     for field in schema:
@@ -68,7 +71,7 @@ def test_types_are_those_of_sparks_kafka_source() -> None:
     assert batch.schema.equals(schema, check_metadata=True)
 
 
-def test_the_package_offers_both_decoders() -> None:
+def test_package_exports_both_decoders() -> None:
     assert segment_format.iter_arrow is iter_arrow
     data = three_batches()
     rows = [
@@ -79,7 +82,7 @@ def test_the_package_offers_both_decoders() -> None:
         segment_format.nothing_like_it  # noqa: B018
 
 
-def test_the_column_sets_are_all_columns() -> None:
+def test_all_columns_joins_both_column_sets() -> None:
     assert (*RECORD_COLUMNS, *LINEAGE_COLUMNS) == ALL_COLUMNS
     (batch,) = iter_arrow(three_batches(), columns=ALL_COLUMNS)
     assert batch.schema.equals(record_schema(ALL_COLUMNS))
@@ -87,19 +90,21 @@ def test_the_column_sets_are_all_columns() -> None:
 
 @settings(deadline=None)
 @given(strategies.logs(max_steps=5), st.lists(st.sampled_from(ALL_COLUMNS), unique=True))
-def test_any_choice_of_columns_in_any_order(log: BuiltLog, columns: list[str]) -> None:
+def test_columns_selected_in_any_order_match_full_rows(log: BuiltLog, columns: list[str]) -> None:
     data = b"".join(segment.log for segment in log.segments)
     batches = list(iter_arrow(data, columns=columns))
-    whole = expected(data)
-    assert isinstance(whole, list)
-    assert sum(batch.num_rows for batch in batches) == len(whole)
+    full_rows = expected(data)
+    assert isinstance(full_rows, list)
+    assert sum(batch.num_rows for batch in batches) == len(full_rows)
     if columns:
-        places = [ALL_COLUMNS.index(name) for name in columns]
-        assert rows_of(batches) == [tuple(row[place] for place in places) for row in whole]
+        column_indexes = [ALL_COLUMNS.index(name) for name in columns]
+        assert rows_of(batches) == [
+            tuple(row[index] for index in column_indexes) for row in full_rows
+        ]
 
 
 @pytest.mark.parametrize("columns", [("offset", "offset"), ("topic",), ("Offset",)])
-def test_unknown_and_repeated_columns(columns: tuple[str, ...]) -> None:
+def test_invalid_columns_raise(columns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="distinct"):
         record_schema(columns)
     with pytest.raises(ValueError, match="distinct"):
@@ -109,23 +114,23 @@ def test_unknown_and_repeated_columns(columns: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("start", "stop"), list(itertools.product((None, 99, 100, 103, 105, 114, 115), repeat=2))
 )
-def test_offset_bounds_inside_and_between_batches(start: int | None, stop: int | None) -> None:
-    wanted = range(100 if start is None else start, 115 if stop is None else stop)
+def test_offset_bounds_cut_batches(start: int | None, stop: int | None) -> None:
+    selected = range(100 if start is None else start, 115 if stop is None else stop)
     batches = list(iter_arrow(three_batches(), start_offset=start, stop_offset=stop))
-    assert offsets(batches) == [offset for offset in range(100, 115) if offset in wanted]
+    assert offsets(batches) == [offset for offset in range(100, 115) if offset in selected]
 
 
-def test_what_lies_beyond_the_stop_is_not_looked_at() -> None:
+def test_bytes_after_stop_offset_are_not_read() -> None:
     data = three_batches()
-    spoiled = data[:-3] + b"\xff\xff\xff"
-    assert offsets(list(iter_arrow(spoiled, stop_offset=110))) == list(range(100, 110))
+    corrupt = data[:-3] + b"\xff\xff\xff"
+    assert offsets(list(iter_arrow(corrupt, stop_offset=110))) == list(range(100, 110))
     assert offsets(list(iter_arrow(data[:-30], stop_offset=110))) == list(range(100, 110))
     with pytest.raises(CrcMismatchError):
-        list(iter_arrow(spoiled, stop_offset=111))
+        list(iter_arrow(corrupt, stop_offset=111))
 
 
-def test_a_batch_below_the_start_is_stepped_over_unread() -> None:
-    """Whoever starts behind a spoiled batch can go on."""
+def test_batch_below_start_offset_is_skipped_unread() -> None:
+    """A reader that starts after a corrupt batch can continue."""
     data = bytearray(three_batches())
     data[70] ^= 1
     assert offsets(list(iter_arrow(bytes(data), start_offset=105))) == list(range(105, 115))
@@ -133,14 +138,14 @@ def test_a_batch_below_the_start_is_stepped_over_unread() -> None:
         list(iter_arrow(bytes(data), start_offset=104))
 
 
-def test_a_flipped_control_bit_does_not_hide_a_batch() -> None:
+def test_flipped_control_bit_raises() -> None:
     data = bytearray(three_batches())
     data[22] |= 0x20
     with pytest.raises(CrcMismatchError):
         list(iter_arrow(bytes(data)))
 
 
-def test_done_and_counters() -> None:
+def test_decoder_at_stop_offset_is_done_and_counts_batches() -> None:
     marker = write_control_batch("commit", base_offset=115, producer_id=7)
     aborted = write_batch(
         [SimpleRecord(b"a")], base_offset=116, producer_id=7, transactional=True, base_sequence=0
@@ -170,7 +175,7 @@ def test_done_and_counters() -> None:
     )
 
 
-def test_control_and_aborted_batches_are_counted() -> None:
+def test_skipped_control_and_aborted_batches_are_counted() -> None:
     data = (
         write_batch([SimpleRecord(b"a")] * 2, base_offset=0, producer_id=7, transactional=True)
         + write_control_batch("abort", base_offset=2, producer_id=7)
@@ -191,24 +196,26 @@ def test_control_and_aborted_batches_are_counted() -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 4, 7, 15, 4096])
-def test_batches_do_not_depend_on_the_cuts(max_rows: int) -> None:
+def test_batch_sizes_are_independent_of_window_cuts(max_rows: int) -> None:
     data = three_batches()
-    whole = [batch.num_rows for batch in iter_arrow(data, max_rows=max_rows)]
-    assert whole == [max_rows] * (15 // max_rows) + ([15 % max_rows] if 15 % max_rows else [])
+    expected_sizes = [batch.num_rows for batch in iter_arrow(data, max_rows=max_rows)]
+    assert expected_sizes == [max_rows] * (15 // max_rows) + (
+        [15 % max_rows] if 15 % max_rows else []
+    )
     for cut in (1, 17, 61, 100):
         decoder = RecordDecoder(columns=("offset",), max_rows=max_rows)
-        windows = [data[at : at + cut] for at in range(0, len(data), cut)]
+        windows = [data[position : position + cut] for position in range(0, len(data), cut)]
         batches = [batch for window in windows for batch in decoder.feed(window)]
-        assert [batch.num_rows for batch in [*batches, *decoder.finish()]] == whole
+        assert [batch.num_rows for batch in [*batches, *decoder.finish()]] == expected_sizes
 
 
-def test_windows_of_any_kind() -> None:
+def test_windows_of_any_buffer_type_decode() -> None:
     data = three_batches()
     for window in (data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
         assert offsets(list(iter_arrow(window))) == list(range(100, 115))
 
 
-def test_a_window_may_change_after_its_iterator_ended() -> None:
+def test_window_may_change_after_its_iterator_ends() -> None:
     data = bytearray(three_batches())
     decoder = RecordDecoder(columns=("offset", "value"))
     list(decoder.feed(data))
@@ -218,18 +225,18 @@ def test_a_window_may_change_after_its_iterator_ended() -> None:
     assert batch.column("value").to_pylist() == [b"v"] * 15
 
 
-@pytest.mark.parametrize("left", [1, 16, 17, 60, 61, 100])
-def test_a_partial_last_batch_is_an_error_that_names_its_place(left: int) -> None:
+@pytest.mark.parametrize("partial_bytes", [1, 16, 17, 60, 61, 100])
+def test_partial_last_batch_raises_with_position(partial_bytes: int) -> None:
     data = three_batches()
     size = len(data) // 3
     decoder = RecordDecoder(columns=("offset",), position=5000)
-    assert list(decoder.feed(data[: size + left])) == []
-    rest = decoder.finish()
-    assert next(rest).num_rows == 5
+    assert list(decoder.feed(data[: size + partial_bytes])) == []
+    remaining = decoder.finish()
+    assert next(remaining).num_rows == 5
     with pytest.raises(TruncatedBatchError) as caught:
-        next(rest)
+        next(remaining)
     assert caught.value.position == 5000 + size
-    assert caught.value.offset == (105 if left >= 8 else None)
+    assert caught.value.offset == (105 if partial_bytes >= 8 else None)
 
 
 def test_errors_name_log_positions_and_offsets() -> None:
@@ -245,7 +252,7 @@ def test_errors_name_log_positions_and_offsets() -> None:
     assert caught.value.offset == 110
 
 
-def test_a_decompression_bomb_is_an_error() -> None:
+def test_decompression_bomb_raises() -> None:
     data = write_batch([SimpleRecord(bytes(1 << 20))], base_offset=0, codec="zstd")
     assert len(data) < 1000
     decoder = RecordDecoder(columns=("offset",), max_batch_bytes=1 << 19)
@@ -261,7 +268,7 @@ def lineage_decoder(*entries: tuple[int, int], start_offset: int = 0) -> RecordD
     )
 
 
-def test_batches_of_the_lineage_pass() -> None:
+def test_batches_of_lineage_decode() -> None:
     data = three_batches(leader_epoch=4)
     for entries in (((4, 0),), ((1, 0), (4, 100)), ((4, 100), (5, 115)), ((4, 103),), ()):
         decoder = lineage_decoder(*entries)
@@ -269,24 +276,24 @@ def test_batches_of_the_lineage_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "wanted"),
+    ("entries", "expected_epoch"),
     [(((3, 0),), 3), (((4, 0), (5, 105)), 5), (((5, 103),), 5), (((3, 100), (4, 101)), 3)],
 )
-def test_a_batch_of_another_epoch_is_an_error(
-    entries: tuple[tuple[int, int], ...], wanted: int
+def test_batch_of_other_epoch_raises(
+    entries: tuple[tuple[int, int], ...], expected_epoch: int
 ) -> None:
     decoder = lineage_decoder(*entries)
-    with pytest.raises(CorruptRecordError, match=f"epoch 4, .* epoch {wanted}"):
+    with pytest.raises(CorruptRecordError, match=f"epoch 4, .* epoch {expected_epoch}"):
         list(decoder.feed(three_batches(leader_epoch=4)))
 
 
-def test_a_batch_wholly_below_the_lineage_is_not_judged() -> None:
+def test_batch_below_lineage_is_not_checked() -> None:
     decoder = lineage_decoder((5, 200))
     list(decoder.feed(three_batches(leader_epoch=4)))
     assert decoder.counters.records == 15
 
 
-def test_no_timestamp_is_one_millisecond_before_1970_as_in_spark() -> None:
+def test_missing_timestamp_is_minus_one_millisecond() -> None:
     data = write_batch([SimpleRecord(b"v", timestamp=-1)], base_offset=0)
     (batch,) = iter_arrow(data, columns=("timestamp",))
     assert batch.column(0).view(pa.int64()).to_pylist() == [-1000]
@@ -295,7 +302,7 @@ def test_no_timestamp_is_one_millisecond_before_1970_as_in_spark() -> None:
 @pytest.mark.parametrize(
     "millis", [2**63 // 1000, -(2**63) // 1000, 2**63 - 1, -(2**63), 9_223_372_036_854_775]
 )
-def test_timestamps_never_wrap(millis: int) -> None:
+def test_timestamp_beyond_microseconds_raises(millis: int) -> None:
     data = frame_batch(
         b"\x0c\x00\x00\x00\x01\x01\x00",
         base_offset=0,
@@ -315,13 +322,13 @@ def test_timestamps_never_wrap(millis: int) -> None:
     assert batch.num_rows == 1
 
 
-def test_no_columns_still_count_rows() -> None:
+def test_batch_without_columns_has_rows() -> None:
     (batch,) = iter_arrow(three_batches(), columns=())
     assert batch.num_rows == 15
     assert batch.num_columns == 0
 
 
-def test_an_empty_buffer_has_no_rows() -> None:
+def test_empty_buffer_has_no_rows() -> None:
     assert list(iter_arrow(b"")) == []
 
 
@@ -337,20 +344,20 @@ def test_an_empty_buffer_has_no_rows() -> None:
         {"stop_offset": 1 << 63},
     ],
 )
-def test_bounds_out_of_range(option: dict[str, int]) -> None:
+def test_options_out_of_range_raise(option: dict[str, int]) -> None:
     (name,) = option
     with pytest.raises(ValueError, match=name):
         RecordDecoder(columns=("offset",), **option)  # type: ignore[arg-type]
 
 
-def test_negative_offsets_do_not_pass_for_rows() -> None:
+def test_negative_base_offset_raises() -> None:
     data = bytearray(three_batches())
     data[0] = 0x80
     with pytest.raises(CorruptRecordError, match="impossible"):
         list(iter_arrow(bytes(data)))
 
 
-def test_checks_can_be_left_out() -> None:
+def test_corrupt_batch_decodes_without_crc_check() -> None:
     data = bytearray(three_batches())
     data[20] ^= 1
     assert len(actual(bytes(data), check_crcs=False)) == 15

@@ -1,7 +1,7 @@
-"""Which transactional batches `read_committed` delivers, decided from the tier's files alone.
+"""Checks which transactional batches `read_committed` delivers, using the tier's files only.
 
-The logs, their side files and the offsets a read_committed consumer returns were made with Kafka's
-own classes. Every prefix of every log's segments also stands for a tier.
+Kafka's own classes wrote the logs and their side files and returned the expected read_committed
+offsets. Every prefix of a log's segments is tested as a tier too.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ every_log = pytest.mark.parametrize("log", golden_logs(), ids=lambda log: str(lo
 
 
 def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[list[int], int]:
-    """The offsets of `[start, stop)` that are delivered, and where delivery ends.
+    """Returns the delivered offsets of `[start, stop)` and the offset where delivery ends.
 
-    Snapshots decide how far the search for markers goes, indexes which transactions were aborted.
+    Snapshots decide how far to search for markers. Transaction indexes decide which transactions
+    were aborted.
     """
     needed = [segment for segment in tier if segment.next_offset > start]
     last = next(index for index, segment in enumerate(needed) if segment.next_offset >= stop)
@@ -107,7 +108,7 @@ def read_committed(tier: tuple[Segment, ...], start: int, stop: int) -> tuple[li
 
 
 @every_log
-def test_the_whole_log_gives_what_kafkas_consumer_returns(log: Log) -> None:
+def test_read_committed_full_log_matches_kafka_consumer(log: Log) -> None:
     tier = log.segments
 
     delivered, end = read_committed(tier, tier[0].base_offset, tier[-1].next_offset)
@@ -117,7 +118,10 @@ def test_the_whole_log_gives_what_kafkas_consumer_returns(log: Log) -> None:
 
 
 def first_undecided(log: Log, tier_end: int) -> int:
-    """From the markers alone: the oldest transaction with data below the end and its marker not."""
+    """Returns the first offset of the oldest transaction without a marker below `tier_end`.
+
+    Reads the batches only, no side files.
+    """
     open_since: dict[int, int] = {}
     for segment in log.segments:
         for batch in segment.batches:
@@ -132,7 +136,7 @@ def first_undecided(log: Log, tier_end: int) -> int:
 
 
 @every_log
-def test_every_prefix_stops_at_its_last_stable_offset(log: Log) -> None:
+def test_read_committed_prefix_stops_at_last_stable_offset(log: Log) -> None:
     stopped_early = 0
     for count in range(1, len(log.segments) + 1):
         tier = log.segments[:count]
@@ -147,7 +151,7 @@ def test_every_prefix_stops_at_its_last_stable_offset(log: Log) -> None:
 
 
 @every_log
-def test_any_range_of_any_prefix_gives_a_slice_of_the_same_rows(log: Log) -> None:
+def test_read_committed_range_of_prefix_is_a_slice_of_the_rows(log: Log) -> None:
     for count in range(1, len(log.segments) + 1, 3):
         tier = log.segments[:count]
         first, tier_end = tier[0].base_offset, tier[-1].next_offset
@@ -163,8 +167,8 @@ def test_any_range_of_any_prefix_gives_a_slice_of_the_same_rows(log: Log) -> Non
                 assert end == min(stop, undecided)
 
 
-def test_the_own_segments_index_alone_would_let_aborted_records_through() -> None:
-    """The reason for the rules: an abort's entry is where its marker is, not where its data is."""
+def test_transaction_index_of_one_segment_misses_aborted_records() -> None:
+    """An aborted transaction is in the index of its marker's segment, so later indexes matter."""
     leaked = 0
     for log in golden_logs():
         for segment in log.segments:
@@ -186,7 +190,7 @@ def txn(producer_id: int, first: int, last: int) -> AbortedTxn:
     return AbortedTxn(producer_id, first, last, last + 1)
 
 
-def test_intervals_begin_at_the_first_batch_and_end_before_the_marker() -> None:
+def test_aborted_intervals_range_from_first_batch_to_marker() -> None:
     aborted = AbortedIntervals.from_txns(
         [txn(7, 10, 20), txn(7, 30, 40), txn(5, 15, 35)], start_offset=0, stop_offset=100
     )
@@ -202,7 +206,7 @@ def test_intervals_begin_at_the_first_batch_and_end_before_the_marker() -> None:
     assert not any(aborted.is_aborted(6, offset) for offset in range(50))
 
 
-def test_entries_that_cannot_matter_are_left_out() -> None:
+def test_aborted_intervals_outside_range_are_dropped() -> None:
     txns = [txn(1, 0, 9), txn(2, 0, 10), txn(3, 19, 50), txn(4, 20, 50)]
 
     aborted = AbortedIntervals.from_txns(txns, start_offset=10, stop_offset=20)
@@ -211,13 +215,13 @@ def test_entries_that_cannot_matter_are_left_out() -> None:
     assert AbortedIntervals.from_txns(txns, start_offset=0, stop_offset=99).clip(10, 20) == aborted
 
 
-def test_repeated_entries_of_overlapping_segments_count_once() -> None:
+def test_aborted_intervals_duplicate_entries_are_merged() -> None:
     twice = [AbortedTxn(1, 5, 9, 10), AbortedTxn(1, 5, 9, 7)]
 
     assert len(AbortedIntervals.from_txns(twice, start_offset=0, stop_offset=99)) == 1
 
 
-def test_it_travels_small() -> None:
+def test_aborted_intervals_pickle_compactly() -> None:
     aborted = AbortedIntervals.from_txns([txn(1, 5, 9)], start_offset=0, stop_offset=99)
 
     assert pickle.loads(pickle.dumps(aborted)) == aborted
@@ -237,7 +241,7 @@ def test_it_travels_small() -> None:
     st.integers(0, 40),
     st.integers(0, 20),
 )
-def test_lookups_agree_with_asking_every_entry(
+def test_aborted_lookup_matches_linear_search(
     entries: list[tuple[int, int, int]], start: int, size: int
 ) -> None:
     txns = [txn(producer, first, first + length) for producer, first, length in entries]
@@ -246,10 +250,10 @@ def test_lookups_agree_with_asking_every_entry(
     order = list(zip(aborted.producer_ids.tolist(), aborted.first_offsets.tolist(), strict=True))
 
     assert order == sorted(set(order))
-    for part in (aborted, aborted.clip(start, stop)):
+    for intervals in (aborted, aborted.clip(start, stop)):
         for producer in range(4):
             for offset in range(start, stop):
-                assert part.is_aborted(producer, offset) == any(
+                assert intervals.is_aborted(producer, offset) == any(
                     entry.producer_id == producer
                     and entry.first_offset <= offset < entry.last_offset
                     for entry in txns

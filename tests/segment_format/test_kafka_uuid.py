@@ -20,14 +20,14 @@ KNOWN = {
 
 
 @pytest.mark.parametrize(("text", "plain"), KNOWN.items())
-def test_known_ids(text: str, plain: str) -> None:
+def test_known_uuids_convert_both_ways(text: str, plain: str) -> None:
     assert uuid_from_text(text) == uuid.UUID(plain)
     assert uuid_to_text(uuid.UUID(plain)) == text
 
 
 @settings(deadline=None)
 @given(st.uuids())
-def test_every_id_survives_its_text(value: uuid.UUID) -> None:
+def test_uuid_round_trips(value: uuid.UUID) -> None:
     assert uuid_from_text(uuid_to_text(value)) == value
 
 
@@ -37,22 +37,22 @@ def test_every_id_survives_its_text(value: uuid.UUID) -> None:
         "",
         "AAAAAAAAAAAAAAAAAAAAA",  # 21 characters
         "AAAAAAAAAAAAAAAAAAAAAAA",  # 23
-        "AAAAAAAAAAAAAAAAAAAAAB",  # bits beyond the 16th byte
+        "AAAAAAAAAAAAAAAAAAAAAB",  # sets bits after the 16th byte
         "AAAAAAAAAAAAAAAAAAAA==",
-        "AAAAAAAAAA+AAAAAAAAAAA",  # the other base64
+        "AAAAAAAAAA+AAAAAAAAAAA",  # standard instead of URL-safe base64
         "AAAAAAAAAA/AAAAAAAAAAA",
         "AAAAAAAAAAAAAAAAAAAAA\n",
         "ÄAAAAAAAAAAAAAAAAAAAAA",
     ],
 )
-def test_other_texts_are_refused(text: str) -> None:
+def test_invalid_uuid_text_raises(text: str) -> None:
     with pytest.raises(InvalidManifestError):
         uuid_from_text(text)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=30))
-def test_any_text_is_an_id_or_refused(text: str) -> None:
+def test_any_uuid_text_parses_or_raises(text: str) -> None:
     try:
         value = uuid_from_text(text)
     except InvalidManifestError:

@@ -11,7 +11,7 @@ from tests.segment_format.codec_exceptions import CODEC_EXCEPTIONS
 README = (Path(segment_format.__file__).parent / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_runs() -> None:
+def test_readme_example_runs() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert "assert" in example
 
@@ -19,14 +19,14 @@ def test_the_example_runs() -> None:
 
 
 @pytest.mark.parametrize("name", CODEC_EXCEPTIONS)
-def test_the_table_of_codec_exceptions_is_the_one_in_code(name: str) -> None:
+def test_readme_table_matches_codec_exceptions(name: str) -> None:
     exception = CODEC_EXCEPTIONS[name]
     verdict = {True: "reads", False: "refuses"}
-    wanted = (
+    expected_row = (
         f"| {verdict[exception.kafka_accepts]} | {verdict[exception.accepted]}"
         f" | {exception.reason} |"
     )
 
-    assert README.count(wanted) == 1
+    assert README.count(expected_row) == 1
     section = README.split("## Codecs", 1)[1]
     assert section.count("\n| ") == len(CODEC_EXCEPTIONS) + 1

@@ -1,4 +1,4 @@
-"""Memory is reused after its last view is gone, and never before."""
+"""Checks that memory is reused only after its last view is deleted."""
 
 from __future__ import annotations
 
@@ -130,17 +130,17 @@ def test_idle_memory_is_bounded() -> None:
 
 
 def test_release_idle_keeps_little_memory() -> None:
-    held = writable_bytes(8 << 20)
+    busy = writable_bytes(8 << 20)
     views = [writable_bytes(8 << 20) for _ in range(15)]
     del views
     last = reused_memory._pool.idle[-1]
     release_idle()
     assert _idle_sizes() == [8 << 20] * 4
     assert _address(writable_bytes(8 << 20)) == np.frombuffer(last, np.uint8).ctypes.data
-    held[:] = b"a" * len(held)
+    busy[:] = b"a" * len(busy)
     for _ in range(20):
         writable_bytes(8 << 20)[:1] = b"b"
-    assert bytes(held[:1]) == b"a"
+    assert bytes(busy[:1]) == b"a"
 
 
 def test_threads_never_get_the_same_memory() -> None:
@@ -162,7 +162,9 @@ def test_child_of_a_fork_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> 
     address = _address(view)
     del view
     parent = reused_memory._pool
-    assert parent.lock.acquire(blocking=False)  # by a thread that the child does not have
+    assert parent.lock.acquire(
+        blocking=False
+    )  # acquired by a thread that does not exist in the child
     monkeypatch.setattr(os, "getpid", lambda: parent.process + 1)
     assert _address(writable_bytes(1 << 20)) != address
     parent.lock.release()
@@ -171,7 +173,7 @@ def test_child_of_a_fork_gets_an_empty_pool(monkeypatch: pytest.MonkeyPatch) -> 
 def _is_used_again() -> bool:
     view = writable_bytes(4 << 20)
     address = _address(view)
-    view[:1] = b"x"  # so that the system does not hand out the same untouched pages by chance
+    view[:1] = b"x"  # so that the system does not return the same untouched pages by chance
     del view
     is_idle = bool(reused_memory._pool.idle)
     return is_idle and _address(writable_bytes(4 << 20)) == address

@@ -1,4 +1,4 @@
-"""The parts of the transaction check that need no log."""
+"""Checks of transaction markers that need no log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_end_of_returns_the_marker_of_an_aborted_batch(
         (ControlRecordType.COMMIT, 5, 5),
     ],
 )
-def test_next_marker_of_another_outcome_is_an_error(
+def test_marker_of_other_outcome_raises(
     marker: ControlRecordType, offset: int, end: int | None
 ) -> None:
     with pytest.raises(ContradictedIntervalsError, match="producer 1"):
@@ -63,7 +63,7 @@ def test_next_marker_of_the_expected_outcome_is_removed() -> None:
     assert expected == {}
 
 
-def test_expected_abort_marker_that_is_missing_is_an_error() -> None:
+def test_missing_abort_marker_raises() -> None:
     check_markers_found({1: 9, 2: None}, stop_offset=9)
     with pytest.raises(ContradictedIntervalsError, match="offset 9"):
         check_markers_found({1: 9}, stop_offset=10)

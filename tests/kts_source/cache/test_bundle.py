@@ -1,4 +1,4 @@
-"""Values of one entry: what was put comes back, together or not at all."""
+"""Checks that the values of one entry are read back together or not at all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def cache(tmp_path: Path) -> DiskCache:
 
 
 def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
-    parts = Bundle(cache, "p")
-    parts.put("a", b"one\n")
-    parts.put("b", b"")
-    assert parts.get("a") == b"one\n"
+    bundle = Bundle(cache, "p")
+    bundle.put("a", b"one\n")
+    bundle.put("b", b"")
+    assert bundle.get("a") == b"one\n"
     assert Bundle(cache, "p").get("a") is None  # not saved yet
-    parts.save()
+    bundle.save()
     again = Bundle(cache, "p")
     assert (again.get("a"), again.get("b"), again.get("c")) == (b"one\n", b"", None)
     again.put("b", b"\x00two")
@@ -35,17 +35,17 @@ def test_bundle_values_round_trip_independently(cache: DiskCache) -> None:
 
 
 def test_cache_value_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) -> None:
-    parts = Bundle(cache, "p")
-    parts.save()
+    bundle = Bundle(cache, "p")
+    bundle.save()
     assert cache.get("p") is None
-    parts.put("a", b"x")
-    parts.save()
+    bundle.put("a", b"x")
+    bundle.save()
     (entry,) = tmp_path.glob("cache/*.entry")
     stored = entry.stat().st_ino
-    parts.save()
-    assert parts.get("a") == b"x"
-    parts.save()
-    assert entry.stat().st_ino == stored  # a write would put another file there
+    bundle.save()
+    assert bundle.get("a") == b"x"
+    bundle.save()
+    assert entry.stat().st_ino == stored  # a write would create another file
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_cache_value_unchanged_is_not_written(cache: DiskCache, tmp_path: Path) 
 def test_cache_unreadable_value_is_a_miss(
     spoil: Callable[[bytes], bytes], cache: DiskCache
 ) -> None:
-    parts = Bundle(cache, "p")
-    parts.put("a", b"abc")
-    parts.save()
+    bundle = Bundle(cache, "p")
+    bundle.put("a", b"abc")
+    bundle.save()
     data = cache.get("p")
     assert data is not None
     assert spoil(data) != data

@@ -1,4 +1,4 @@
-"""Reads of known versions come from disk the second time; everything else comes from the store."""
+"""Checks that repeated reads of known versions come from disk, and all others from the store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEEP = CacheLimits(None, None)
 
 
 class SlowStore:
-    """One object; every request is a line in a file that all processes share."""
+    """A store with one object. Each request appends a line to a file that all processes share."""
 
     def __init__(self, requests: Path, data: bytes = bytes(range(256)), seconds: float = 0) -> None:
         self._requests = requests
@@ -83,7 +83,7 @@ class SlowStore:
 
 
 class Cached:
-    """Side files of a slow store through the caches of a tier."""
+    """Reads side files of a slow store through the caches of a tier."""
 
     def __init__(self, store: ObjectStore, settings: CacheSettings, scope: str = "") -> None:
         self._store = store
@@ -112,15 +112,15 @@ def test_cache_serves_the_second_read_of_a_version(tmp_path: Path) -> None:
     assert (store.caches.counters.hits, store.caches.counters.misses) == (1, 0)
 
 
-def test_another_version_range_object_or_server_is_a_miss(tmp_path: Path) -> None:
+def test_cache_other_version_range_object_or_server_is_a_miss(tmp_path: Path) -> None:
     store = cached(tmp_path)
     store.get_range("a", 3, 9, version="1")
     store.get_range("a", 3, 9, version="2")
     store.get_range("a", 3, 8, version="1")
     store.get_range("b", 3, 9, version="1")
     settings = CacheSettings(index=KEEP, folder=str(tmp_path / "cache"))
-    behind = SlowStore(tmp_path / "requests")
-    Cached(behind, settings, "other").get_range("a", 3, 9, version="1")
+    other_store = SlowStore(tmp_path / "requests")
+    Cached(other_store, settings, "other").get_range("a", 3, 9, version="1")
     assert len(requested(tmp_path)) == 5
 
 
@@ -131,7 +131,7 @@ def test_objects_without_version_are_not_cached(tmp_path: Path) -> None:
     assert requested(tmp_path) == ["a:3-9"] * 2
 
 
-def test_an_error_is_not_kept(tmp_path: Path) -> None:
+def test_cache_does_not_store_errors(tmp_path: Path) -> None:
     store = cached(tmp_path)
     for _ in range(2):
         with pytest.raises(ObjectNotFoundError):
@@ -139,7 +139,7 @@ def test_an_error_is_not_kept(tmp_path: Path) -> None:
     assert len(requested(tmp_path)) == 2
 
 
-def test_a_damaged_entry_is_fetched_again(tmp_path: Path) -> None:
+def test_cache_damaged_entry_is_read_again(tmp_path: Path) -> None:
     store = cached(tmp_path)
     store.get_range("a", 3, 9, version="1")
     (path,) = (tmp_path / "cache").glob("*/index/*.entry")
@@ -148,7 +148,7 @@ def test_a_damaged_entry_is_fetched_again(tmp_path: Path) -> None:
     assert len(requested(tmp_path)) == 2
 
 
-def test_the_folder_and_those_above_it_are_private(tmp_path: Path) -> None:
+def test_cache_folders_are_private(tmp_path: Path) -> None:
     cached(tmp_path).get_range("a", 3, 9, version="1")
     top = tmp_path / "cache"
     for folder in [top, *(path for path in top.rglob("*") if path.is_dir())]:
@@ -183,7 +183,7 @@ def read_in_two_processes(tmp_path: Path, patience: float) -> None:
         assert reader.exitcode == 0
 
 
-def test_two_processes_fetch_a_range_once(tmp_path: Path) -> None:
+def test_cache_reads_a_range_once_for_two_processes(tmp_path: Path) -> None:
     read_in_two_processes(tmp_path, patience=60)
     assert requested(tmp_path) == ["a:3-9"]
 
@@ -214,7 +214,7 @@ def test_cache_does_not_wait_for_a_killed_fetcher(tmp_path: Path) -> None:
 
 
 class CountingStore(LocalStore):
-    """Notes which reads were of segment bytes."""
+    """Counts the reads of segment bytes."""
 
     log_reads = 0
 
@@ -255,7 +255,7 @@ def test_cached_chunks_serve_a_second_scan(topic: str, tmp_path: Path) -> None:
         if number:
             assert planned == 0
             assert tier.store.counters.requests == 0
-    # Cut elsewhere, the chunks are the same.
+    # Other cuts use the same chunks.
     recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
     tier = golden(tmp_path)
     plan = plan_scan(parse_options(recut), tier)
@@ -263,7 +263,7 @@ def test_cached_chunks_serve_a_second_scan(topic: str, tmp_path: Path) -> None:
     assert log_reads(tier) == 0
 
 
-def test_without_a_chunk_cache_only_data_is_read_again(tmp_path: Path) -> None:
+def test_second_scan_without_chunk_cache_reads_only_data(tmp_path: Path) -> None:
     options = tier_options("codecs", includeHeaders="true")
     for number in range(2):
         tier = golden(tmp_path, chunks=False)
@@ -274,13 +274,13 @@ def test_without_a_chunk_cache_only_data_is_read_again(tmp_path: Path) -> None:
 
 
 def encrypted_values(table: pa.Table) -> list[bytes]:
-    """Values of uncompressed batches as they stand in the segment."""
+    """Returns the values of uncompressed batches, as stored in the segment."""
     values = [value for value in table["value"].to_pylist() if value and len(value) > 20]
     assert values
     return values
 
 
-def test_encrypted_data_stays_encrypted(tmp_path: Path) -> None:
+def test_cache_keeps_encrypted_data_encrypted(tmp_path: Path) -> None:
     options = tier_options("encrypted", includeHeaders="true")
     tier = golden(tmp_path)
     table = run(plan_scan(parse_options(options), tier), options, tier)
@@ -296,7 +296,7 @@ def test_encrypted_data_stays_encrypted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "encrypted"])
-def test_plaintext_is_kept_if_asked_for(
+def test_cache_stores_plaintext_if_enabled(
     topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = tier_options(topic, includeHeaders="true", targetPartitionBytes="100k")
@@ -312,7 +312,7 @@ def test_plaintext_is_kept_if_asked_for(
         assert any(value in kept for value in encrypted_values(table))
 
     recut = tier_options(topic, includeHeaders="true", targetPartitionBytes="30k")
-    plan_of_recut = plan_scan(parse_options(recut))  # looks for markers after the last row
+    plan_of_recut = plan_scan(parse_options(recut))  # searches for markers after the last row
 
     def refused(*_arguments: object, **_named: object) -> bytes:
         raise AssertionError("a chunk was restored a second time")
@@ -322,7 +322,7 @@ def test_plaintext_is_kept_if_asked_for(
     assert rows(run(plan, options, again)).equals(expected.cast(table.schema))
     assert log_reads(again) == 0
     assert again.store.counters.bytes == 0
-    # Cut elsewhere, and with the bytes as stored asked for, which the cache does not have.
+    # The slices differ, and the read asks for the stored bytes, which the cache does not have.
     third = golden(tmp_path, plaintext=True)
     assert rows(run(plan_of_recut, recut, third)).equals(expected.cast(table.schema))
     assert log_reads(third) == 0
@@ -332,15 +332,15 @@ def test_plaintext_is_kept_if_asked_for(
     assert log_reads(fourth) > 0
 
 
-def test_a_damaged_plaintext_entry_is_fetched_again(tmp_path: Path) -> None:
+def test_cache_damaged_plaintext_entry_is_read_again(tmp_path: Path) -> None:
     options = tier_options("encrypted", includeHeaders="true")
     plan = plan_scan(parse_options(options))
-    whole = run(plan, options, golden(tmp_path, plaintext=True))
+    expected = run(plan, options, golden(tmp_path, plaintext=True))
     for path in (tmp_path / "cache").glob("*/chunks/*.entry"):
         data = path.read_bytes()
         path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     tier = golden(tmp_path, plaintext=True)
-    assert run(plan, options, tier).equals(whole)
+    assert run(plan, options, tier).equals(expected)
     assert log_reads(tier) > 0
 
 
@@ -356,16 +356,18 @@ def test_cache_replaced_object_is_a_miss(tmp_path: Path) -> None:
     (folder / "a").write_bytes(b"other")
     second = local.head("a")
     assert store.get_range("a", 0, 5, version=second.version) == b"other"
-    # The old version is still what it was; the store itself would refuse it.
+    # The cache still has the old version; the store itself would reject it.
     assert store.get_range("a", 0, 5, version=first.version) == b"first"
     with pytest.raises(ObjectChangedError):
         store.get_range("a", 0, 4, version=first.version)
 
 
-# -- whether and where
+# -- whether the cache is used, and its folder
 
 
-def test_the_default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_folders_follow_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

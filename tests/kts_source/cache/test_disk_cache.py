@@ -1,4 +1,6 @@
-"""Entries on disk: what was written or nothing, bounded in bytes and age, for their owner alone."""
+"""Tests entries on disk: complete or missing, limited in bytes and age, readable by their owner
+only.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +47,18 @@ def test_cache_truncated_or_damaged_entry_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("name", b"0123456789")
     (path,) = entries(tmp_path)
-    whole = path.read_bytes()
-    spoiled = [whole[:size] for size in range(len(whole))] + [whole + b"x"]
-    spoiled += [
-        whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :]
-        for position in range(len(whole))
+    content = path.read_bytes()
+    damaged = [content[:size] for size in range(len(content))] + [content + b"x"]
+    damaged += [
+        content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :]
+        for position in range(len(content))
         for bit in (1, 128)
     ]
-    for data in spoiled:
+    for data in damaged:
         path.write_bytes(data)
         assert cache.get("name") is None
         assert not path.exists()
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert cache.get("name") == b"0123456789"
 
 
@@ -70,20 +72,20 @@ def test_cache_entry_of_another_name_is_a_miss(tmp_path: Path) -> None:
     assert cache.get("two") is None
 
 
-def test_entries_expire_since_their_last_access(tmp_path: Path) -> None:
+def test_cache_entries_expire_after_their_last_access(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, CacheLimits(None, 60))
     cache.put("a", b"a")
     (path,) = entries(tmp_path)
     for _ in range(3):
         aged(path, 50)
-        assert cache.get("a") == b"a"  # and is young again
+        assert cache.get("a") == b"a"  # resets the age
         assert time.time() - path.stat().st_mtime < 10
     aged(path, 61)
     assert cache.get("a") is None
     assert entries(tmp_path) == []
 
 
-def test_without_a_time_to_live_entries_stay(tmp_path: Path) -> None:
+def test_cache_entries_without_time_to_live_stay(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     cache.put("a", b"a")
     aged(entries(tmp_path)[0], 1e9)
@@ -107,7 +109,7 @@ def test_cache_drops_the_least_recently_used_first(tmp_path: Path) -> None:
         if number:
             assert cache.get("0") is not None, number
         for age, path in enumerate(sorted(entries(tmp_path), key=lambda p: p.stat().st_mtime_ns)):
-            aged(path, 1000 - age)  # keeps the order, a second apart
+            aged(path, 1000 - age)  # keeps the order, one second between entries
         assert sum(path.stat().st_size for path in entries(tmp_path)) <= 64 << 10
     assert cache.get("99") is not None
     assert cache.get("1") is None
@@ -117,7 +119,7 @@ def test_cache_drops_the_least_recently_used_first(tmp_path: Path) -> None:
 
 
 def pass_time(folder: Path, seconds: int = 5) -> None:
-    """Makes every entry older, and nothing else of it."""
+    """Makes every entry older without other changes."""
     for path in entries(folder):
         then = path.stat().st_mtime_ns - seconds * 1_000_000_000
         os.utime(path, ns=(then, then))
@@ -148,7 +150,7 @@ def test_cache_old_reused_entries_are_dropped_eventually(tmp_path: Path) -> None
     cache.put("new", bytes(1 << 10))
     assert cache.peek("0") is None
     assert cache.peek("199") is not None
-    # A quarter is always there for what is new.
+    # A quarter of the space stays available for new entries.
     for number in range(14):
         pass_time(tmp_path)
         cache.put(f"new {number}", bytes(1 << 10))
@@ -209,24 +211,24 @@ def test_cache_disk_error_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFix
 # -- single flight
 
 
-def test_one_holder_at_a_time_among_threads(tmp_path: Path) -> None:
+def test_lock_has_one_holder_among_threads(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, UNBOUNDED)
     inside: list[int] = []
-    most: list[int] = []
+    counts: list[int] = []
 
-    def hold(number: int) -> None:
+    def enter(number: int) -> None:
         with cache.flight(["x", f"{number}"], patience_seconds=30):
             inside.append(number)
-            most.append(len(inside))
+            counts.append(len(inside))
             time.sleep(0.002)
             inside.remove(number)
 
-    threads = [threading.Thread(target=hold, args=(number,)) for number in range(12)]
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1] * 12
+    assert counts == [1] * 12
     assert list(tmp_path.glob("*.lock")) == []
 
 
@@ -255,25 +257,25 @@ def test_lock_wait_ends_when_cancelled(tmp_path: Path) -> None:
         timer.join()
 
 
-def _hold_for_ever(path: str, held: multiprocessing.synchronize.Event) -> None:
+def _hold_for_ever(path: str, locked_event: multiprocessing.synchronize.Event) -> None:
     with locked([path], 10):
-        held.set()
+        locked_event.set()
         time.sleep(600)
 
 
 def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    held = context.Event()
-    holder = context.Process(target=_hold_for_ever, args=(f"{tmp_path}/a.lock", held))
+    locked_event = context.Event()
+    holder = context.Process(target=_hold_for_ever, args=(f"{tmp_path}/a.lock", locked_event))
     holder.start()
-    assert held.wait(60)
+    assert locked_event.wait(60)
     with locked([f"{tmp_path}/a.lock"], 0.01) as early:
         assert not early
     holder.kill()
     holder.join()
     assert (tmp_path / "a.lock").exists()
-    with locked([f"{tmp_path}/a.lock"], 30) as now:
-        assert now
+    with locked([f"{tmp_path}/a.lock"], 30) as is_locked:
+        assert is_locked
     assert not (tmp_path / "a.lock").exists()
 
 
@@ -281,8 +283,8 @@ def test_lock_of_a_killed_holder_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["link", "folder"])
-def test_folder_that_replaces_the_cache_is_not_used(tmp_path: Path, how: str) -> None:
-    """Its entries could be another user's, and they would pass their checksums."""
+def test_cache_does_not_use_a_replaced_folder(tmp_path: Path, how: str) -> None:
+    """The new folder could contain another user's entries with valid checksums."""
     cache = DiskCache(tmp_path / "c", UNBOUNDED)
     cache.put("own", b"own")
     planted = DiskCache(tmp_path / "planted", UNBOUNDED)
@@ -296,15 +298,15 @@ def test_folder_that_replaces_the_cache_is_not_used(tmp_path: Path, how: str) ->
     assert cache.get("a") is None
     assert cache.get("own") == b"own"
     cache.put("b", b"b")
-    with cache.flight(["b"], patience_seconds=0) as held:
-        assert held
+    with cache.flight(["b"], patience_seconds=0) as is_locked:
+        assert is_locked
         assert list((tmp_path / "moved").glob("*.lock"))
     cache.sweep()
     assert [path.name for path in entries(tmp_path / "c")] == [path.name for path in before]
     assert len(entries(tmp_path / "moved")) == 2
 
 
-def test_descriptor_of_the_folder_is_closed_with_the_cache(tmp_path: Path) -> None:
+def test_cache_closes_its_folder_descriptor(tmp_path: Path) -> None:
     def open_descriptors() -> int:
         count = 0
         for path in Path("/dev/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Segments from a pack are the segments that were described, or are described anew."""
+"""Checks that packed segments equal the described ones, or are described again."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ def check_round_trip(
     pack.save(listed)
     again = SegmentPack(cache, topic)
     for entry, segment in zip(listed, described, strict=True):
-        found = again.find(entry)
-        assert found == segment
-        assert found is not None
-        assert found.objects.chunk_index.chunks() == segment.objects.chunk_index.chunks()
+        packed_segment = again.find(entry)
+        assert packed_segment == segment
+        assert packed_segment is not None
+        assert packed_segment.objects.chunk_index.chunks() == segment.objects.chunk_index.chunks()
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_every_golden_segment(topic: str, cache: DiskCache) -> None:
+def test_segment_pack_round_trips_golden_segments(topic: str, cache: DiskCache) -> None:
     check_round_trip(cache, *AIVEN, topic)
 
 
-def test_the_other_layout(cache: DiskCache) -> None:
+def test_segment_pack_round_trips_local_layout(cache: DiskCache) -> None:
     layout, store = LocalTieredLayout(), LocalStore(LOCAL_TIER / "tier")
     topics = {folder.topic for folder in layout.topic_folders(store, "", None)}
     assert topics
@@ -91,7 +91,7 @@ def packed(cache: DiskCache) -> tuple[list[SegmentEntry], SegmentPack]:
 
 @pytest.mark.parametrize("changed", [{"version": "other"}, {"size": 1}, {"version": None}])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_any_other_object_is_another_segment(
+def test_segment_pack_changed_object_is_a_miss(
     which: int, changed: dict[str, object], cache: DiskCache
 ) -> None:
     listed, pack = packed(cache)
@@ -118,7 +118,7 @@ def test_objects_without_version_are_not_cached(cache: DiskCache) -> None:
     assert cache.get("p") is None
 
 
-def test_segments_that_are_no_longer_listed_leave_the_pack(cache: DiskCache) -> None:
+def test_segment_pack_drops_unlisted_segments(cache: DiskCache) -> None:
     listed, pack = packed(cache)
     layout, store, _ = AIVEN
     pack.add(listed[0], layout.describe(store, listed[0]))
@@ -147,14 +147,14 @@ def test_segment_pack_unreadable_line_is_a_miss(
     data = cache.get("p")
     assert data is not None
     assert callable(spoil)
-    spoiled = spoil(data.decode())
-    assert spoiled != data.decode()
-    cache.put("p", spoiled.encode())
+    damaged = spoil(data.decode())
+    assert damaged != data.decode()
+    cache.put("p", damaged.encode())
     pack = SegmentPack(cache, "p")
     assert all(pack.find(entry) is None for entry in listed)
 
 
-def test_without_a_cache_nothing_is_kept() -> None:
+def test_segment_pack_without_cache_is_empty() -> None:
     layout, store, prefix = AIVEN
     entry = entries(layout, store, prefix, "codecs")[0]
     pack = SegmentPack(None, "")
@@ -169,7 +169,7 @@ def test_without_a_cache_nothing_is_kept() -> None:
 def _plan(
     folder: Path,
     together: Barrier,
-    found: Queue[tuple[int, str]],
+    results: Queue[tuple[int, str]],
 ) -> None:
     tier = SimulatedTier(3, 40, latency_seconds=0.01, aborted_share=10**9)
     kept = CacheSettings(index=CacheLimits(None, None), folder=str(folder))
@@ -178,33 +178,39 @@ def _plan(
     )
     together.wait(60)
     plan = plan_scan(options, Tier(tier, Caches(kept)))
-    text = repr([(part.segment_id, part.cut_start, part.cut_stop) for part in slices_of(plan)])
-    found.put((tier.counters.requests, text))
+    text = repr(
+        [
+            (task_slice.segment_id, task_slice.cut_start, task_slice.cut_stop)
+            for task_slice in slices_of(plan)
+        ]
+    )
+    results.put((tier.counters.requests, text))
 
 
 def slices_of(plan: ScanPlan) -> list[SegmentSlice]:
-    return [part for task in plan.tasks for part in task.slices]
+    return [task_slice for task in plan.tasks for task_slice in task.slices]
 
 
 def planned_at_once(folder: Path, planners: int) -> list[tuple[int, str]]:
-    """Requests and plan of each of so many processes."""
+    """Returns the number of requests and the plan of each process."""
     context = multiprocessing.get_context("spawn")
-    together, found = context.Barrier(planners), context.Queue()
+    together, results = context.Barrier(planners), context.Queue()
     processes = [
-        context.Process(target=_plan, args=(folder, together, found)) for _ in range(planners)
+        context.Process(target=_plan, args=(folder, together, results)) for _ in range(planners)
     ]
     for process in processes:
         process.start()
-    answers = [found.get(timeout=100) for _ in processes]
+    answers = [results.get(timeout=100) for _ in processes]
     for process in processes:
         process.join(100)
         assert process.exitcode == 0
     return answers
 
 
-def test_two_cold_planners_at_once_leave_whole_packs(tmp_path: Path) -> None:
+def test_concurrent_planners_write_complete_packs(tmp_path: Path) -> None:
     first, second = planned_at_once(tmp_path, 2)
     assert first[1] == second[1]
-    # A manifest of each segment, and the checkpoint of each partition's newest; no second look.
+    # Reads a manifest of each segment and the checkpoint of each partition's newest, each only
+    # once.
     assert 0 < max(first[0], second[0]) <= 3 * 40 + 3
     assert planned_at_once(tmp_path, 1) == [(0, first[1])]

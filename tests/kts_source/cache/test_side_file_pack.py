@@ -1,4 +1,4 @@
-"""What a pack of side files gives back is what was read, and never more than it may hold."""
+"""Checks that a pack of side files returns the bytes that were read, and stays within its limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(name: str, version: str | None = "1") -> ObjectRef:
 
 
 def content(name: str, start: int, stop: int) -> bytes:
-    """What an object of this name holds there."""
+    """Returns the content of an object of this name."""
     return random.Random(name).randbytes(4096)[start:stop]
 
 
@@ -65,19 +65,19 @@ def test_side_file_pack_unchanged_is_not_written(cache: DiskCache, tmp_path: Pat
     assert again.find(source("a"), 0, 3) == b"abc"
     again.save()
     pack.save()
-    assert entry.stat().st_ino == stored  # a write would put another file there
+    assert entry.stat().st_ino == stored  # a write would create another file
 
 
 def test_cache_limit_drops_the_least_recently_used(cache: DiskCache) -> None:
-    part = MAX_PACK_BYTES // 4
-    for plan in range(5):  # each reads one, and looks at the first
+    file_size = MAX_PACK_BYTES // 4
+    for plan in range(5):  # each plan reads one file and uses the first again
         pack = SideFilePack(cache, "p")
         if plan:
-            assert pack.find(source("0"), 0, part) == bytes([0]) * part
-        pack.add(source(f"{plan}"), 0, bytes([plan]) * part)
+            assert pack.find(source("0"), 0, file_size) == bytes([0]) * file_size
+        pack.add(source(f"{plan}"), 0, bytes([plan]) * file_size)
         pack.save()
     last = SideFilePack(cache, "p")
-    kept = [plan for plan in range(5) if last.find(source(f"{plan}"), 0, part) is not None]
+    kept = [plan for plan in range(5) if last.find(source(f"{plan}"), 0, file_size) is not None]
     assert len(kept) == 4
     assert {0, 4} <= set(kept)
     data = cache.get("p")
@@ -87,12 +87,12 @@ def test_cache_limit_drops_the_least_recently_used(cache: DiskCache) -> None:
 
 def test_side_file_pack_is_limited(cache: DiskCache) -> None:
     pack = SideFilePack(cache, "p")
-    part = MAX_PACK_BYTES // 2 - 1
+    file_size = MAX_PACK_BYTES // 2 - 1
     for name in "abc":
-        assert pack.has_room(part) == (name != "c")
-        pack.add(source(name), 0, bytes(part))
-    assert pack.find(source("b"), 0, part) is not None
-    assert pack.find(source("c"), 0, part) is None
+        assert pack.has_room(file_size) == (name != "c")
+        pack.add(source(name), 0, bytes(file_size))
+    assert pack.find(source("b"), 0, file_size) is not None
+    assert pack.find(source("c"), 0, file_size) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two users of a machine that are given the same cache folder."""
+"""Tests two users of a machine with the same cache folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become other users"),
-    # Newer Pythons warn of any fork beside threads.
+    # Newer Python versions warn about forks of processes with threads.
     pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning"),
 ]
 
@@ -32,7 +32,7 @@ FIRST_USER, SECOND_USER = 10_001, 10_002
 
 @pytest.fixture
 def machine() -> Iterator[Path]:
-    """A folder that every user can write to, with a copy of the golden tier in it."""
+    """Creates a folder that every user can write to, with a copy of the golden tier."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o1777)

@@ -1,4 +1,4 @@
-"""`kts audit` and `kts verify`: exit codes, files, and what reaches a terminal."""
+"""Tests `kts audit` and `kts verify`: exit codes, files, and terminal output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out, err
 
 
-def test_exit_codes_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_audit_returns_exit_codes_and_writes_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     path = str(tier.root)
     code, out, _ = run(capsys, "audit", path)
@@ -34,11 +36,15 @@ def test_exit_codes_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path
     code, out, _ = run(capsys, "verify", path, *files, "--json")
     assert code == 1
     assert json.loads(out) == json.loads(report.read_text())
-    assert [one["kind"] for one in json.loads(out)["findings"]] == ["crc"]
+    assert [finding["kind"] for finding in json.loads(out)["findings"]] == ["crc"]
     assert 'kts_audit_findings{topic="t",partition="0",kind="crc",severity="error"} 1' in (
         metrics.read_text()
     )
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["audit.json", "audit.prom", "tier"]
+    assert sorted(finding.name for finding in tmp_path.iterdir()) == [
+        "audit.json",
+        "audit.prom",
+        "tier",
+    ]
     tier.lose(1, "log", "indexes", "rsm-manifest")
     code, out, _ = run(capsys, "verify", path)
     assert code == 3
@@ -46,7 +52,7 @@ def test_exit_codes_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "To do:" in out
 
 
-def test_mistakes_are_those_of_the_command(
+def test_audit_usage_errors_return_exit_code_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
@@ -61,7 +67,9 @@ def test_mistakes_are_those_of_the_command(
     assert run(capsys, "audit", path, "u")[0] == 1
 
 
-def test_the_age_of_a_copy_under_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_audit_grace_minutes_decide_about_incomplete_copies(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(4, "rsm-manifest")
     _, out, _ = run(capsys, "audit", str(tmp_path), "--level", "listing")
@@ -70,9 +78,7 @@ def test_the_age_of_a_copy_under_way(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "WARNING half-copy" in out
 
 
-def test_names_from_strangers_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_audit_escapes_object_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.path(2, "log").with_name("x\x1b[2J\x9b.log").write_bytes(b"x")
     _, out, _ = run(capsys, "audit", str(tmp_path))
@@ -81,5 +87,5 @@ def test_names_from_strangers_do_not_reach_the_terminal(
     assert "x\\x1b[2J\\x9b.log" in out
     _, out, _ = run(capsys, "audit", str(tmp_path), "--json")
     assert out.isascii()
-    (one,) = json.loads(out)["findings"]
-    assert one["objects"][0].endswith("x\x1b[2J\x9b.log")
+    (finding,) = json.loads(out)["findings"]
+    assert finding["objects"][0].endswith("x\x1b[2J\x9b.log")

@@ -1,4 +1,4 @@
-"""The demo's manners where there is nothing to show."""
+"""Tests the demo without a sample tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_without_the_sample_it_says_where_it_comes_from(
+def test_demo_without_sample_names_its_location(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "SAMPLE_TIER", tmp_path / "no" / "tier")
@@ -26,7 +26,7 @@ def test_without_the_sample_it_says_where_it_comes_from(
     assert "--path" in said.err
 
 
-def test_a_path_without_a_tier_is_an_error_without_a_trace(
+def test_demo_without_tier_fails_without_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo", "--path", str(tmp_path), "--keyPrefix", "tiered/"]) == 1
@@ -37,7 +37,7 @@ def test_a_path_without_a_tier_is_an_error_without_a_trace(
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
-def test_the_module_is_the_command(
+def test_demo_module_runs_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["demo", "--path", str(tmp_path), "--key-prefix", "tiered/"]

@@ -1,4 +1,7 @@
-"""Records dated when Python has no time: every row is shown and read, or an error names it."""
+"""Tests records with timestamps that Python cannot represent.
+
+Every row is shown and read, or an error names it.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ def tier(folder: Path, *times_ms: int) -> dict[str, str]:
         (0, "1970-01-01T00:00:00.000+00:00"),
         (-1, "1969-12-31T23:59:59.999+00:00"),
         (253402300799999, "9999-12-31T23:59:59.999+00:00"),
-        # numpy's datetime64 says the same.
+        # numpy's datetime64 has the same text.
         (253402300800000, "+10000-01-01T00:00:00.000+00:00"),
         (1_700_000_000_000_000, "+55840-11-08T22:13:20.000+00:00"),
         (-62135596800001, "0000-12-31T23:59:59.999+00:00"),
         (-62167219200001, "-0001-12-31T23:59:59.999+00:00"),
     ],
 )
-def test_a_time_of_any_year(milliseconds: int, text: str) -> None:
+def test_time_text_formats_any_year(milliseconds: int, text: str) -> None:
     assert time_text(milliseconds * 1000) == text
 
 
@@ -59,41 +62,39 @@ def test_cat_shows_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("time_ms", [MOST_MS + 1, LEAST_MS - 1, 2**63 - 1, -(2**63)])
-def test_what_microseconds_cannot_tell_is_an_error_that_names_the_record(
-    time_ms: int, tmp_path: Path
-) -> None:
+def test_time_beyond_microseconds_raises_with_record(time_ms: int, tmp_path: Path) -> None:
     options = tier(tmp_path, 0, time_ms)
     with pytest.raises(TieredKafkaError, match=r"[tT]imestamp") as caught:
         scan(options)
     error = caught.value
     assert (error.topic, error.partition) == ("t", 0)
-    # The manifest of 2^63 − 1 is an error before the record is.
+    # For 2^63 − 1, the manifest raises before the record is read.
     assert error.offset == (0 if time_ms == 2**63 - 1 else 1)
 
 
-def test_ranges_and_conditions_reach_far(tmp_path: Path) -> None:
+def test_ranges_and_conditions_accept_far_times(tmp_path: Path) -> None:
     options = tier(tmp_path, *TIMES_MS)
 
-    def found(**given: str) -> list[int]:
-        rows = scan({**options, **given})
+    def times(**source_options: str) -> list[int]:
+        rows = scan({**options, **source_options})
         return [value // 1000 for value in rows["timestamp"].cast(pa.int64()).to_pylist()]
 
     for low in (*TIMES_MS, 2**63 - 1, -(2**63)):
-        assert found(timestampRange=f"{low},") == [ms for ms in TIMES_MS if ms >= low]
-        assert found(timestampRange=f",{low}") == [ms for ms in TIMES_MS if ms < low]
+        assert times(timestampRange=f"{low},") == [ms for ms in TIMES_MS if ms >= low]
+        assert times(timestampRange=f",{low}") == [ms for ms in TIMES_MS if ms < low]
     end = "timestamp >= TIMESTAMP '9999-12-31 23:59:59.999999Z'"
-    assert found(where=end) == [1_700_000_000_000_000, MOST_MS, 253402300800000]
-    assert found(where="timestamp < TIMESTAMP '0001-01-01 00:00:00Z'") == [LEAST_MS]
-    assert found(startingTimestamp=f"{MOST_MS}") == list(TIMES_MS[4:])
-    assert found(endingTimestamp=f"{MOST_MS}") == list(TIMES_MS[:4])
-    assert found(endingTimestamp=f"{2**63 - 1}") == list(TIMES_MS)
+    assert times(where=end) == [1_700_000_000_000_000, MOST_MS, 253402300800000]
+    assert times(where="timestamp < TIMESTAMP '0001-01-01 00:00:00Z'") == [LEAST_MS]
+    assert times(startingTimestamp=f"{MOST_MS}") == list(TIMES_MS[4:])
+    assert times(endingTimestamp=f"{MOST_MS}") == list(TIMES_MS[:4])
+    assert times(endingTimestamp=f"{2**63 - 1}") == list(TIMES_MS)
     assert "t-0" in kts_source.plan({**options, "timestampRange": f"{2**63 - 1},"}).explain()
     assert kts_source.describe(options).to_arrow().num_rows == 1
 
 
 @pytest.mark.parametrize("zone", ["UTC", "+18:00", "-18:00", "Europe/Zurich"])
 @pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
-def test_the_first_and_last_days_as_literals(zone: str, day: str, tmp_path: Path) -> None:
+def test_first_and_last_days_parse_as_literals(zone: str, day: str, tmp_path: Path) -> None:
     options = tier(tmp_path, 0)
     for where in (
         f"timestamp >= DATE '{day}'",

@@ -1,4 +1,4 @@
-"""`kts find`: what it prints, files of keys, and exit codes."""
+"""Tests `kts find`: its output, files of keys, and exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = (b"a", b"\xc3\xa9", b"", None, b"\x00\xff")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[int], str]:
-    """Exit code, the offsets printed, and what stands on standard error."""
+    """Returns the exit code, the printed offsets and the text on standard error."""
     code = main(["find", *arguments])
     out, err = capsys.readouterr()
     return code, [json.loads(line)["offset"] for line in out.splitlines()], err
@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
 
 @pytest.fixture
 def tier(tmp_path: Path) -> DamagedTier:
-    """Offset n has key n % 5 of `KEYS`."""
+    """Writes a tier in which offset n has key n % 5 of `KEYS`."""
     builder = LogBuilder()
     for number in range(2):
         records = [
@@ -43,7 +43,9 @@ def tier(tmp_path: Path) -> DamagedTier:
     return write_tier(tmp_path / "tier", list(builder.build().segments))
 
 
-def test_conditions(capsys: pytest.CaptureFixture[str], tier: DamagedTier) -> None:
+def test_find_returns_matching_offsets(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier
+) -> None:
     path = str(tier.root)
     cases: dict[tuple[str, ...], list[int]] = {
         ("--key", "a"): [0, 5, 10, 15],
@@ -59,17 +61,17 @@ def test_conditions(capsys: pytest.CaptureFixture[str], tier: DamagedTier) -> No
         ("--key", "nobody"): [],
     }
     for arguments, offsets in cases.items():
-        code, found, err = run(capsys, path, *arguments)
-        assert (code, found) == (0, offsets), arguments
+        code, found_offsets, err = run(capsys, path, *arguments)
+        assert (code, found_offsets) == (0, offsets), arguments
         assert err.endswith("complete\n")
 
 
-def test_offsets_and_the_certificate(
+def test_find_writes_certificate(
     capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
 ) -> None:
     file = tmp_path / "proof.json"
-    place = ("--certificate", str(file))
-    assert main(["find", str(tier.root), "t", "--key", "a", "--offsets", *place]) == 0
+    certificate_option = ("--certificate", str(file))
+    assert main(["find", str(tier.root), "t", "--key", "a", "--offsets", *certificate_option]) == 0
     first, *_ = capsys.readouterr().out.splitlines()
     assert json.loads(first) == {"topic": "t", "partition": 0, "offset": 0}
     proof = json.loads(file.read_text())
@@ -78,29 +80,31 @@ def test_offsets_and_the_certificate(
     data = bytearray(path.read_bytes())
     data[30] ^= 1
     path.write_bytes(data)
-    code, found, err = run(capsys, str(tier.root), "t", "--key", "a", *place)
-    assert (code, len(found)) == (3, 2)
+    code, found_offsets, err = run(capsys, str(tier.root), "t", "--key", "a", *certificate_option)
+    assert (code, len(found_offsets)) == (3, 2)
     assert "NOT SEARCHED: t-0, offsets [" in err
     assert err.endswith("NOT COMPLETE: there may be other records\n")
     assert json.loads(file.read_text())["complete"] is False
 
 
-def test_no_earlier_certificate_stays(
+def test_find_removes_previous_certificate(
     capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
 ) -> None:
     file = tmp_path / "proof.json"
-    place = ("--certificate", str(file))
-    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 0
-    assert run(capsys, str(tier.root), "t", *place)[0] == 2
-    assert file.exists()  # a mistake in the command is no search
+    certificate_option = ("--certificate", str(file))
+    assert run(capsys, str(tier.root), "t", "--key", "a", *certificate_option)[0] == 0
+    assert run(capsys, str(tier.root), "t", *certificate_option)[0] == 2
+    assert file.exists()  # a usage error starts no search
     shutil.rmtree(tier.root)
-    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 1
+    assert run(capsys, str(tier.root), "t", "--key", "a", *certificate_option)[0] == 1
     assert not file.exists()
     file.mkdir()
-    assert run(capsys, str(tier.root), "t", "--key", "a", *place)[0] == 2
+    assert run(capsys, str(tier.root), "t", "--key", "a", *certificate_option)[0] == 2
 
 
-def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path) -> None:
+def test_find_usage_errors_return_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
+) -> None:
     path = str(tier.root)
     for arguments, text in (
         ((), "no condition"),
@@ -118,7 +122,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_pat
         assert text in err
 
 
-def test_files_of_keys(
+def test_find_reads_keys_from_file(
     capsys: pytest.CaptureFixture[str], tier: DamagedTier, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys"
@@ -131,8 +135,8 @@ def test_files_of_keys(
         file.write_bytes(data)
         assert read_keys(str(file), form) == keys
         files = ("--keys-file", str(file), "--keys-format", form)
-        _, found, _ = run(capsys, str(tier.root), *files)
-        assert found == [n for n in range(20) if KEYS[n % 10 % 5] in keys]
+        _, found_offsets, _ = run(capsys, str(tier.root), *files)
+        assert found_offsets == [n for n in range(20) if KEYS[n % 10 % 5] in keys]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_files_of_keys(
         ("length", b"\x7f\xff\xff\xff"),
     ],
 )
-def test_files_that_may_mean_something_else(tmp_path: Path, form: str, data: bytes) -> None:
+def test_find_ambiguous_key_file_raises(tmp_path: Path, form: str, data: bytes) -> None:
     file = tmp_path / "keys"
     file.write_bytes(data)
     with pytest.raises(InvalidOptionError):

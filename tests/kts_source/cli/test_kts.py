@@ -1,4 +1,4 @@
-"""The command line: the same options, output for people and machines, telling exit codes."""
+"""Tests the command line: options, output for people and programs, and exit codes."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ WHERE = ["--path", str(TIER), "--keyPrefix", "tiered/", "-o", KEY]
 def run(
     capsys: pytest.CaptureFixture[str], *arguments: str, path: Path = TIER
 ) -> tuple[int, str, str]:
-    command, *rest = arguments
+    command, *flags = arguments
     where = ["--path", str(path), *WHERE[2:]]
-    code = main([command, *where, *rest])
+    code = main([command, *where, *flags])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def test_topics_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "topics", "--json")
-    found = {(row["topic"], row["partition"]): row for row in json.loads(out)}
+    rows_by_partition = {(row["topic"], row["partition"]): row for row in json.loads(out)}
     assert code == 0
     for topic in ("codecs", "txn", "wide", "encrypted"):
         for number, summary in partition_summaries(topic).items():
             if summary["tier_end_offset"] is not None:
-                row = found[topic, number]
+                row = rows_by_partition[topic, number]
                 assert row["tier_end"] == summary["tier_end_offset"]
                 assert row["last_stable_offset"] == summary["tier_last_stable_offset"]
 
 
-def test_topics_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "topics", "--subscribe", "txn")
     assert code == 0
     assert "3,675" in out
     assert "open transaction of producer 6 since offset 3675" in out
 
 
-def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_segments_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "segments", "--subscribe", "crashed", "--json")
     rows = json.loads(out)
     assert code == 0
@@ -67,9 +67,7 @@ def test_segments(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["segment"] in out for row in rows)
 
 
-def test_plan_in_words_and_as_a_plan_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_plan_prints_text_or_plan_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "plan", "--subscribe", "codecs")
     assert code == 0
     assert "requests for" in out
@@ -101,14 +99,14 @@ def test_cat_prints_every_record_with_its_bytes(capsys: pytest.CaptureFixture[st
         assert [header["key"] for header in line["headers"]] == [h["key"] for h in row["headers"]]
 
 
-def test_cat_raw(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_cat_prints_raw_values(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["cat", *WHERE, "--subscribe", "epochs", "--format", "raw", "--limit", "5"]) == 0
     out, _ = capfdbinary.readouterr()
     values = [row["value"] or b"" for row in expected_table("epochs", "read_committed").to_pylist()]
     assert out == b"".join(value + b"\n" for value in values[:5])
 
 
-def test_verify_counts_what_is_sound_and_finds_what_is_not(
+def test_verify_counts_records_and_reports_corruption(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, _ = run(capsys, "verify", "--subscribe", "appendtime,epochs", "--json")
@@ -140,7 +138,9 @@ def test_export_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert json.loads(out)["rows"] == 0
 
 
-def test_an_export_that_follows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_export_with_follow_stops_at_signal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     target = tmp_path / "lake"
     arguments = ["epochs", str(target), *WHERE[2:], "--workers", "1", "--round-bytes", "1"]
     child = subprocess.Popen(
@@ -149,12 +149,12 @@ def test_an_export_that_follows(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    rows, left = 0, 1
+    rows, remaining = 0, 1
     with child:
         assert child.stdout is not None
-        while left:
+        while remaining:
             line = json.loads(child.stdout.readline())
-            rows, left = rows + line["rows"], line["left_bytes"]
+            rows, remaining = rows + line["rows"], line["left_bytes"]
         child.terminate()
         out, err = child.communicate(timeout=120)
     due = expected_table("epochs", "read_committed").num_rows
@@ -163,15 +163,15 @@ def test_an_export_that_follows(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     code, out, _ = run(capsys, "export", str(target), "--subscribe", "epochs", "--end-offsets")
     assert code == 0
     ends = {
-        str(number): one["tier_last_stable_offset"]
-        for number, one in partition_summaries("epochs").items()
+        str(number): summary["tier_last_stable_offset"]
+        for number, summary in partition_summaries("epochs").items()
     }
     assert json.loads(out) == {"epochs": ends}
     again = run(capsys, "cat", "--subscribe", "epochs", "--startingOffsets", out.strip())
     assert again[:2] == (0, "")
 
 
-def test_export_of_the_latest_records_in_several_commits(
+def test_export_compacts_in_several_commits(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     keyed = ("--where", "key is not null")
@@ -195,7 +195,7 @@ def test_export_of_the_latest_records_in_several_commits(
     assert run(capsys, "export", str(plain), *where, "--compact")[0] == 1
 
 
-def test_clean_removes_what_dead_attempts_left_and_nothing_else(
+def test_clean_removes_only_files_of_dead_attempts(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "lake"
@@ -204,20 +204,20 @@ def test_clean_removes_what_dead_attempts_left_and_nothing_else(
     dead = target / "_kts" / "attempts" / "dead" / "000000-dead-0000.parquet"
     dead.parent.mkdir(parents=True)
     dead.write_bytes(b"PAR1")
-    held = {path for path in target.rglob("*") if path.is_file()}
+    files_before = {path for path in target.rglob("*") if path.is_file()}
     code, out, _ = run(capsys, *export, "--clean")
     assert (code, json.loads(out)) == (0, []), "it may belong to a run under way"
     listed = run(capsys, *export, "--clean", "--older-than-hours", "0", "--dry-run")
     assert (listed[0], json.loads(listed[1])) == (0, [dead.relative_to(target).as_posix()])
-    assert {path for path in target.rglob("*") if path.is_file()} == held
+    assert {path for path in target.rglob("*") if path.is_file()} == files_before
     assert run(capsys, *export, "--clean", "--older-than-hours", "0")[:2] == listed[:2]
-    assert {path for path in target.rglob("*") if path.is_file()} == held - {dead}
+    assert {path for path in target.rglob("*") if path.is_file()} == files_before - {dead}
     assert json.loads(run(capsys, *export, "--clean", "--older-than-hours", "0")[1]) == []
     table = ds.dataset(target, format="parquet").to_table(columns=["offset"])
     assert sorted(table["offset"].to_pylist()) == list(range(865))
 
 
-def test_exit_codes(
+def test_commands_return_exit_codes(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(capsys, "plan", "--subscribe", "nosuch")[0] == 1
@@ -231,7 +231,7 @@ def test_exit_codes(
     code, _, err = run(capsys, "plan", "--subscribe", "codecs", path=tier)
     assert code == 3
     assert "[5841, 10634)" in err
-    # Somebody else's rules are the target's fault, and what is interrupted says so.
+    # Another rule set in the target returns exit code 1, an interrupt its own code.
     target = str(tmp_path / "lake")
     export = ("export", target, "--subscribe", "epochs", "--workers", "1")
     assert run(capsys, *export)[0] == 0
@@ -252,7 +252,7 @@ def test_exit_codes(
         ("matplotlib", "plot", ["--png", "report.png"]),
     ],
 )
-def test_a_missing_extra_is_named_before_any_work(
+def test_missing_extra_is_named_before_any_work(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -273,7 +273,7 @@ def _interrupted(*_arguments: object) -> None:
 
 
 @pytest.mark.parametrize("command", ["topics", "segments", "plan", "cat", "verify", "export"])
-def test_every_option_of_the_source_is_an_option_of_the_command(
+def test_command_has_every_option_of_the_source(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert main([command, "--help"]) == 0
@@ -282,7 +282,7 @@ def test_every_option_of_the_source_is_an_option_of_the_command(
         assert f"--{option.name}" in out
 
 
-def test_path_and_topic_are_arguments_too(
+def test_path_and_topic_may_be_arguments(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     more = WHERE[2:]
@@ -290,10 +290,10 @@ def test_path_and_topic_are_arguments_too(
         assert main([command, *WHERE, "--subscribe", "epochs", "--json"]) == 0
         named = capsys.readouterr().out
         assert main([command, str(TIER), "epochs", *more, "--json"]) == 0
-        given = capsys.readouterr().out
-        if command == "verify":  # it tells its seconds
-            named, given = (json.loads(text)["records"] for text in (named, given))
-        assert given == named
+        by_arguments = capsys.readouterr().out
+        if command == "verify":  # its output contains the duration
+            named, by_arguments = (json.loads(text)["records"] for text in (named, by_arguments))
+        assert by_arguments == named
     assert main(["topics", str(TIER), *more, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 17
     target = tmp_path / "lake"
@@ -305,7 +305,7 @@ def test_path_and_topic_are_arguments_too(
     assert main(["export", "a", "b", "c", "d"]) == 2
 
 
-def test_topics_without_a_key_are_listed_and_say_which(
+def test_topics_without_key_lists_the_missing_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def rows(*more: str) -> dict[tuple[str, int], dict[str, Any]]:
@@ -315,25 +315,25 @@ def test_topics_without_a_key_are_listed_and_say_which(
 
     locked, opened = rows(), rows("-o", KEY)
     assert locked.keys() == opened.keys()
-    without = {place[0] for place, row in locked.items() if row["keys_needed"]}
+    without = {location[0] for location, row in locked.items() if row["keys_needed"]}
     assert "encrypted" in without
     assert "codecs" not in without
-    for place, row in locked.items():
+    for location, row in locked.items():
         if row["keys_needed"]:
             assert row["keys_needed"] == ["key1"]
             assert row["tier_end"] is None
-            folder = TIER / f"tiered/{place[0]}-{row['topic_id']}/{place[1]}"
+            folder = TIER / f"tiered/{location[0]}-{row['topic_id']}/{location[1]}"
             files = [path.with_suffix(".log") for path in folder.glob("*.rsm-manifest")]
             assert row["segments"] == len(files)
             assert row["stored_bytes"] == sum(file.stat().st_size for file in files)
         else:
-            assert row == opened[place]
+            assert row == opened[location]
     assert main(["topics", str(TIER), "--keyPrefix", "tiered/"]) == 0
     table = capsys.readouterr().out
     assert re.search(r"^ encrypted +0 +\? +\? +\? +7 .*key key1 needed", table, re.MULTILINE)
 
 
-def test_no_command_needs_pyspark(tmp_path: Path) -> None:
+def test_commands_run_without_pyspark(tmp_path: Path) -> None:
     topic = [str(TIER), "epochs", *WHERE[2:]]
     commands = [
         ["topics", *WHERE, "--json"],
@@ -360,6 +360,6 @@ sys.exit(max(main(command) for command in {commands!r}))
 
 
 @pytest.mark.parametrize("name", sorted(kts.commands))
-def test_no_flag_of_a_command_hides_an_option_of_the_data_source(name: str) -> None:
+def test_command_flags_do_not_hide_source_options(name: str) -> None:
     flags = [flag for parameter in kts.commands[name].params for flag in parameter.opts]
     assert len(flags) == len(set(flags))

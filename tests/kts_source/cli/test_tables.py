@@ -1,4 +1,4 @@
-"""Text for people: tables, sizes, byte strings."""
+"""Tests text output: tables, sizes, byte strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kts_source.cli.output import preview_bytes, print_table
 from kts_source.texts import format_bytes
 
 
-def test_numbers_stand_to_the_right_and_texts_to_the_left(
+def test_table_aligns_numbers_right_and_text_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_table(("topic", "rows"), [("orders", 1234567), ("a", 5)])
@@ -16,12 +16,12 @@ def test_numbers_stand_to_the_right_and_texts_to_the_left(
     assert lines == [" topic        rows", " orders  1,234,567", " a               5"]
 
 
-def test_what_looks_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_does_not_interpret_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("value",), [("[red]x[/red] :smile:",)])
     assert "[red]x[/red] :smile:" in capsys.readouterr().out
 
 
-def test_a_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_without_rows_has_only_a_header(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "bc"), [])
     assert capsys.readouterr().out.split() == ["a", "bc"]
 
@@ -38,7 +38,7 @@ def test_a_table_without_rows_is_its_header(capsys: pytest.CaptureFixture[str]) 
         (3 << 50, "3072.0 TiB"),
     ],
 )
-def test_sizes_in_powers_of_1024(size: int, text: str) -> None:
+def test_sizes_use_powers_of_1024(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
@@ -55,7 +55,7 @@ def test_sizes_in_powers_of_1024(size: int, text: str) -> None:
         (bytes(range(100)), "0x000102…"),
     ],
 )
-def test_byte_strings_are_shown_as_text_or_hexadecimal(value: bytes | None, text: str) -> None:
+def test_bytes_are_shown_as_text_or_hexadecimal(value: bytes | None, text: str) -> None:
     shown = preview_bytes(value, 9)
     assert shown == text
     assert len(shown) <= 9

@@ -1,4 +1,4 @@
-"""`kts cat` of decoded values: one JSON object a record."""
+"""Tests `kts cat` of decoded values, which prints one JSON object per record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_prints_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = write(tmp_path / "tier", [[avro(0), None, b"\x05"]])
     schema = tmp_path / "order.avsc"
     schema.write_text(json.dumps(SCHEMA))
@@ -48,29 +48,31 @@ def test_fields_of_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "--format raw prints bytes" in capsys.readouterr().err
 
 
-def test_the_schema_of_json_is_found_and_taken(
+def test_schema_of_json_is_inferred_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values: list[bytes | None] = [b'{"id": 1, "tags": ["a"]}', b'{"id": 2, "x y": {"z": 1.5}}']
     options = write(tmp_path / "tier", [values])
-    place = [options["path"], options["subscribe"], "--value.format", "json"]
-    assert main(["schema", *place]) == 0
+    location = [options["path"], options["subscribe"], "--value.format", "json"]
+    assert main(["schema", *location]) == 0
     ddl = capsys.readouterr().out
     assert ddl == "id bigint, tags array<string>, `x y` struct<z: double>\n"
     file = tmp_path / "order.ddl"
     file.write_text(ddl)
-    for given in ([], ["--value.schema", str(file)]):
-        assert main(["cat", *place, *given, "--columns", "value,valueRaw"]) == 0
+    for schema_option in ([], ["--value.schema", str(file)]):
+        assert main(["cat", *location, *schema_option, "--columns", "value,valueRaw"]) == 0
         _, last = map(json.loads, capsys.readouterr().out.splitlines())
         assert last["value"] == {"id": 2, "tags": None, "x y": {"z": 1.5}}
         assert json.loads(last["valueRaw"]) == {"id": 2, "x y": {"z": 1.5}}
-    assert main(["cat", *place, "--limit", "0"]) == 0
+    assert main(["cat", *location, "--limit", "0"]) == 0
     schema = {"properties": {"id": {"type": "integer"}}, "required": ["id"]}
-    assert main(["schema", *place, "--value.schema", json.dumps(schema)]) == 0
+    assert main(["schema", *location, "--value.schema", json.dumps(schema)]) == 0
     assert capsys.readouterr().out == "id bigint not null\n"
 
 
-def test_the_schema_of_other_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schema_prints_types_of_other_formats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = write(tmp_path / "tier", [[avro(0)]])
     arguments = ["schema", options["path"], options["subscribe"]]
     assert main([*arguments, "--json"]) == 0
@@ -82,7 +84,7 @@ def test_the_schema_of_other_formats(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "string\n"
 
 
-def test_names_that_would_steer_a_terminal(
+def test_schema_escapes_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = write(tmp_path / "tier", [[rb'{"a\u001b[2J\nb": 1}']])
@@ -90,24 +92,22 @@ def test_names_that_would_steer_a_terminal(
     with caplog.at_level(logging.INFO):
         assert main(arguments) == 2
     assert "\nb" not in caplog.text
-    found = capsys.readouterr()
-    assert "--json" in found.err
-    assert "\x1b" not in found.out + found.err
+    captured = capsys.readouterr()
+    assert "--json" in captured.err
+    assert "\x1b" not in captured.out + captured.err
     assert main([*arguments, "--json"]) == 0
     assert "\x1b" not in (out := capsys.readouterr().out)
     assert json.loads(out)["value"] == "`a\x1b[2J\nb` bigint"
 
 
-def test_a_topic_whose_schema_cannot_be_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uninferable_schema_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = write(tmp_path / "tier", [[None]])
     arguments = ["schema", options["path"], options["subscribe"], "--value.format", "json"]
     assert main(arguments) == 2
     assert "needs option 'value.schema': no type can be inferred" in capsys.readouterr().err
 
 
-def test_records_are_verified_not_values(
+def test_verify_checks_records_but_not_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = write(tmp_path / "tier", [[avro(0), b"\x05"]])
@@ -117,7 +117,7 @@ def test_records_are_verified_not_values(
     assert json.loads(capsys.readouterr().out)["records"] == 2
 
 
-def test_values_that_python_has_no_words_for() -> None:
+def test_json_values_supports_values_beyond_python() -> None:
     far = pa.array([2**62, None], pa.int64())
     assert json_values(far.view(pa.timestamp("us", tz="UTC"))) == [
         "+148108-07-06T14:00:27.387904+00:00",

@@ -1,4 +1,4 @@
-"""One transform in many kinds, each bound to a value, and values of many kinds."""
+"""One transform in many forms, each bound to a value, and values of many types."""
 
 from __future__ import annotations
 

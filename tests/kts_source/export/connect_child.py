@@ -1,4 +1,4 @@
-"""A backfill through Spark Connect; FOLDER and FORMAT are its arguments."""
+"""Runs a backfill through Spark Connect; the arguments are FOLDER and FORMAT."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kts_source.export.exporting import Lake, source
 
 
 def main(folder: str, table_format: str) -> None:
-    """Runs it twice against a server in local mode; prints both numbers of rows."""
+    """Runs the backfill twice against a server in local mode. Prints both row counts."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

@@ -1,4 +1,4 @@
-"""Exports of golden topics, and readers that share no code with the writers' protocols."""
+"""Exports golden topics, and reads the tables with code independent of the writers' protocols."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ICEBERG_TABLE = "lake.rows"
 
 
 def source(topics: str | Iterable[str] = "txn", **options: str) -> dict[str, str]:
-    """Options that cut a golden topic into several tasks."""
-    given = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
-    return tier_options(topics, **given)
+    """Returns options that cut a golden topic into several tasks."""
+    defaults = {"targetPartitionBytes": "100k", "includeHeaders": "true", **options}
+    return tier_options(topics, **defaults)
 
 
 class InThisProcess:
-    """Runs the tasks here: starting a process for each test takes a second."""
+    """Runs the tasks in this process, because starting a process takes a second."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         for task in tasks:
@@ -49,7 +49,7 @@ class InThisProcess:
 
 @dataclass(frozen=True)
 class Lake:
-    """A target of one format below a folder of its own."""
+    """A target of one format in its own folder."""
 
     folder: Path
     table_format: str
@@ -91,7 +91,7 @@ class Lake:
         )
 
     def read(self) -> pa.Table:
-        """Reads the table as a user does; returns no rows if there is no table."""
+        """Reads the table as a user does. Returns no rows if there is no table."""
         if self.table_format == "delta":
             if not DeltaTable.is_deltatable(self.target):
                 return pa.table({})
@@ -107,7 +107,7 @@ class Lake:
         return ds.dataset(self.target, format="parquet", partitioning="hive").to_table()
 
     def duckdb_rows(self) -> list[tuple[Any, ...]]:
-        """(topic, partition, offset) of every row as DuckDB finds it, in order."""
+        """Returns topic, partition and offset of every row as DuckDB reads them, in order."""
         connection = duckdb.connect()
         if self.table_format == "parquet":
             files = f"read_parquet('{self.target}/**/*.parquet', hive_partitioning=true)"
@@ -123,18 +123,18 @@ def assert_holds(
     topics: Iterable[str],
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> None:
-    """Fails unless the table holds exactly the golden rows of the topics."""
-    seen = 0
+    """Fails unless the table contains exactly the golden rows of the topics."""
+    row_count = 0
     for topic in topics:
         expected = expected_table(topic, isolation_level)
         rows = table.filter(pc.equal(table["topic"].cast(pa.string()), topic))
         assert_same_rows(rows.select(expected.column_names), expected)
-        seen += rows.num_rows
-    assert seen == table.num_rows
+        row_count += rows.num_rows
+    assert row_count == table.num_rows
 
 
-def places(table: pa.Table) -> list[tuple[str, int, int]]:
-    """(topic, partition, offset) of every row."""
+def row_locations(table: pa.Table) -> list[tuple[str, int, int]]:
+    """Returns topic, partition and offset of every row."""
     if table.num_rows == 0:
         return []
     columns = (table[name].to_pylist() for name in ("topic", "partition", "offset"))
@@ -142,11 +142,11 @@ def places(table: pa.Table) -> list[tuple[str, int, int]]:
 
 
 def assert_at_most_once(lake: Lake) -> None:
-    """Fails when a reader sees a row twice now."""
+    """Fails if a reader sees a row twice."""
     if lake.table_format == "parquet" and not (lake.folder / "table").exists():
         return
-    found = places(lake.read())
-    assert len(found) == len(set(found))
+    locations = row_locations(lake.read())
+    assert len(locations) == len(set(locations))
 
 
 def replaced(settings: ExportSettings, **changes: Any) -> ExportSettings:  # noqa: ANN401

@@ -48,9 +48,9 @@ FATES: Final = (
 
 
 def random_export_history(source: random.Random) -> History:
-    """A random life of a topic with two to six exports in it, and one at the end."""
+    """Returns a random history of a topic with two to six exports, and one at the end."""
     drawn = random_history(source)
-    # What is spoiled inside a tier is the same to a scan: its histories have that.
+    # Scan histories cover damaged objects; a damaged tier looks the same to an export.
     shape = replace(drawn.shape, local=False)
     steps = [step for step in drawn.steps if step.kind != "spoil"]
     for _ in range(source.randint(2, 6)):
@@ -66,8 +66,8 @@ class Held:
     Attributes:
         ranges: Offsets by topic id and partition.
         rows: All rows.
-        logs: The batches of the logs that were exported, as they were then.
-        topic_id: Of the last commit.
+        logs: The batches of the exported logs, at the time of the export.
+        topic_id: Topic id of the last commit.
     """
 
     ranges: dict[PartitionKey, tuple[int, int]] = field(default_factory=dict)
@@ -111,21 +111,20 @@ class Dying:
 
 
 def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa: ANN401
-    """The table, which loses the answer to one of its commits: the library reports a conflict with
-    another writer, or an error.
+    """Makes the table lose the response to one commit: the library reports a conflict or an error.
 
     Args:
-        table: To commit to.
-        number: Of the commit whose answer is lost.
-        is_error: Whether an error is raised.
+        table: The table to commit to.
+        number: Number of the commit with the lost response.
+        is_error: True if the library raises an error.
     """
-    attempt, left = table._try_commit, [number]
+    attempt, remaining = table._try_commit, [number]
 
     def try_commit(*arguments: Any) -> bool:  # noqa: ANN401
         done: bool = attempt(*arguments)
-        left[0] -= done
-        if left[0] < 0:
-            left[0] = 1 << 30
+        remaining[0] -= done
+        if remaining[0] < 0:
+            remaining[0] = 1 << 30
             if is_error:
                 raise StoreUnavailableError("the answer to the commit was lost")
             return False
@@ -136,10 +135,10 @@ def without_answers(table: Any, number: int, *, is_error: bool) -> Any:  # noqa:
 
 
 def rolled_back(lake: Lake, choice: int) -> bool:
-    """Brings back an earlier state of a Delta or Iceberg table with the means of its library.
+    """Restores an earlier state of a Delta or Iceberg table with its library.
 
     Returns:
-        Whether a commit was undone.
+        True if a commit was undone.
     """
     if lake.table_format == "delta":
         if not DeltaTable.is_deltatable(lake.target):
@@ -154,7 +153,7 @@ def rolled_back(lake: Lake, choice: int) -> bool:
         iceberg = catalog.load_table(lake.target)
         current = iceberg.current_snapshot()
         earlier = []
-        by_id = {one.snapshot_id: one for one in iceberg.metadata.snapshots}
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in iceberg.metadata.snapshots}
         while current is not None and current.parent_snapshot_id is not None:
             current = by_id[current.parent_snapshot_id]
             earlier.append(current.snapshot_id)
@@ -169,7 +168,7 @@ def rolled_back(lake: Lake, choice: int) -> bool:
 
 
 class Between(LocalExecutor):
-    """Does something once, before a wave's tasks or between them and their commit."""
+    """Calls a function once, before a wave's tasks or between them and their commit."""
 
     def __init__(self, act: Callable[[], object], *, before: bool) -> None:
         super().__init__(1)
@@ -185,7 +184,7 @@ class Between(LocalExecutor):
 
 @contextmanager
 def memory_tier(world: World) -> Iterator[None]:
-    """Every opened tier is the current one of the world."""
+    """Makes every opened tier the current one of the world."""
 
     def opened(_options: object) -> Tier:
         modified = {
@@ -206,7 +205,7 @@ def memory_tier(world: World) -> Iterator[None]:
 
 
 def table_rows(lake: Lake) -> Counter[Row]:
-    """Counts the rows that a reader finds."""
+    """Counts the rows that a reader returns."""
     if lake.table_format == "parquet" and not Path(lake.target).exists():
         return Counter()
     table = lake.read()

@@ -33,18 +33,18 @@ class Slow:
         return batch
 
 
-def tell(metrics: RoundMetrics) -> None:
-    """A line a round on standard output."""
+def print_round(metrics: RoundMetrics) -> None:
+    """Prints one line per round on standard output."""
     sys.stdout.write(f"{metrics.to_json()}\n")
     sys.stdout.flush()
 
 
 def main(folder: str, table_format: str, workers: str) -> None:
-    """Rounds are small, so there are several."""
+    """Small rounds, so that there are several."""
     settings = Lake(Path(folder), table_format).settings(
         follow=True, interval="1h", round_bytes=250_000, transform=Slow()
     )
-    follow(source(), settings, LocalExecutor(int(workers)), on_round=tell)
+    follow(source(), settings, LocalExecutor(int(workers)), on_round=print_round)
     sys.stdout.write("ended\n")
 
 

@@ -1,7 +1,8 @@
-"""Random lives of an exported topic: the tier changes, exports come, die, race and come again.
+"""Runs random histories of an exported topic: the tier changes, and exports run, die, race and
+repeat.
 
-A small model says what each run may do: the table holds exactly the rows of the offsets that were
-committed, each once, whatever happened between two runs.
+A small model defines the allowed results of each run. The table must contain exactly the rows of
+the committed offsets, each once, whatever happened between two runs.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ if TYPE_CHECKING:
 
 
 class _AmbiguousTierError(Exception):
-    """A damaged checkpoint would look like this tier, so a run refused it."""
+    """A run refused the tier because it looks like a tier with a damaged checkpoint."""
 
 
 class Exporting:
-    """Lives through one history.
+    """Runs one history.
 
     Args:
         history: Steps of the topic and exports.
-        seed: Decides what does not change: the isolation level.
-        folder: For the table.
-        table_format: Of the table.
-        outcomes: Counted here.
+        seed: Chooses the isolation level, which is fixed per history.
+        folder: Folder of the table.
+        table_format: Format of the table.
+        outcomes: Counts the outcomes.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Exporting:
         self._plans: list[tuple[str, list[Expected]]] = []
 
     def check(self) -> None:
-        """Fails on the first wrong row, and on an error too many or too few."""
+        """Fails on the first wrong row, and on an unexpected or missing error."""
         with memory_tier(self._world):
             for step in self._steps:
                 if step.kind != EXPORT:
@@ -98,7 +99,7 @@ class Exporting:
         """Runs one export; returns False if its expected result is no longer known."""
         in_doubt = is_in_doubt(self._world, times=True)
         truth = {} if in_doubt else truth_of(self._world)
-        if in_doubt or any(one.is_outlived for one in truth.values()):
+        if in_doubt or any(partition_truth.is_outlived for partition_truth in truth.values()):
             self._outcomes["tier does not tell"] += 1  # see kts_source.planning.tier_source
             return False
         if not truth:
@@ -112,7 +113,7 @@ class Exporting:
             return False
         return True
 
-    # -- fates
+    # -- events
 
     def _plain(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
         expected, allowed, must = self._expected(truth)
@@ -131,27 +132,27 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _later_start(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """A start that the user names: a gap, an overlap or neither; never silent."""
+        """Runs with a user-defined start: a gap and an overlap must raise."""
         starts = {}
         problems = False
-        for one in self._expected(truth)[0]:
-            low, high = one.truth.log_start, one.truth.stop
-            start = starts[str(one.key.partition)] = low + (high - low) * step.c // 15
-            held = self._held.ranges.get(one.key)
+        for range_expected in self._expected(truth)[0]:
+            low, high = range_expected.truth.log_start, range_expected.truth.stop
+            start = starts[str(range_expected.key.partition)] = low + (high - low) * step.c // 15
+            held = self._held.ranges.get(range_expected.key)
             problems |= held is not None and start < high and not held[0] <= start <= held[1]
         if not problems:
             return
-        found = self._run(
+        earlier = self._run(
             step,
             (RangeGapError, RangeOverlapError, DataLossError),
             must=True,
             startingOffsets=json.dumps({TOPIC: starts}),
         )
-        assert found is None
+        assert earlier is None
         self._compare()
 
     def _plan_file(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        # The plan begins where the tier does: what the table holds does not matter to it.
+        # The plan begins at the start of the tier, whatever the table contains.
         expected, allowed, must = self._expected(truth, planned=True)
         fresh, fresh_allowed, fresh_must = self._expected(truth, held=False)
         path = self._folder / f"plan-{len(self._plans)}.json"
@@ -163,8 +164,8 @@ class Exporting:
         assert not fresh_must
         path.write_text(plan.to_json())
         self._plans.append((str(path), fresh))
-        # A plan of no offsets leaves no gap.
-        must = must and all(one.first < one.stop for one in fresh)
+        # A plan without offsets leaves no gap.
+        must = must and all(range_expected.first < range_expected.stop for range_expected in fresh)
         if self._run(step, allowed, must=must, planFile=str(path)) is not None:
             self._committed(expected)
         self._compare()
@@ -176,11 +177,20 @@ class Exporting:
             return
         path, fresh = self._plans[step.c % len(self._plans)]
         expected, allowed = [], [StoreError, DataLossError]
-        for one in fresh:
-            start, stop = self._held.ranges.get(one.key, (one.first, one.first))
-            if one.first < start or one.first > stop:
+        for range_expected in fresh:
+            start, stop = self._held.ranges.get(
+                range_expected.key, (range_expected.first, range_expected.first)
+            )
+            if range_expected.first < start or range_expected.first > stop:
                 allowed += [RangeGapError, RangeOverlapError]
-            expected.append(Expected(one.key, one.truth, min(stop, one.stop), one.stop))
+            expected.append(
+                Expected(
+                    range_expected.key,
+                    range_expected.truth,
+                    min(stop, range_expected.stop),
+                    range_expected.stop,
+                )
+            )
         report = self._run(step, tuple(allowed), planFile=path)
         if report is not None:
             self._committed(expected)
@@ -227,14 +237,14 @@ class Exporting:
     def _races(self, step: Step, truth: Mapping[int, PartitionTruth], *, before: bool) -> None:
         """Runs another export concurrently."""
         expected, allowed, must = self._expected(truth)
-        others: list[BackfillReport] = []
+        other_reports: list[BackfillReport] = []
         executor = Between(
-            lambda: others.append(self._lake.export(self._options(step))), before=before
+            lambda: other_reports.append(self._lake.export(self._options(step))), before=before
         )
         allowed = (*allowed, CommitConflictError)
         report = self._run(step, allowed, must=must, executor=executor)
-        # A run without tasks does not start the other, and records where partitions begin.
-        if others or report is not None:
+        # A run without tasks does not start the other run, but records where partitions begin.
+        if other_reports or report is not None:
             self._committed(expected)
         self._compare()
 
@@ -260,7 +270,7 @@ class Exporting:
         self._committed_with_losses(expected, report)
 
     def _lost_answer(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """A commit takes place, and the library says that it did not."""
+        """A commit succeeds, but the library reports a failure."""
         expected, allowed, must = self._expected(truth)
         table = without_answers(self._lake.table(), step.c % 3, is_error=step.c % 2 > 0)
         report = self._run(step, allowed, must=must, table=table)
@@ -280,7 +290,7 @@ class Exporting:
         self._compare()
 
     def _rolled_back(self, step: Step, truth: Mapping[int, PartitionTruth]) -> None:
-        """Commits are undone, or a folder loses its log: a run is refused, or allows the loss."""
+        """Undoes commits, or deletes the log of a folder: a run must fail or allow the loss."""
         if self._lake.table_format == "parquet":
             self._without_log(step, truth)
             return
@@ -289,8 +299,8 @@ class Exporting:
             return
         self._outcomes["rolled back, done"] += 1
         self._held.rows = table_rows(self._lake)
-        found = self._run(step, (DataLossError,), must=True)
-        assert found is None
+        report = self._run(step, (DataLossError,), must=True)
+        assert report is None
         self._compare()
         self._loss_allowed(step, truth)
         if self._is_rolled_back():  # the run had nothing to commit
@@ -313,19 +323,19 @@ class Exporting:
             self._plain(step, truth)
             return
         log.rename(kept)
-        found = self._run(step, (ExportError,), must=True)
-        assert found is None
+        report = self._run(step, (ExportError,), must=True)
+        assert report is None
         shutil.rmtree(log, ignore_errors=True)
         kept.rename(log)
         self._compare()
 
-    # -- inside
+    # -- helpers
 
     def _lose(self, step: Step) -> None:
         self._world.take(Step("lose", step.b, step.c))
 
     def _options(self, step: Step, **options: str) -> dict[str, str]:
-        if "planFile" not in options:  # a plan is cut already
+        if "planFile" not in options:  # a plan file is already cut into tasks
             options["targetPartitionBytes"] = str((1, 100, 300, 1 << 20)[step.b % 4])
         return {
             "path": "/",
@@ -345,7 +355,7 @@ class Exporting:
         table: Any = None,  # noqa: ANN401
         **options: str,
     ) -> BackfillReport | None:
-        """A run, or `None` where it ended in one of the errors that are allowed."""
+        """Returns the report of a run, or `None` after one of the allowed errors."""
         try:
             report = self._lake.export(
                 self._options(step, **options),
@@ -365,51 +375,52 @@ class Exporting:
         except allowed as error:
             self._outcomes[type(error).__name__] += 1
             return None
-        assert not must, f"no error, but one of {allowed} was due"
+        assert not must, f"no error, but one of {allowed} was expected"
         self._outcomes["runs"] += 1
         return report
 
     def _expected(
         self, truth: Mapping[int, PartitionTruth], *, held: bool = True, planned: bool = False
     ) -> tuple[list[Expected], tuple[type[Exception], ...], bool]:
-        """What a run should write, which errors it may end in, and whether it must; `planned` is a
-        run of a plan file.
+        """Returns the expected result of a run: ranges, allowed errors, and whether it must fail.
+
+        `planned` is a run of a plan file.
         """
         topic_id = newest_incarnation(self._world)
-        found = []
+        ranges_expected = []
         allowed: set[type[Exception]] = set()
         must = False
-        for number, one in sorted(truth.items()):
+        for number, partition_truth in sorted(truth.items()):
             key = PartitionKey(topic_id, number)
-            first, stop = one.log_start, one.stop
+            first, stop = partition_truth.log_start, partition_truth.stop
             known = self._held.ranges.get(key) if held else None
             if known is not None:
-                if one.log_start < min(known[0], one.stop):
+                if partition_truth.log_start < min(known[0], partition_truth.stop):
                     allowed.add(RangeOverlapError)
                     must = True
-                if known[1] < one.log_start and known[1] < one.stop:
+                if known[1] < partition_truth.log_start and known[1] < partition_truth.stop:
                     allowed.add(RangeGapError)
                     must = True
                 first = max(first, known[1])
-                may_differ, differs = self._has_other_log(key, one, planned=planned)
+                may_differ, differs = self._has_other_log(key, partition_truth, planned=planned)
                 must = must or differs
                 if may_differ:
                     allowed.add(DataLossError)
-            elif held and self._is_unseen(key, one, truth):
+            elif held and self._is_unseen(key, partition_truth, truth):
                 allowed.add(DataLossError)
                 must = True
-            if any(max(low, first) < min(high, stop) for low, high in one.missing):
+            if any(max(low, first) < min(high, stop) for low, high in partition_truth.missing):
                 allowed.add(DataLossError)
                 must = True
             if self._isolation == "read_committed":
                 if first < stop:
-                    may, lost = one.lost_outcomes(first, stop)
+                    may, lost = partition_truth.lost_outcomes(first, stop)
                     must = must or lost
                     if may:
                         allowed.add(DataLossError)
-                stop = max(min(stop, one.decided_stop), min(first, stop))
-            found.append(Expected(key, one, min(first, stop), stop))
-        keys = {one.key for one in found}
+                stop = max(min(stop, partition_truth.decided_stop), min(first, stop))
+            ranges_expected.append(Expected(key, partition_truth, min(first, stop), stop))
+        keys = {entry.key for entry in ranges_expected}
         if (
             held
             and self._held.topic_id not in ("", topic_id)
@@ -417,12 +428,12 @@ class Exporting:
         ):
             allowed.add(DataLossError)  # the topic was created again
             must = True
-        return found, tuple(allowed), must
+        return ranges_expected, tuple(allowed), must
 
     def _has_other_log(
         self, key: PartitionKey, truth: PartitionTruth, *, planned: bool
     ) -> tuple[bool, bool]:
-        """Whether a run may find that records of the table are not those of the log, and must."""
+        """Returns whether a run may, and whether it must, detect that table and log differ."""
         stop = self._held.ranges[key][1]
         if stop > truth.stop:
             return True, not planned
@@ -433,52 +444,62 @@ class Exporting:
         self, key: PartitionKey, truth: PartitionTruth, all_truth: Mapping[int, PartitionTruth]
     ) -> bool:
         """Returns whether a new partition may have lost records before the first export."""
-        others = (PartitionKey(key.topic_id, number) for number in all_truth)
-        return truth.log_start > 0 and any(one in self._held.ranges for one in others)
+        other_keys = (PartitionKey(key.topic_id, number) for number in all_truth)
+        return truth.log_start > 0 and any(
+            key_of_partition in self._held.ranges for key_of_partition in other_keys
+        )
 
     def _rows_with(self, expected: Sequence[Expected]) -> Counter[Row]:
         rows = Counter(self._held.rows)
-        for one in expected:
-            rows.update(one.truth.rows(self._isolation, one.first, one.stop))
+        for range_expected in expected:
+            rows.update(
+                range_expected.truth.rows(
+                    self._isolation, range_expected.first, range_expected.stop
+                )
+            )
         return rows
 
     def _committed(self, expected: Sequence[Expected]) -> None:
-        """All that was expected is in the table now."""
+        """Adds the expected rows to the model."""
         self._held.rows = self._rows_with(expected)
         self._move(expected)
 
     def _move(self, expected: Sequence[Expected]) -> None:
-        """Moves the offsets that the table holds."""
-        for one in expected:
-            is_new = one.key not in self._held.ranges
-            has_lost_records = one.first == one.truth.log_start > 0
-            if one.first < one.stop or (is_new and has_lost_records):
-                start, _ = self._held.ranges.get(one.key, (one.first, 0))
-                self._held.ranges[one.key] = start, one.stop
-                self._held.logs[one.key] = one.truth.entries
-                self._held.topic_id = one.key.topic_id
+        """Advances the offsets of the table in the model."""
+        for range_expected in expected:
+            is_new = range_expected.key not in self._held.ranges
+            has_lost_records = range_expected.first == range_expected.truth.log_start > 0
+            if range_expected.first < range_expected.stop or (is_new and has_lost_records):
+                start, _ = self._held.ranges.get(range_expected.key, (range_expected.first, 0))
+                self._held.ranges[range_expected.key] = start, range_expected.stop
+                self._held.logs[range_expected.key] = range_expected.truth.entries
+                self._held.topic_id = range_expected.key.topic_id
 
     def _committed_with_losses(self, expected: Sequence[Expected], report: BackfillReport) -> None:
-        """All but what the report names; outcomes of transactions may be lost with it."""
+        """Adds the expected rows except the losses in the report; transaction outcomes may be lost
+        too.
+        """
         rows = table_rows(self._lake)
         fresh = rows - self._held.rows
         assert not self._held.rows - rows
         visible = self._rows_with(expected) - self._held.rows
-        assert not fresh - visible, f"rows that are not visible: {fresh - visible}"
+        assert not fresh - visible, f"invisible rows: {fresh - visible}"
         gaps = [(gap.partition, gap.start, gap.stop) for gap in report.skipped]
-        named = {(p, at) for p, start, stop in gaps for at in range(start, stop)}
+        named = {(p, offset) for p, start, stop in gaps for offset in range(start, stop)}
         optional = set()
-        for one in expected:
-            if self._isolation == "read_committed" and one.truth.missing:
+        for range_expected in expected:
+            if self._isolation == "read_committed" and range_expected.truth.missing:
                 optional |= {
-                    (one.key.partition, row.offset)
-                    for row in one.truth.log.all_rows
+                    (range_expected.key.partition, row.offset)
+                    for row in range_expected.truth.log.all_rows
                     if row.transaction is not None
                 }
         unnamed = [row for row in visible - fresh if row[:2] not in named | optional]
-        assert not unnamed, f"rows left out without a word: {unnamed}"
+        assert not unnamed, f"rows skipped but not reported: {unnamed}"
         written = {
-            (span.partition, at) for span in report.ranges for at in range(span.start, span.stop)
+            (span.partition, offset)
+            for span in report.ranges
+            for offset in range(span.start, span.stop)
         }
         assert not written & named
         assert {row[:2] for row in fresh} <= written | named
@@ -489,52 +510,58 @@ class Exporting:
     def _with_skipped_ends(
         self, expected: Sequence[Expected], named: set[tuple[int, int]]
     ) -> list[Expected]:
-        """Extend ends over offsets that the run skipped and named.
+        """Extends the ends by the offsets that the run skipped and reported.
 
-        A transaction whose end is lost does not hold back a run that may lose data.
+        A transaction whose end is lost does not stop a run that may lose data.
         """
         table = self._lake.table()
         committed = table.load().committed
         table.close()
         extended = []
-        for one in expected:
-            known = committed.get(one.key)
-            # The table may hold more than a log that became shorter.
-            end = max(one.stop, self._held.ranges.get(one.key, (0, 0))[1])
-            stop = end if known is None else known.stop
-            assert {(one.key.partition, at) for at in range(end, stop)} <= named
-            extended.append(replace(one, stop=stop) if stop > end else one)
+        for range_expected in expected:
+            committed_state = committed.get(range_expected.key)
+            # The table may contain more offsets than a log that became shorter.
+            end = max(range_expected.stop, self._held.ranges.get(range_expected.key, (0, 0))[1])
+            stop = end if committed_state is None else committed_state.stop
+            assert {(range_expected.key.partition, offset) for offset in range(end, stop)} <= named
+            extended.append(replace(range_expected, stop=stop) if stop > end else range_expected)
         return extended
 
     def _reload(self, expected: Sequence[Expected]) -> None:
-        """Takes over how far a run that ended early has come, once that is plausible."""
+        """Reads from the table how far a failed run progressed, after checking that it is
+        possible.
+        """
         table = self._lake.table()
         committed = table.load().committed
         table.close()
         reached = []
-        for one in expected:
-            known = committed.get(one.key)
-            if known is None:
-                assert one.key not in self._held.ranges
+        for range_expected in expected:
+            committed_state = committed.get(range_expected.key)
+            if committed_state is None:
+                assert range_expected.key not in self._held.ranges
                 continue
-            before = self._held.ranges.get(one.key, (one.first, one.first))
-            assert known.start == before[0]
-            assert before[1] <= known.stop <= max(before[1], one.stop)
-            reached.append(Expected(one.key, one.truth, before[1], known.stop))
+            before = self._held.ranges.get(
+                range_expected.key, (range_expected.first, range_expected.first)
+            )
+            assert committed_state.start == before[0]
+            assert before[1] <= committed_state.stop <= max(before[1], range_expected.stop)
+            reached.append(
+                Expected(range_expected.key, range_expected.truth, before[1], committed_state.stop)
+            )
         self._committed(reached)
 
     def _compare(self) -> None:
         rows = table_rows(self._lake)
         lacking, extra = self._held.rows - rows, rows - self._held.rows
-        assert not lacking, f"rows lacking: {sorted(lacking.elements())[:4]}"
-        assert not extra, f"rows too many: {sorted(extra.elements())[:4]}"
+        assert not lacking, f"missing rows: {sorted(lacking.elements())[:4]}"
+        assert not extra, f"extra rows: {sorted(extra.elements())[:4]}"
         self._outcomes["rows"] += rows.total()
 
 
 def check_export_history(
     history: History, seed: int, table_format: str, outcomes: Counter[str] | None = None
 ) -> None:
-    """Lives through a history with a table of its own, in memory where the machine allows.
+    """Runs a history with its own table, in memory if the machine allows it.
 
     Raises:
         AssertionError: Wrong rows, or a wrong error.

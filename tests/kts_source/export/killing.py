@@ -1,6 +1,6 @@
-"""A target store that dies at a chosen step of a protocol, before or after the step was done.
+"""A target store that dies at a chosen step of a protocol, before or after the step.
 
-A dead process does nothing more, so every later call fails too: no clean-up code can help.
+A dead process does nothing more, so every later call fails too. No clean-up code runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Steps:
 
     Args:
         fatal: Number of the fatal step, from 0; None for no death.
-        after: Dies after the step.
-        really: Kills the process with SIGKILL.
+        after: True to die after the step, False to die before it.
+        really: True to kill the process with SIGKILL.
     """
 
     def __init__(self, fatal: int | None, *, after: bool = False, really: bool = False) -> None:
@@ -80,10 +80,10 @@ class MortalTarget:
         self._steps.step("publish", lambda: self._target.publish(source, destination, size))
 
     def list_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        found: list[ObjectInfo] = self._steps.step(
+        objects: list[ObjectInfo] = self._steps.step(
             "list", lambda: list(self._target.list_objects(prefix))
         )
-        return iter(found)
+        return iter(objects)
 
     def delete(self, key: str) -> None:
         self._steps.step("delete", lambda: self._target.delete(key))
@@ -93,7 +93,7 @@ class MortalTarget:
 
 
 def mortal_folder(settings: ExportSettings, target: TargetStore, steps: Steps) -> ParquetFolder:
-    """A folder of Parquet files that dies at a step of its commit protocol."""
+    """Returns a folder of Parquet files that dies at a step of its commit protocol."""
     mortal: Any = MortalTarget(target, steps)
     folder = ParquetFolder(settings)
     folder._target = mortal

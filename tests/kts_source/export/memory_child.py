@@ -11,7 +11,7 @@ from kts_source.export.task_writer import LocalExecutor
 
 
 def main(tier: str, target: str, sort_by: str) -> None:
-    """One task for a segment of any size."""
+    """Runs one task, whatever the size of the segment."""
     report = export(
         {"path": tier, "subscribe": "large", "targetPartitionBytes": "8g"},
         export_settings(target, sort_within_files=[sort_by] if sort_by else []),

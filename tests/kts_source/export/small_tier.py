@@ -1,4 +1,4 @@
-"""Tiers of a few records in a folder, for exports that are about offsets and not about records."""
+"""Writes tiers of a few records in a folder, for exports in which only offsets matter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SmallTier:
         self._writer = AivenTierWriter(str(self.root), topic=TOPIC, partition=0)
 
     def grow(self, segments: int, key: bytes = b"k") -> SmallTier:
-        """More segments."""
+        """Adds segments."""
         for _ in range(segments):
             first = self._log.next_offset
             self._log.append(
@@ -49,13 +49,13 @@ class SmallTier:
         return self
 
     def expire(self, *numbers: int) -> None:
-        """Segments go, as retention would take them, or an accident."""
+        """Deletes segments, as retention or an accident would."""
         for number in numbers:
             for key in self.keys[number]:
                 (self.root / key).unlink(missing_ok=True)
 
     def options(self, **options: str) -> dict[str, str]:
-        """Options that read the tier."""
+        """Returns the options that read the tier."""
         return {
             "path": str(self.root),
             "subscribe": TOPIC,
@@ -65,8 +65,8 @@ class SmallTier:
         }
 
 
-def at(offset: int) -> str:
-    """An offset as an option."""
+def offset_option(offset: int) -> str:
+    """Returns the offset in the form of an option."""
     return json.dumps({TOPIC: {"0": offset}})
 
 

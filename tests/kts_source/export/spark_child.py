@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def start_spark(name: str) -> SparkSession:
-    """Local mode that tries a failed task again, as a cluster does."""
+    """Starts local mode with task retries, as on a cluster."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2,4]").appName(name)
     for option, value in {
@@ -37,7 +37,7 @@ def start_spark(name: str) -> SparkSession:
 
 @dataclass(frozen=True)
 class TakesItsTime:
-    """A transform that changes nothing; no machine is done with all batches in five seconds.
+    """A transform that changes nothing, but is too slow to finish all batches in five seconds.
 
     Attributes:
         fingerprint: Empty, as without a transform.
@@ -51,10 +51,10 @@ class TakesItsTime:
 
 
 def main(folder: str, table_format: str) -> None:
-    """Begins an export of several commits and says so on standard output."""
+    """Starts an export of several commits and reports the start on standard output."""
     lake = Lake(Path(folder), table_format)
     spark = start_spark("to be killed")
-    # The Python workers are there and have what they import: no time goes into that any more.
+    # Starts the Python workers and their imports, so that the export does not wait for them.
     spark.range(2, numPartitions=2).rdd.map(lambda number: number).collect()
     sys.stdout.write("begins\n")
     sys.stdout.flush()

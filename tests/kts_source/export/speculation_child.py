@@ -1,6 +1,6 @@
-"""A driver whose tasks are tried twice at a time: `python -m … MASTER FOLDER`.
+"""A driver whose tasks run twice at the same time: `python -m … MASTER FOLDER`.
 
-The first attempt of one task of every export takes very long, so that Spark starts another one.
+The first attempt of one task of every export is very slow, so that Spark starts another one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Dawdles:
-    """A transform that changes nothing and, in the first process that meets offset 900 or what lies
-    behind it in partition 0, does not come to an end.
+    """A transform that changes nothing, and never ends in the first process that reads offset 900
+    or a later one in partition 0.
 
     Attributes:
-        folder: Gets a file named after every process that met it.
+        folder: Receives a file named after every process that reads such an offset.
         fingerprint: Empty, as without a transform.
     """
 
@@ -65,7 +65,7 @@ class Dawdles:
 
 
 def main(master: str, folder: str) -> None:
-    """One export of each format, every one in a single wave."""
+    """Runs one export of each format, each in a single wave."""
     builder = SparkSession.builder.master(master).appName("two attempts")
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)

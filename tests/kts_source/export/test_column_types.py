@@ -1,4 +1,4 @@
-"""Types of columns: a table that cannot hold one refuses it before any row is written."""
+"""Checks that a table refuses unsupported column types before any row is written."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class WithColumn:
 
 
 @pytest.mark.parametrize(("table_format", "kind"), REFUSED, ids=str)
-def test_type_that_the_table_lacks_is_refused_before_rows_are_written(
+def test_unsupported_type_is_refused_before_rows_are_written(
     tmp_path: Path, table_format: str, kind: pa.DataType
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -84,9 +84,7 @@ def test_type_that_the_table_lacks_is_refused_before_rows_are_written(
 
 
 @pytest.mark.parametrize(("table_format", "kind"), WRITTEN, ids=str)
-def test_type_that_the_table_holds_is_written(
-    tmp_path: Path, table_format: str, kind: pa.DataType
-) -> None:
+def test_supported_type_is_written(tmp_path: Path, table_format: str, kind: pa.DataType) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", ["a", "b"])
     report = lake.export(source, transform=WithColumn(kind), executor=InThisProcess())
@@ -102,7 +100,7 @@ def test_type_that_the_table_holds_is_written(
     ],
     ids=["fixed_size_list", "list_view"],
 )
-def test_bounds_after_a_list_of_structs_are_those_of_their_column(kind: pa.DataType) -> None:
+def test_bounds_after_a_list_of_structs_match_their_column(kind: pa.DataType) -> None:
     schema = pa.schema([("items", kind), ("number", pa.int64())])
     items = pa.array([[{"a": 100, "b": 200}, {"a": 300, "b": 400}]], kind)
     file = ParquetFile(pa.BufferOutputStream(), schema, compression="none")
@@ -120,7 +118,7 @@ def test_bounds_after_a_list_of_structs_are_those_of_their_column(kind: pa.DataT
     ],
     ids=str,
 )
-def test_names_that_the_table_takes_for_the_same_are_refused_before_rows_are_written(
+def test_equal_names_are_refused_before_rows_are_written(
     tmp_path: Path, table_format: str, names: tuple[str, str]
 ) -> None:
     lake = Lake(tmp_path, table_format)

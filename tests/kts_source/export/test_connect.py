@@ -1,4 +1,4 @@
-"""The same export through Spark Connect, which has no SparkContext and sends the class away."""
+"""Tests the same export through Spark Connect, which has no SparkContext and pickles the class."""
 
 from __future__ import annotations
 

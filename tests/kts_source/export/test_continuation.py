@@ -1,4 +1,4 @@
-"""Runs that continue a table: only missing offsets are read, and a gap is an error."""
+"""Tests runs that continue a table: only missing offsets are read, and a gap raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kts_source.errors import ArchivedObjectError, RangeGapError, RangeOverlapEr
 from kts_source.planning import segment_catalog
 from kts_source.store import local_store
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import T0, SmallTier, at, gaps, held, ranges
+from tests.kts_source.export.small_tier import T0, SmallTier, gaps, held, offset_option, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def folder_lake(tmp_path: Path) -> Lake:
-    """The rules are the same for all formats; they are tried on the fastest."""
+    """A folder, the fastest format, for rules that are equal for all formats."""
     return Lake(tmp_path, "parquet")
 
 
@@ -44,7 +44,7 @@ def plan_file(tier: SmallTier, path: Path, **options: str) -> str:
 
 def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
-    lake.export(tier.options(endingOffsets=at(14)))
+    lake.export(tier.options(endingOffsets=offset_option(14)))
     assert ranges(lake.export(planned)) == [(14, 30)]
     assert held(lake) == list(range(30))
     again = lake.export(planned)
@@ -56,19 +56,21 @@ def test_plan_file_writes_only_missing_offsets(lake: Lake, tier: SmallTier, tmp_
     assert held(lake) == list(range(40))
 
 
-def test_plan_file_skips_objects_that_the_table_holds(
+def test_plan_file_skips_exported_objects(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
-    folder_lake.export(tier.options(endingOffsets=at(20)))
+    folder_lake.export(tier.options(endingOffsets=offset_option(20)))
     tier.expire(0, 1)
     assert ranges(folder_lake.export(planned)) == [(20, 30)]
     assert held(folder_lake) == list(range(30))
 
 
 def test_plan_file_with_gap_is_refused(folder_lake: Lake, tier: SmallTier, tmp_path: Path) -> None:
-    late = tier.options(planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=at(20)))
-    folder_lake.export(tier.options(endingOffsets=at(10)))
+    late = tier.options(
+        planFile=plan_file(tier, tmp_path / "plan.json", startingOffsets=offset_option(20))
+    )
+    folder_lake.export(tier.options(endingOffsets=offset_option(10)))
     with pytest.raises(RangeGapError, match=r"offsets \[10, 20\) of t-0 were not requested"):
         folder_lake.export(late)
     assert held(folder_lake) == list(range(10))
@@ -78,7 +80,7 @@ def test_plan_file_below_table_is_refused(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
-    folder_lake.export(tier.options(startingOffsets=at(20)))
+    folder_lake.export(tier.options(startingOffsets=offset_option(20)))
     with pytest.raises(RangeOverlapError, match=r"offsets \[0, 20\) were requested"):
         folder_lake.export(planned)
 
@@ -87,7 +89,7 @@ def test_plan_file_without_resume_refuses_overlap(
     folder_lake: Lake, tier: SmallTier, tmp_path: Path
 ) -> None:
     planned = tier.options(planFile=plan_file(tier, tmp_path / "plan.json"))
-    folder_lake.export(tier.options(endingOffsets=at(10)))
+    folder_lake.export(tier.options(endingOffsets=offset_option(10)))
     with pytest.raises(RangeOverlapError, match=r"offsets \[0, 10\) were requested"):
         folder_lake.export(planned, resume=False)
 
@@ -95,11 +97,13 @@ def test_plan_file_without_resume_refuses_overlap(
 # -- below the table
 
 
-@pytest.mark.parametrize("start", [{}, {"startingOffsets": at(-2)}, {"startingTimestamp": str(T0)}])
+@pytest.mark.parametrize(
+    "start", [{}, {"startingOffsets": offset_option(-2)}, {"startingTimestamp": str(T0)}]
+)
 def test_offsets_below_the_table_are_never_ignored(
     lake: Lake, tier: SmallTier, start: dict[str, str]
 ) -> None:
-    lake.export(tier.options(startingOffsets=at(20)))
+    lake.export(tier.options(startingOffsets=offset_option(20)))
     tier.grow(1)
     with pytest.raises(RangeOverlapError, match=r"\[0, 20\) were requested.* from 20 to 30"):
         lake.export(tier.options(**start))
@@ -115,7 +119,12 @@ def test_offsets_below_the_table_are_never_ignored(
 
 @pytest.mark.parametrize(
     "start",
-    [{}, {"startingOffsets": at(0)}, {"startingOffsets": at(-2)}, {"startingTimestamp": str(T0)}],
+    [
+        {},
+        {"startingOffsets": offset_option(0)},
+        {"startingOffsets": offset_option(-2)},
+        {"startingTimestamp": str(T0)},
+    ],
 )
 @pytest.mark.parametrize("lost", [(0,), (1,), (0, 1), (0, 1, 2)])
 def test_segments_of_table_may_leave_the_tier(
@@ -136,17 +145,17 @@ def test_ending_offset_inside_table_writes_nothing(
     folder_lake.export(tier.options())
     tier.expire(0, 1)
     for end in (
-        {"endingOffsets": at(stop)},
+        {"endingOffsets": offset_option(stop)},
         {"endingTimestamp": str(T0 + 1000 * stop)},
     ):
         assert folder_lake.export(tier.options(**end)).ranges == ()
     assert held(folder_lake) == list(range(30))
 
 
-def test_segments_that_expired_before_they_were_written(lake: Lake, tier: SmallTier) -> None:
-    lake.export(tier.options(endingOffsets=at(10)))
+def test_segments_expired_before_export_raise_gap_error(lake: Lake, tier: SmallTier) -> None:
+    lake.export(tier.options(endingOffsets=offset_option(10)))
     tier.expire(0, 1)
-    for start in ({}, {"startingOffsets": at(0)}, {"startingTimestamp": str(T0)}):
+    for start in ({}, {"startingOffsets": offset_option(0)}, {"startingTimestamp": str(T0)}):
         with pytest.raises(RangeGapError, match=r"\[10, 20\) of t-0 are no longer in the tier"):
             lake.export(tier.options(**start))
     report = lake.export(tier.options(failOnDataLoss="false"))
@@ -158,7 +167,7 @@ def test_segments_that_expired_before_they_were_written(lake: Lake, tier: SmallT
 def test_archived_segments_of_table_are_not_read(
     folder_lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder_lake.export(tier.options(endingOffsets=at(20)))
+    folder_lake.export(tier.options(endingOffsets=offset_option(20)))
     archived = {key for keys in tier.keys[:2] for key in keys if key.endswith(".log")}
     original = local_store.LocalStore.list_objects
 
@@ -177,12 +186,10 @@ def test_archived_segments_of_table_are_not_read(
     assert held(folder_lake) == list(range(30))
 
 
-def test_only_what_is_missing_counts_for_the_size_of_the_plan(
-    folder_lake: Lake, tier: SmallTier
-) -> None:
+def test_plan_size_limit_counts_only_missing_offsets(folder_lake: Lake, tier: SmallTier) -> None:
     folder_lake.export(tier.options())
     tier.grow(1)
-    size = kts_source.plan(tier.options(startingOffsets=at(30))).nominal_bytes
+    size = kts_source.plan(tier.options(startingOffsets=offset_option(30))).nominal_bytes
     report = folder_lake.export(tier.options(maxPlanBytes=str(size), maxPlanRequests="9"))
     assert ranges(report) == [(30, 40)]
 
@@ -202,33 +209,39 @@ def test_only_few_manifests_are_read_after_table(
 
     monkeypatch.setattr(segment_catalog.SegmentCatalog, "described", counted)
     assert ranges(folder_lake.export(tier.options())) == [(330, 340)]
-    # Which are read beside the newest hangs on how their times of copying compare.
+    # The reads depend on the copy times of the newest segments.
     assert 0 < len(described) < 20
 
 
 # -- offsets that are skipped because loss is allowed
 
 
-def test_offsets_named_outside_the_tier_stand_in_the_report(
-    folder_lake: Lake, tier: SmallTier
-) -> None:
+def test_offsets_outside_the_tier_are_in_the_report(folder_lake: Lake, tier: SmallTier) -> None:
     tier.expire(0)
     report = folder_lake.export(
-        tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
+        tier.options(
+            startingOffsets=offset_option(0),
+            endingOffsets=offset_option(35),
+            failOnDataLoss="false",
+        )
     )
     assert (gaps(report), ranges(report)) == ([(0, 10), (30, 35)], [(10, 30)])
     tier.grow(1)
     report = folder_lake.export(
-        tier.options(startingOffsets=at(0), endingOffsets=at(35), failOnDataLoss="false")
+        tier.options(
+            startingOffsets=offset_option(0),
+            endingOffsets=offset_option(35),
+            failOnDataLoss="false",
+        )
     )
     assert (gaps(report), ranges(report)) == ([(0, 10)], [(30, 35)])
 
 
-# -- ends that only a manifest states
+# -- end offsets from a manifest only
 
 
 def raise_end(tier: SmallTier, number: int, end: int) -> None:
-    """Changes where a manifest says that its segment ends."""
+    """Changes the end offset of a segment in its manifest."""
     (key,) = (key for key in tier.keys[number] if key.endswith("manifest"))
     manifest = json.loads((tier.root / key).read_text())
     manifest["remoteLogSegmentMetadata"]["endOffset"] = end
@@ -237,7 +250,7 @@ def raise_end(tier: SmallTier, number: int, end: int) -> None:
 
 @pytest.mark.parametrize("end", [30, 31, 39, 69])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_end_of_the_newest_manifest_too_high_loses_no_row_of_the_next_segment(
+def test_too_high_manifest_end_loses_no_row(
     folder_lake: Lake, tier: SmallTier, end: int, isolation: str
 ) -> None:
     raise_end(tier, 2, end)

@@ -1,4 +1,4 @@
-"""Waves without rows: their offsets are recorded in all formats."""
+"""Checks that the offsets of waves without rows are recorded in all formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kts_source.export.row_schema import schema_without_rows
 from kts_source.export.transforms import Rejected, Transformed
 from kts_source.options import parse_options
 from tests.kts_source.export.exporting import FORMATS, Lake
-from tests.kts_source.export.small_tier import SmallTier, at, held, ranges
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def grown(folder: Path, keys: tuple[bytes, ...]) -> SmallTier:
+def make_tier(folder: Path, keys: tuple[bytes, ...]) -> SmallTier:
     tier = SmallTier(folder / "tier")
     for key in keys:
         tier.grow(1, key)
@@ -50,14 +50,14 @@ def expected(keys: tuple[bytes, ...]) -> list[int]:
 def test_wave_without_rows_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], in_turn: bool
 ) -> None:
-    tier = grown(tmp_path, keys)
+    tier = make_tier(tmp_path, keys)
     options = tier.options(where="key = 'x'")
     if in_turn:
         report = lake.export(options, commit_bytes=1)
         assert (report.commits, ranges(report)) == (3, [(0, 30)])
     else:
         for number in range(3):
-            report = lake.export({**options, "endingOffsets": at(10 * number + 10)})
+            report = lake.export({**options, "endingOffsets": offset_option(10 * number + 10)})
             assert ranges(report) == [(10 * number, 10 * number + 10)]
     assert held(lake) == expected(keys)
     assert lake.export(options).commits == 0
@@ -68,7 +68,7 @@ def test_wave_without_rows_advances_offsets(
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function with columns that only rows can show."""
+    """A function whose columns are known only from rows."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     if not rows.num_rows:
         return None
@@ -80,10 +80,10 @@ def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
 def test_function_without_rows_of_a_wave_advances_offsets(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...]
 ) -> None:
-    tier = grown(tmp_path, keys)
+    tier = make_tier(tmp_path, keys)
     report = lake.export(tier.options(), transform=only_x, commit_bytes=1)
     assert held(lake) == expected(keys)
-    # Without a row the columns are unknown, so there is no table to record offsets in.
+    # Without rows the columns are unknown, so there is no table to record offsets in.
     unrecorded = b"x" not in keys and lake.table_format != "parquet"
     assert ranges(report) == ([] if unrecorded else [(0, 30)])
     assert bool(lake.export(tier.options(), transform=only_x).commits) is False
@@ -95,7 +95,7 @@ def test_function_without_rows_of_a_wave_advances_offsets(
 
 
 class RejectAll:
-    """Rejects every row, and reports its columns nevertheless."""
+    """Rejects every row, but declares its columns."""
 
     fingerprint = "reject all"
 
@@ -104,8 +104,8 @@ class RejectAll:
         return Transformed(batch.slice(0, 0), rejected)
 
 
-def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
-    tier = grown(tmp_path, (b"k", b"k"))
+def test_transform_rejecting_all_rows_advances(lake: Lake, tmp_path: Path) -> None:
+    tier = make_tier(tmp_path, (b"k", b"k"))
     transform = RejectAll()
     letters = str(tmp_path / "letters")
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_transform_that_rejects_all_rows_advances(lake: Lake, tmp_path: Path) ->
 
 
 class Numbers:
-    """A transform that returns other types without rows than with rows."""
+    """A transform whose column types differ between batches with and without rows."""
 
     fingerprint = "numbers"
 
@@ -137,18 +137,18 @@ class Numbers:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("keys", EMPTY_WAVES.values(), ids=EMPTY_WAVES)
-def test_transform_without_types_for_no_rows_is_continued(
+def test_transform_without_types_for_empty_batches_continues(
     lake: Lake, tmp_path: Path, keys: tuple[bytes, ...], fails: bool
 ) -> None:
-    tier = grown(tmp_path, keys)
-    given: dict[str, Any] = {
+    tier = make_tier(tmp_path, keys)
+    arguments: dict[str, Any] = {
         "transform": Numbers(fails=fails),
         "dead_letters": str(tmp_path / "letters"),
     }
-    lake.export(tier.options(), commit_bytes=1, **given)
+    lake.export(tier.options(), commit_bytes=1, **arguments)
     tier.grow(1, b"x")
-    lake.export(tier.options(), commit_bytes=1, **given)
-    assert lake.export(tier.options(), **given).commits == 0
+    lake.export(tier.options(), commit_bytes=1, **arguments)
+    assert lake.export(tier.options(), **arguments).commits == 0
     assert held(lake) == expected((*keys, b"x"))
     letters = ds.dataset(list(map(str, (tmp_path / "letters").glob("*.parquet")))).to_table()
     all_offsets = set(range(10 * len(keys)))
@@ -164,10 +164,10 @@ def test_transform_without_types_for_no_rows_is_continued(
     ],
     ids=str,
 )
-def test_columns_that_no_row_has_begin_no_table(
+def test_unknown_columns_do_not_create_a_table(
     lake: Lake, tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
-    tier = grown(tmp_path, (b"k",))
+    tier = make_tier(tmp_path, (b"k",))
     options = tier.options(where="key = 'x'")
     with pytest.raises(InvalidOptionError, match=r"nope|needs a timestamp"):
         lake.export(options, **wrong)
@@ -175,15 +175,15 @@ def test_columns_that_no_row_has_begin_no_table(
     assert ranges(lake.export(options)) == [(0, 20)]
 
 
-def test_columns_are_those_that_rows_would_have(tmp_path: Path) -> None:
-    tier = grown(tmp_path, (b"x",))
+def test_columns_without_rows_match_columns_with_rows(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path, (b"x",))
     options = tier.options(columns=",".join(ALL_COLUMNS), includeHeaders="true")
     lake = Lake(tmp_path, "parquet")
     schemas = []
 
-    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def recorded(batch: pa.RecordBatch) -> pa.RecordBatch:
         schemas.append(batch.schema.remove_metadata())
         return batch
 
-    lake.export(options, transform=seen)
+    lake.export(options, transform=recorded)
     assert schemas == [schema_without_rows(parse_options(options), lake.settings())]

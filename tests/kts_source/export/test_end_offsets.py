@@ -1,4 +1,4 @@
-"""Ends of a table as `startingOffsets` of a stream or batch."""
+"""Tests the ends of a table as `startingOffsets` of a stream or batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kts_source.errors import ExportError
 from kts_source.export.end_offsets import end_offsets
 from tests.golden_data import TIER, assert_same_rows, expected_table, topic_summary
 from tests.kts_source.export.exporting import FORMATS, Lake, source
-from tests.kts_source.export.small_tier import SmallTier, at, held
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option
 from tests.kts_source.planning.scanning import scan
 from tests.kts_source.streaming.running import Checkpointed
 
@@ -32,58 +32,58 @@ def ends(lake: Lake, options: dict[str, str], **arguments: Any) -> dict[str, dic
     text = end_offsets(
         source=options, target=lake.target, table_format=lake.table_format, **arguments
     )
-    found: dict[str, dict[str, int]] = json.loads(text)
-    return found
+    offsets: dict[str, dict[str, int]] = json.loads(text)
+    return offsets
 
 
 def test_scan_continues_at_end_offsets(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.grow(2)
-    found = ends(lake, tier.options())
-    assert found == {"t": {"0": 30}}
-    rest = scan(tier.options(startingOffsets=json.dumps(found)))
-    assert sorted([*held(lake), *rest["offset"].to_pylist()]) == list(range(50))
+    offsets = ends(lake, tier.options())
+    assert offsets == {"t": {"0": 30}}
+    remaining = scan(tier.options(startingOffsets=json.dumps(offsets)))
+    assert sorted([*held(lake), *remaining["offset"].to_pylist()]) == list(range(50))
 
 
 def test_transactional_topic_is_exported_once(lake: Lake) -> None:
     lake.export(source(endingOffsets='{"txn":{"0":1000,"1":2000}}'))
-    behind = {"startingOffsets": json.dumps(ends(lake, source()))}
-    stream = Checkpointed(source(**behind, maxSegmentsPerTrigger="3"))
+    starting = {"startingOffsets": json.dumps(ends(lake, source()))}
+    stream = Checkpointed(source(**starting, maxSegmentsPerTrigger="3"))
     assert stream.all() > 1
     stream.close()
     expected = expected_table("txn", "read_committed")
-    for rest in (scan(source(**behind)), pa.concat_tables(stream.batches.values())):
-        tables = [part.select(expected.column_names) for part in (lake.read(), rest)]
-        together = pa.concat_tables([part.cast(expected.schema) for part in tables])
+    for remaining in (scan(source(**starting)), pa.concat_tables(stream.batches.values())):
+        tables = [batch.select(expected.column_names) for batch in (lake.read(), remaining)]
+        together = pa.concat_tables([batch.cast(expected.schema) for batch in tables])
         assert_same_rows(together, expected)
-        assert rest.num_rows
+        assert remaining.num_rows
 
 
-def test_partitions_that_the_table_lacks_are_named(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_include_partitions_missing_in_the_table(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
     assert ends(lake, tier.options(), partitions={"t": 3}) == {"t": {"0": 10, "1": -2, "2": -2}}
 
 
-def test_end_offsets_keep_partition_that_left_the_tier(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_keep_partition_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
     (topic,) = (TIER / "tiered").glob(f"txn-{topic_summary('txn')['topicId']}")
     tier = tmp_path / "copy"
     shutil.copytree(topic, tier / "tiered" / topic.name)
     options = {**source(), "path": str(tier)}
     lake.export(options)
-    whole = {"txn": {"0": 3675, "1": 3671}}
-    assert ends(lake, options) == whole
+    expected_ends = {"txn": {"0": 3675, "1": 3671}}
+    assert ends(lake, options) == expected_ends
     shutil.rmtree(tier / "tiered" / topic.name / "0")
-    assert ends(lake, options) == whole
+    assert ends(lake, options) == expected_ends
     shutil.copytree(topic / "0", tier / "tiered" / topic.name / "0")
     shutil.rmtree(tier / "tiered" / topic.name / "1")
-    assert ends(lake, options, partitions={"txn": 2}) == whole
+    assert ends(lake, options, partitions={"txn": 2}) == expected_ends
 
 
-def test_old_offsets_may_have_left_the_tier(lake: Lake, tmp_path: Path) -> None:
+def test_end_offsets_ignore_offsets_deleted_from_the_tier(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
-    lake.export(tier.options(endingOffsets=at(20)))
+    lake.export(tier.options(endingOffsets=offset_option(20)))
     tier.expire(0, 1)
     assert ends(lake, tier.options()) == {"t": {"0": 20}}
 

@@ -1,4 +1,4 @@
-"""Tables with values that gain fields, lose fields, or contradict the schema."""
+"""Tests tables whose values gain fields, lose fields, or contradict the schema."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW_FIELDS = [field["name"] for field in SCHEMA["fields"][4:]]
 
 @pytest.fixture
 def topic(tmp_path: Path) -> dict[str, str]:
-    """Ten values of an earlier writer, then ten of a later one."""
+    """Writes ten values of an earlier schema, then ten of a later one."""
     registry = tmp_path / "schemas"
     registry.mkdir()
     for number, schema in enumerate((OLD, SCHEMA), 1):
@@ -50,20 +50,20 @@ def of_schema(topic: dict[str, str], schema: dict[str, Any], stop: int = 20) -> 
 
 def values_of(lake: Lake) -> list[dict[str, Any]]:
     table = lake.read()
-    found = zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)
-    return [value for _, value in sorted(found, key=lambda pair: pair[0])]
+    values = zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True)
+    return [value for _, value in sorted(values, key=lambda pair: pair[0])]
 
 
 def assert_whole(lake: Lake) -> None:
-    """Ten rows without the new fields, then ten with all."""
-    found = values_of(lake)
-    assert [{name: value[name] for name in row(0)} for value in found[10:]] == [
+    """Checks for ten rows without the new fields, then ten with all fields."""
+    values = values_of(lake)
+    assert [{name: value[name] for name in row(0)} for value in values[10:]] == [
         row(number) for number in range(10, 20)
     ]
-    for number, value in enumerate(found[:10]):
+    for number, value in enumerate(values[:10]):
         assert (value["country"], value["amount"]) == (row(number)["country"], number)
         assert [value[name] for name in NEW_FIELDS] == [None] * len(NEW_FIELDS)
-    assert len(found) == 20
+    assert len(values) == 20
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
@@ -90,35 +90,36 @@ def test_schema_evolution_adds_fields_to_folder(topic: dict[str, str], tmp_path:
     with pytest.raises(SchemaChangedError, match="fields are new or missing"):
         lake.export(of_schema(topic, SCHEMA))
     assert lake.export(of_schema(topic, SCHEMA), schema_evolution="add").rows == 10
-    # Readers assume that all files have the columns of the first one, unless told otherwise.
+    # Readers assume that all files have the columns of the first one, unless a schema is given.
     columns = kts_source.scan(of_schema(topic, SCHEMA)).schema
-    found = ds.dataset(lake.target, schema=columns).to_table().sort_by("offset")
-    assert found["value"].to_pylist()[9]["note"] is None
-    assert found["value"].to_pylist()[10]["note"] == "n10"
-    assert found.num_rows == 20
+    table = ds.dataset(lake.target, schema=columns).to_table().sort_by("offset")
+    assert table["value"].to_pylist()[9]["note"] is None
+    assert table["value"].to_pylist()[10]["note"] == "n10"
+    assert table.num_rows == 20
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_fields_that_are_gone_are_null(
-    table_format: str, topic: dict[str, str], tmp_path: Path
-) -> None:
+def test_removed_fields_are_null(table_format: str, topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(of_schema(topic, SCHEMA, 10))
     later = of_schema(topic, OLD)
     with pytest.raises(SchemaChangedError, match="fields are new or missing"):
         lake.export(later)
     assert lake.export(later, schema_evolution="add").rows == 10
-    found = values_of(lake)
-    assert [value["note"] for value in found[10:]] == [None] * 10
-    assert [value["amount"] for value in found] == list(range(20))
-    # Whatever readers make of fields that files lack: these lack none, in the order of the table.
+    values = values_of(lake)
+    assert [value["note"] for value in values[10:]] == [None] * 10
+    assert [value["amount"] for value in values] == list(range(20))
+    # The files contain all columns in the table's order, so readers need no rule for missing
+    # fields.
     files = [path for path in lake.folder.rglob("*.parquet") if "checkpoint" not in path.name]
     fields = {tuple(pq.read_schema(path).field("value").type.names) for path in files}
     assert fields == {tuple(field["name"] for field in SCHEMA["fields"])}
 
 
-def changed(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
-    fields = [{**one, "type": kind} if one["name"] == name else one for one in OLD["fields"]]
+def with_field(name: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
+    fields = [
+        {**field, "type": kind} if field["name"] == name else field for field in OLD["fields"]
+    ]
     return {**OLD, "fields": fields}
 
 
@@ -130,14 +131,16 @@ def test_schema_contradiction_shows_both_schemas(
     lake.export(of_schema(topic, OLD, 10))
     for evolution in ("none", "add"):
         with pytest.raises(SchemaChangedError) as raised:
-            lake.export(of_schema(topic, changed("amount", "double")), schema_evolution=evolution)
+            lake.export(
+                of_schema(topic, with_field("amount", "double")), schema_evolution=evolution
+            )
         assert "value.amount is int64 there and double in the rows" in str(raised.value)
         assert "The table has struct<country: string, amount: int64" in str(raised.value)
         assert "the rows have struct<country: string, amount: double" in str(raised.value)
     assert len(values_of(lake)) == 10
 
 
-def test_delta_has_a_commit_of_the_columns_before_the_data(
+def test_delta_commits_columns_before_data(
     topic: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, "delta")
@@ -151,7 +154,7 @@ def test_delta_has_a_commit_of_the_columns_before_the_data(
         patch.setattr(DeltaTable, "create_write_transaction", killed)
         with pytest.raises(SystemExit):
             lake.export(later, schema_evolution="add")
-    # The columns are there, no row is, and nothing says that more offsets are.
+    # The columns exist, but no row was written and no offset recorded.
     between = DeltaTable(lake.target)
     assert between.version() == 1
     assert [value["note"] for value in values_of(lake)] == [None] * 10
@@ -168,7 +171,7 @@ def test_delta_has_a_commit_of_the_columns_before_the_data(
     ]
 
 
-def test_delta_learns_of_times_without_a_zone(topic: dict[str, str], tmp_path: Path) -> None:
+def test_delta_supports_times_without_zone(topic: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     few = {**OLD, "fields": OLD["fields"][:2]}
     lake.export(of_schema(topic, few, 10))
@@ -196,7 +199,7 @@ def test_iceberg_gets_columns_and_files_in_one_commit(
 
 @dataclass
 class AfterAnother:
-    """A table into which another export commits the same before the first commit."""
+    """A table for which another export makes the same commit first."""
 
     lake: Lake
     options: dict[str, str]
@@ -247,14 +250,14 @@ def schema(kind: pa.DataType) -> pa.Schema:
 
 
 def test_fields_at_any_depth_are_united_in_the_order_of_the_table() -> None:
-    found = unite_schemas(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
-    assert found == schema(BOTH)
-    assert found.field("value").type.field("b").nullable
-    assert lacks_fields(schema(BASE), found, ["value"])
-    assert not lacks_fields(found, found, ["value"])
-    assert unite_schemas(found, schema(BASE), ["value"], "t", evolves=True) == found
+    united = unite_schemas(schema(BASE), schema(MORE), ["value"], "t", evolves=True)
+    assert united == schema(BOTH)
+    assert united.field("value").type.field("b").nullable
+    assert lacks_fields(schema(BASE), united, ["value"])
+    assert not lacks_fields(united, united, ["value"])
+    assert unite_schemas(united, schema(BASE), ["value"], "t", evolves=True) == united
     assert unite_schemas(schema(BASE), schema(BASE), ["value"], "t", evolves=False) == schema(BASE)
-    # As libraries of tables have it.
+    # The form that table libraries return.
     wide = pa.struct(
         [("a", pa.int64()), ("l", pa.large_list(pa.struct([("x", pa.large_string())]))),
          ("m", pa.map_(pa.large_string(), pa.struct([("y", pa.int32())])))]
@@ -268,9 +271,9 @@ def test_rows_get_the_columns_of_the_table() -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([None, *values], BASE)[1:], pa.array([0, 1, 2])], schema=schema(BASE)
     )
-    found = conform_rows(rows, schema(BOTH))
-    found.validate(full=True)
-    assert found["value"].to_pylist() == [
+    adapted = conform_rows(rows, schema(BOTH))
+    adapted.validate(full=True)
+    assert adapted["value"].to_pylist() == [
         {"a": 1, "l": [{"x": "p", "w": None}, None], "m": [("k", {"y": 2, "z": None})], "b": None},
         None,
         {"a": None, "l": None, "m": [], "b": None},
@@ -278,7 +281,7 @@ def test_rows_get_the_columns_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "here", "reason"),
+    ("table_type", "row_type", "reason"),
     [
         (pa.int64(), pa.int32(), "value is int64 there and int32"),
         (pa.string(), pa.struct([("a", pa.int64())]), "value is string there"),
@@ -300,11 +303,11 @@ def test_rows_get_the_columns_of_the_table() -> None:
     ],
 )
 def test_contradicting_schemas_are_refused(
-    there: pa.DataType, here: pa.DataType, reason: str
+    table_type: pa.DataType, row_type: pa.DataType, reason: str
 ) -> None:
     for evolves in (False, True):
         with pytest.raises(SchemaChangedError, match=reason):
-            unite_schemas(schema(there), schema(here), ["value"], "t", evolves=evolves)
+            unite_schemas(schema(table_type), schema(row_type), ["value"], "t", evolves=evolves)
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
@@ -329,11 +332,11 @@ def test_fields_within_lists_and_maps(table_format: str, tmp_path: Path) -> None
     lake = Lake(tmp_path, table_format)
     lake.export(topic | ends | {"value.schema": narrow})
     lake.export(topic | {"value.schema": wide}, schema_evolution="add")
-    found = values_of(lake)
-    assert found[0] == {
+    table_values = values_of(lake)
+    assert table_values[0] == {
         "l": [{"x": "p", "w": None}, None],
         "m": [("k", {"y": 2, "z": None})],
         "s": {"t": {"a": 1, "b": None}, "u": None},
     }
-    assert found[10] == {**later, "m": [("k", {"y": 2, "z": True})]}
+    assert table_values[10] == {**later, "m": [("k", {"y": 2, "z": True})]}
     assert lake.export(topic | {"value.schema": wide}).rows == 0

@@ -1,4 +1,4 @@
-"""Whole exports without Spark: equal rows, resumed and incremental runs, refusals."""
+"""Tests complete exports without Spark: equal rows, resumed and incremental runs, refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.golden_data import (
     summary,
     topic_summary,
 )
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
 from tests.quick import only
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def offsets_option(topic: str, offsets: dict[int, int]) -> str:
     return f'{{"{topic}": {{{numbers}}}}}'
 
 
-def test_export_of_every_topic_holds_all_rows(lake: Lake) -> None:
+def test_export_of_every_topic_contains_all_rows(lake: Lake) -> None:
     report = lake.export(source(TOPICS, targetPartitionBytes="1m"), commit_bytes=1 << 40)
     assert_holds(lake.read(), TOPICS)
     assert report.commits == 1
@@ -49,7 +49,7 @@ def test_export_of_every_topic_holds_all_rows(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("partition_by", only(1, [["topic", "date(timestamp)"], ["topic"]]))
-def test_partitioned_table_holds_all_rows(lake: Lake, partition_by: list[str]) -> None:
+def test_partitioned_table_contains_all_rows(lake: Lake, partition_by: list[str]) -> None:
     topics = ("txn", "timeline", "wide")
     lake.export(source(topics), partition_by=partition_by)
     table = lake.read()
@@ -62,9 +62,9 @@ def test_partitioned_table_holds_all_rows(lake: Lake, partition_by: list[str]) -
 def test_duckdb_reads_same_rows(lake: Lake) -> None:
     lake.export(source(("txn", "wide")), partition_by=["topic"])
     expected = sorted(
-        place
+        location
         for topic in ("txn", "wide")
-        for place in places(expected_table(topic, "read_committed"))
+        for location in row_locations(expected_table(topic, "read_committed"))
     )
     assert lake.duckdb_rows() == expected
 
@@ -89,8 +89,8 @@ def test_second_run_writes_nothing(lake: Lake) -> None:
 def test_incremental_run_appends_the_new_offsets(lake: Lake) -> None:
     ends = {0: 1000, 1: 7}
     lake.export(source(endingOffsets=offsets_option("txn", ends)))
-    found = {(place[1], place[2]) for place in places(lake.read())}
-    assert all(offset < ends[partition] for partition, offset in found)
+    locations = {(location[1], location[2]) for location in row_locations(lake.read())}
+    assert all(offset < ends[partition] for partition, offset in locations)
     report = lake.export(source())
     assert {span.partition: span.start for span in report.ranges} == ends
     assert_holds(lake.read(), ["txn"])
@@ -117,7 +117,8 @@ def test_recreated_topic_is_identified_by_its_id(lake: Lake) -> None:
 
 def test_gap_is_refused_and_named(lake: Lake) -> None:
     starts = {
-        number: part["tier_start_offset"] for number, part in partition_summaries("txn").items()
+        number: partition["tier_start_offset"]
+        for number, partition in partition_summaries("txn").items()
     }
     lake.export(source(endingOffsets=offsets_option("txn", dict.fromkeys(starts, 500))))
     with pytest.raises(RangeGapError, match=r"offsets \[500, 900\) of txn-[01] were not requested"):
@@ -156,14 +157,14 @@ def test_resuming_with_other_rules_is_refused(
     lake: Lake, changed: dict[str, str], arguments: dict[str, Any]
 ) -> None:
     lake.export(source(endingOffsets=offsets_option("txn", {0: 500, 1: 500})))
-    before = places(lake.read())
+    before = row_locations(lake.read())
     with pytest.raises(FingerprintError, match="begun with other rules"):
         lake.export(source(**changed), **arguments)
-    assert places(lake.read()) == before
+    assert row_locations(lake.read()) == before
 
 
 @pytest.mark.slow
-def test_export_in_several_processes_holds_all_rows(tmp_path: Path) -> None:
+def test_export_in_several_processes_contains_all_rows(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     lake.export(source(("txn", "encrypted")), executor=LocalExecutor(2), commit_bytes=1 << 40)
     assert_holds(lake.read(), ["txn", "encrypted"])
@@ -187,13 +188,13 @@ def test_files_have_unique_names_and_true_bounds(lake: Lake) -> None:
             assert max(group.max for group in groups) == bounds["max"]
 
 
-def test_delta_prunes_by_the_log_alone(tmp_path: Path) -> None:
+def test_delta_prunes_by_its_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source("txn"), partition_by=["date(timestamp)"])
     actions: Any = DeltaTable(lake.target).get_add_actions(flatten=True)
-    found = pa.table(actions).to_pylist()
-    assert len(found) > 2
-    for action in found:
+    files_found = pa.table(actions).to_pylist()
+    assert len(files_found) > 2
+    for action in files_found:
         rows = pq.read_table(f"{lake.target}/{action['path']}")
         offsets, times = pc.min_max(rows["offset"]).as_py(), pc.min_max(rows["timestamp"]).as_py()
         assert (action["min.offset"], action["max.offset"]) == (offsets["min"], offsets["max"])
@@ -209,9 +210,9 @@ def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
     catalog = load_catalog("lake", **lake.catalog)
     try:
         table = catalog.load_table(lake.target)
-        found = table.inspect.files().to_pylist()
-        assert len(found) > 2
-        for entry in found:
+        scanned = table.inspect.files().to_pylist()
+        assert len(scanned) > 2
+        for entry in scanned:
             rows = pq.read_table(entry["file_path"].removeprefix("file://"))
             bounds, expected = (
                 entry["readable_metrics"]["offset"],
@@ -222,7 +223,7 @@ def test_iceberg_prunes_by_its_manifests(tmp_path: Path) -> None:
                 expected["max"],
             )
         few = table.scan(row_filter="offset < 100").plan_files()
-        assert 0 < len(list(few)) < len(found)
+        assert 0 < len(list(few)) < len(scanned)
     finally:
         catalog.close()
 
@@ -260,7 +261,7 @@ def test_small_target_file_bytes_make_many_files(lake: Lake, target_file_bytes: 
 
 
 def only_big(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """Another shape: fewer rows, other columns."""
+    """Returns fewer rows with other columns."""
     sizes = pc.binary_length(batch.column("value"))
     rows = batch.filter(pc.fill_null(pc.greater(sizes, 60), False))
     if rows.num_rows == 0:
@@ -276,7 +277,7 @@ def test_transform_may_change_columns(lake: Lake) -> None:
     expected = expected_table("txn", "read_committed")
     sizes = pc.binary_length(expected["value"])
     mask = pc.fill_null(pc.greater(sizes, 60), False)
-    wanted = sorted(
+    rows_expected = sorted(
         zip(
             expected.filter(mask)["partition"].to_pylist(),
             expected.filter(mask)["offset"].to_pylist(),
@@ -285,8 +286,8 @@ def test_transform_may_change_columns(lake: Lake) -> None:
         )
     )
     table = lake.read()
-    found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
-    assert found == wanted
+    rows_found = sorted(zip(*(table[name].to_pylist() for name in ("p", "o", "size")), strict=True))
+    assert rows_found == rows_expected
     assert lake.export(source("txn"), transform=only_big).rows == 0
 
 
@@ -294,7 +295,7 @@ def drop_all(batch: pa.RecordBatch) -> pa.RecordBatch | None:
     return None
 
 
-def test_ranges_move_though_nothing_is_left_to_write(tmp_path: Path) -> None:
+def test_ranges_advance_without_rows_to_write(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     first = lake.export(source("txn"), transform=drop_all)
     assert (first.rows, first.files) == (0, 0)
@@ -321,7 +322,7 @@ def test_invalid_arguments_are_refused(lake: Lake, arguments: dict[str, Any], te
         lake.export(source("txn"), **arguments)
 
 
-def test_report_says_what_happened(lake: Lake) -> None:
+def test_report_contains_rows_ranges_and_skipped_offsets(lake: Lake) -> None:
     report = lake.export(source("txn"))
     text, plain = str(report), report.to_dict()
     assert f"{report.rows:,} rows in {report.files:,} files" in text
@@ -332,7 +333,7 @@ def test_report_says_what_happened(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_every_task_leaves_its_metrics(tmp_path: Path, compact: bool) -> None:
+def test_every_task_writes_its_metrics(tmp_path: Path, compact: bool) -> None:
     folder = tmp_path / "metrics"
     Lake(tmp_path, "delta").export(
         source("txn", metricsPath=str(folder), where="key is not null"),

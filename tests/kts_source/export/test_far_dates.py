@@ -1,4 +1,4 @@
-"""Exports of records dated when Python and calendars of tables have no day."""
+"""Tests exports of records with timestamps beyond the calendars of Python and of tables."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_every_row_is_written(table_format: str, compact: bool, tmp_path: Path) 
     report = lake.export(tier(tmp_path / "tier"), compact=compact)
     assert report.rows == 6
     table = lake.read()
-    found = table["timestamp"].cast(pa.int64()).to_pylist()
-    assert sorted(zip(table["offset"].to_pylist(), found, strict=True)) == [
+    timestamps = table["timestamp"].cast(pa.int64()).to_pylist()
+    assert sorted(zip(table["offset"].to_pylist(), timestamps, strict=True)) == [
         (number, time_ms * 1000) for number, time_ms in enumerate((0, 1, *FAR_MS))
     ]
 

@@ -1,4 +1,4 @@
-"""Following exports: rounds, outages, signals and intervals."""
+"""Tests follow exports: rounds, outages, signals and intervals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kts_source.export.report import Skipped, WrittenRange, add_reports, empty_r
 from kts_source.export.run import clean
 from kts_source.export.task_writer import LocalExecutor
 from tests.golden_data import expected_table
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
-from tests.kts_source.export.small_tier import SmallTier, at, held
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
+from tests.kts_source.export.small_tier import SmallTier, held, offset_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,20 +47,20 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def only_x(batch: pa.RecordBatch) -> pa.RecordBatch | None:
-    """A function with columns that only rows can show."""
+    """A function whose columns are known only from rows."""
     rows = batch.filter(pc.equal(batch["key"], b"x"))
     return rows if rows.num_rows else None
 
 
 @dataclass
 class Driven:
-    """Rounds by a clock that only moves in pauses; a SIGTERM ends the pause behind the last step.
+    """Runs rounds with a clock that advances only in pauses. A SIGTERM ends the last pause.
 
     Attributes:
-        steps: What happens in each pause.
-        pauses: How long each was.
-        rounds: What each did.
-        seconds_a_round: How long a round seems to take.
+        steps: The function called in each pause.
+        pauses: The length of each pause.
+        rounds: The metrics of each round.
+        seconds_a_round: The simulated duration of a round.
     """
 
     steps: Sequence[Callable[[], object]] = ()
@@ -88,7 +88,7 @@ class Driven:
 
     @property
     def outcomes(self) -> list[str]:
-        return [one.outcome for one in self.rounds]
+        return [round_metrics.outcome for round_metrics in self.rounds]
 
     def _round(self, metrics: RoundMetrics) -> None:
         self.rounds.append(metrics)
@@ -100,7 +100,7 @@ class Driven:
         self.now += seconds
         if len(self.pauses) > len(self.steps):
             os.kill(os.getpid(), signal.SIGTERM)
-            raise AssertionError("nobody heard the signal")
+            raise AssertionError("no handler received the signal")
         self.steps[len(self.pauses) - 1]()
 
 
@@ -109,7 +109,7 @@ def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> Non
     driven = Driven([lambda: tier.grow(2), lambda: None])
     report = driven.run(lake, tier.options())
     assert held(lake) == list(range(50))
-    assert [one.ranges for one in driven.rounds] == [
+    assert [round_metrics.ranges for round_metrics in driven.rounds] == [
         ("t-0 [0, 10)",),
         ("t-0 [10, 20)",),
         ("t-0 [20, 30)",),
@@ -118,38 +118,50 @@ def test_follow_writes_records_between_rounds(lake: Lake, tmp_path: Path) -> Non
         (),
     ]
     assert driven.outcomes == ["done"] * 5 + ["idle"]
-    assert [one.left_bytes > 0 for one in driven.rounds] == [True, True, False, True, False, False]
+    assert [round_metrics.left_bytes > 0 for round_metrics in driven.rounds] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert (report.rows, report.commits, report.left_bytes) == (50, 5, 0)
     assert [(span.start, span.stop) for span in report.ranges] == [(0, 50)]
-    assert report.requests == sum(one.requests for one in driven.rounds) > 0
+    assert report.requests == sum(round_metrics.requests for round_metrics in driven.rounds) > 0
 
 
-def test_round_ends_with_segment_that_reaches_its_bytes(lake: Lake, tmp_path: Path) -> None:
+def test_round_ends_with_segment_reaching_its_bytes(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(6)
-    whole = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
+    total_bytes = Lake(tmp_path / "whole", "parquet").export(tier.options()).segment_bytes
     driven = Driven()
-    driven.run(lake, tier.options(), round_bytes=whole * 5 // 12)
-    assert [one.ranges for one in driven.rounds] == [("t-0 [0, 30)",), ("t-0 [30, 60)",)]
+    driven.run(lake, tier.options(), round_bytes=total_bytes * 5 // 12)
+    assert [round_metrics.ranges for round_metrics in driven.rounds] == [
+        ("t-0 [0, 30)",),
+        ("t-0 [30, 60)",),
+    ]
     assert driven.pauses == [60.0]
 
 
-def test_nothing_new_commits_nothing(lake: Lake, tmp_path: Path) -> None:
+def test_round_without_new_records_commits_nothing(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(1)
     driven = Driven([lambda: None] * 3)
     driven.run(lake, tier.options())
     assert driven.outcomes == ["done", "idle", "idle", "idle"]
-    assert [one.commits for one in driven.rounds] == [1, 0, 0, 0]
+    assert [round_metrics.commits for round_metrics in driven.rounds] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.0, 90.0), (30.0, 60.0), (89.0, 1.0)])
-def test_rounds_begin_an_interval_apart(tmp_path: Path, seconds: float, pause: float) -> None:
+def test_rounds_begin_one_interval_after_another(
+    tmp_path: Path, seconds: float, pause: float
+) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
     driven = Driven([lambda: None] * 2, seconds_a_round=seconds)
     driven.run(lake, tier.options(), interval="90s")
     assert driven.pauses == [pause] * 3
 
 
-def test_long_round_is_followed_immediately(tmp_path: Path) -> None:
+def test_long_round_is_followed_without_pause(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(1), Lake(tmp_path, "parquet")
     driven = Driven(seconds_a_round=100.0)
     with pytest.raises(AssertionError, match="never waits"):
@@ -157,7 +169,7 @@ def test_long_round_is_followed_immediately(tmp_path: Path) -> None:
 
 
 class Failing(LocalExecutor):
-    """Raises in some of its runs."""
+    """Raises an error in some of its runs."""
 
     def __init__(self, errors: Sequence[Exception | None]) -> None:
         super().__init__(1)
@@ -180,7 +192,9 @@ def test_follow_retries_after_outage(
     assert driven.pauses == [60.0] * 3
     assert held(lake) == list(range(20))
     assert report.rows == 20
-    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert [text for text in warnings if "the store is down" in text and "60 s" in text]
 
 
@@ -202,7 +216,7 @@ def test_follow_merges_compacted_table_each_round(tmp_path: Path, table_format: 
     lake = Lake(tmp_path, table_format)
     driven = Driven([lambda: tier.grow(1, b"a")])
     report = driven.run(lake, tier.options(), compact=True)
-    assert [one.ranges for one in driven.rounds] == [
+    assert [round_metrics.ranges for round_metrics in driven.rounds] == [
         (f"t-0 [{first}, {first + 10})",) for first in (0, 10, 20, 30)
     ]
     assert report.commits == 4
@@ -211,7 +225,7 @@ def test_follow_merges_compacted_table_each_round(tmp_path: Path, table_format: 
     assert lake.read().num_rows == 2
 
 
-def test_rounds_without_rows_get_on_before_there_is_a_table(tmp_path: Path) -> None:
+def test_rounds_without_rows_advance_before_a_table_exists(tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(2, b"k").grow(1, b"x").grow(1, b"x")
     lake, driven = Lake(tmp_path, "delta"), Driven([lambda: None])
     driven.run(lake, tier.options(), transform=only_x)
@@ -224,9 +238,9 @@ def test_bounded_round_reports_gaps_only_when_reached(tmp_path: Path) -> None:
     tier.expire(2)
     lake, driven = Lake(tmp_path, "parquet"), Driven([lambda: None])
     report = driven.run(lake, tier.options(failOnDataLoss="false"))
-    told = [len(one.skipped) for one in driven.rounds]
-    assert told[0] == 0
-    assert sum(told) == 1
+    gap_counts = [len(round_metrics.skipped) for round_metrics in driven.rounds]
+    assert gap_counts[0] == 0
+    assert sum(gap_counts) == 1
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(20, 30)]
     assert report.rows == len(held(lake)) == 40
 
@@ -240,7 +254,7 @@ def test_open_transaction_is_reported_until_written(tmp_path: Path) -> None:
     assert report.rows == expected_table("txn", "read_committed").num_rows
 
 
-def test_added_reports_drop_gaps_that_were_written() -> None:
+def test_added_reports_drop_written_gaps() -> None:
     nothing = empty_report("lake", "delta")
     tail, lost = Skipped("t", 0, 20, 30, "open transaction"), Skipped("t", 1, 0, 5, "gone")
     first = replace(
@@ -263,7 +277,7 @@ def test_added_reports_drop_gaps_that_were_written() -> None:
         ({"resume": False}, {}, "resume"),
         ({"compact": True}, {}, "Parquet"),
         ({"compact": True, "table_format": "delta"}, {"columns": "key,offset"}, "columns"),
-        ({}, {"endingOffsets": at(10)}, "endingOffsets"),
+        ({}, {"endingOffsets": offset_option(10)}, "endingOffsets"),
         ({}, {"endingTimestamp": "1"}, "endingTimestamp"),
     ],
 )
@@ -287,12 +301,13 @@ def test_follow_logs_a_line_per_round(tmp_path: Path, caplog: pytest.LogCaptureF
         driven.run(Lake(tmp_path, "parquet"), tier.options())
     lines = [
         json.loads(text)
-        for one in caplog.records
-        if one.name == "kts_source.export.follow" and (text := one.getMessage()).startswith("{")
+        for round_metrics in caplog.records
+        if round_metrics.name == "kts_source.export.follow"
+        and (text := round_metrics.getMessage()).startswith("{")
     ]
     assert [line["round"] for line in lines] == [0, 1]
     assert [line["rows"] for line in lines] == [10, 10]
-    assert lines == [json.loads(one.to_json()) for one in driven.rounds]
+    assert lines == [json.loads(round_metrics.to_json()) for round_metrics in driven.rounds]
 
 
 @pytest.mark.parametrize(
@@ -321,7 +336,7 @@ def test_follow_continues_after_signal_in_round(
         assert first["left_bytes"] > 0
         attempts = tmp_path / "table" / "_kts" / "attempts"
         deadline = time.monotonic() + 120
-        # Files under way, so tasks of the second round are at work.
+        # Unfinished files show that tasks of the second round are active.
         while not any(path.is_file() for path in attempts.rglob("*")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -330,11 +345,15 @@ def test_follow_continues_after_signal_in_round(
     *rounds, ended = out.splitlines()
     assert (child.returncode, ended) == (0, "ended")
     assert json.loads(rounds[-1])["outcome"] == "abandoned"
-    before = places(lake.read())
+    before = row_locations(lake.read())
     assert len(before) == len(set(before)) > 0
-    left = {str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()}
-    assert {found.key for found in clean(lake.settings(), older_than_hours=-1, remove=True)} == left
+    remaining = {
+        str(path.relative_to(lake.target)) for path in attempts.rglob("*") if path.is_file()
+    }
+    assert {
+        result.key for result in clean(lake.settings(), older_than_hours=-1, remove=True)
+    } == remaining
     assert [path for path in Path(lake.target).rglob("*") if ".draft" in path.name] == []
     report = Driven().run(lake, source(), round_bytes=250_000)
-    assert report.rows == len(places(lake.read())) - len(before) > 0
+    assert report.rows == len(row_locations(lake.read())) - len(before) > 0
     assert_holds(lake.read(), ["txn"])

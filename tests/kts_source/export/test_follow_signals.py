@@ -1,4 +1,4 @@
-"""Following exports that get a signal at any step return, and the next one continues."""
+"""Checks that a follow export returns after a signal at any step, and the next one continues."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ROWS = list(range(30))
 
 
 class Calls:
-    """Counts calls of this package in this thread while rounds go on, and sends the signal at one
-    of them.
+    """Counts calls of this package in this thread during rounds, and sends the signal at one of
+    them.
 
     Attributes:
-        count: So many there were.
+        count: Number of calls.
     """
 
     def __init__(self, number: int | None) -> None:
@@ -41,7 +41,7 @@ class Calls:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """For the block."""
+        """Counts calls within the block."""
         sys.setprofile(self._on_event)
         try:
             yield
@@ -49,7 +49,7 @@ class Calls:
             sys.setprofile(None)
 
     def _on_event(self, frame: FrameType, event: str, _argument: object) -> None:
-        # Before and after the export the signal has its default effect.
+        # Before and after the export, the signal has its default effect.
         if event not in ("call", "return") or "kts_source" not in frame.f_code.co_filename:
             return
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
@@ -61,7 +61,7 @@ class Calls:
 
 
 def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
-    """Runs until the second pause, or until the signal comes."""
+    """Runs until the second pause, or until the signal arrives."""
     rounds: list[RoundMetrics] = []
     pauses: list[float] = []
 
@@ -77,26 +77,26 @@ def followed(lake: Lake, tier: SmallTier, calls: Calls) -> list[RoundMetrics]:
 
 
 @pytest.mark.slow
-# A file that was just opened is closed when Python finds that nobody has it.
+# A file opened just before the signal is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_follow_survives_signal_at_any_step(tmp_path: Path, table_format: str) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
-    whole = Calls(None)
+    expected = Calls(None)
     (tmp_path / "whole").mkdir()
-    followed(Lake(tmp_path / "whole", table_format), tier, whole)
+    followed(Lake(tmp_path / "whole", table_format), tier, expected)
     source = random.Random(random.SystemRandom().randrange(1 << 31))
     outcomes: Counter[str] = Counter()
     for _ in range(POINTS):
-        at = source.randint(1, whole.count)
-        folder = tmp_path / str(at)
+        step = source.randint(1, expected.count)
+        folder = tmp_path / str(step)
         folder.mkdir(exist_ok=True)
         lake = Lake(folder, table_format)
-        rounds = followed(lake, tier, Calls(at))
-        outcomes.update([one.outcome for one in rounds])
+        rounds = followed(lake, tier, Calls(step))
+        outcomes.update([number.outcome for number in rounds])
         before = held(lake)
-        assert before == ROWS[: len(before)], f"signal at call {at}"
+        assert before == ROWS[: len(before)], f"signal at call {step}"
         followed(lake, tier, Calls(None))
-        assert held(lake) == ROWS, f"signal at call {at}"
+        assert held(lake) == ROWS, f"signal at call {step}"
     assert outcomes["abandoned"], outcomes
-    gc.collect()  # files that were left open warn here, not in the test that comes next
+    gc.collect()  # collects open files here, so that the warning is not in the next test

@@ -1,8 +1,8 @@
-"""Random lives of exported topics: the table holds what was committed, each row once.
+"""Runs random histories of exported topics: the table contains the committed rows, each once.
 
-Seen to fail when broken on purpose: plan files run as they stand; offsets below the table or behind
-a gap passed over; empty waves not recorded; vanished offsets not reported; ranges compared with
-nothing before a commit; a commit that is published but not recorded.
+The test detects these mistakes: plan files run without a check; offsets below the table or after a
+gap skipped; empty waves not recorded; vanished offsets not reported; ranges not compared before a
+commit; a commit published but not recorded.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.kts_source.export.fates import random_export_history
 from tests.kts_source.export.history import check_export_history
 from tests.kts_source.planning.history import shortened
 
-# Of each format, so that all take about as long.
+# Histories per format, chosen so that all formats take about the same time.
 COUNTS = {"parquet": 13, "delta": 8, "iceberg": 4}
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_random_histories_hold_each_row_once(table_format: str) -> None:
+def test_random_histories_contain_each_row_once(table_format: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(COUNTS[table_format]):
         history = random_export_history(random.Random(seed))
@@ -34,7 +34,7 @@ def test_random_histories_hold_each_row_once(table_format: str) -> None:
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_histories_never_seen_before(table_format: str) -> None:
+def test_new_random_histories_contain_each_row_once(table_format: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     stop = time.monotonic() + 15
     number = 0
@@ -50,6 +50,8 @@ def test_histories_never_seen_before(table_format: str) -> None:
 
 def test_failing_histories_are_shortened() -> None:
     history = random_export_history(random.Random(3))
-    short = shortened(history, lambda one: sum(step.kind == "export" for step in one.steps) >= 2)
+    short = shortened(
+        history, lambda candidate: sum(step.kind == "export" for step in candidate.steps) >= 2
+    )
     assert [step.kind for step in short.steps] == ["export", "export"]
     check_export_history(short, 0, "parquet")

@@ -1,4 +1,6 @@
-"""kill −9 at random points: readers see each row at most once, and all rows after a second run."""
+"""Tests kill −9 at random points: readers see each row at most once, and all rows after a second
+run.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,14 @@ pytestmark = [pytest.mark.kills, pytest.mark.timeout(1500)]
 POINTS = 50
 SEED = 20_240_229
 
-# Children fork off a process that has only read: no threads of table libraries, no open clients.
+# Children are forked from a process that only imports: it has no library threads and no open
+# clients.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.kts_source.export.warm"])
 
 
 def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
-    """One export in a process of its own, dead at step `fatal` of the commit protocol."""
+    """Runs one export in its own process, which dies at step `fatal` of the commit protocol."""
     settings = lake.settings()
     steps = Steps(fatal, after=after, really=True)
     ready.send(os.getpid())
@@ -49,7 +52,7 @@ def run(lake: Lake, fatal: int | None, after: bool, ready: Connection) -> None:
 
 
 class Child:
-    """An export under way."""
+    """An active export."""
 
     def __init__(self, lake: Lake, fatal: int | None = None, *, after: bool = False) -> None:
         self._receiver, sender = CONTEXT.Pipe(duplex=False)
@@ -60,20 +63,20 @@ class Child:
         self.started = time.monotonic()
 
     def steps(self) -> int:
-        """Waits for a run that lives; returns how many steps it took."""
+        """Waits for the run, which survives. Returns its number of steps."""
         count: int = self._receiver.recv()
         self.process.join()
         return count
 
     def end(self) -> int | None:
-        """Waits for the end; returns the exit code."""
+        """Waits for the end. Returns the exit code."""
         self.process.join()
         self._receiver.close()
         return self.process.exitcode
 
 
 def check(lake: Lake) -> None:
-    """At most once now, exactly once after another run."""
+    """Checks for each row at most once, and exactly once after another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
@@ -96,7 +99,7 @@ def test_folder_killed_at_random_steps(tmp_path: Path) -> None:
 def test_run_killed_at_random_times_resumes_exactly_once(tmp_path: Path, table_format: str) -> None:
     chosen = random.Random(SEED)
     seconds = 0.0
-    for name in ("warm", "timed"):  # the first run of all also fills the machine's caches
+    for name in ("warm", "timed"):  # the first run also fills the machine's caches
         lake = Lake(tmp_path / name, table_format)
         lake.folder.mkdir()
         child = Child(lake)

@@ -1,4 +1,4 @@
-"""kill −9 through Spark: Python workers and drivers at random points, tasks tried again."""
+"""Tests kill −9 through Spark: Python workers and drivers at random points, with retried tasks."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True)
 class Dies:
-    """A transform that changes nothing and kills its process at some calls, counted over all.
+    """A transform that changes nothing and kills its process at some calls, counted over all
+    processes.
 
     Attributes:
-        calls: A file that gets a byte with every call.
-        at: The fatal ones.
+        calls: A file that receives a byte with every call.
+        at: Numbers of the fatal calls.
         fingerprint: Empty, as without a transform.
     """
 
@@ -80,7 +81,7 @@ class Dies:
 
 
 def check(lake: Lake) -> None:
-    """Checks that rows exist at most once now, and exactly once after clean-up and another run."""
+    """Checks that rows exist at most once, and exactly once after clean-up and another run."""
     assert_at_most_once(lake)
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
@@ -102,7 +103,7 @@ def test_killed_workers_are_retried(tmp_path: Path, spark: SparkSession, table_f
     lake.folder.mkdir()
     dies = Dies(tmp_path / "calls", fatal)
     report = lake.export(source(), executor=SparkExecutor(spark), transform=dies)
-    assert (tmp_path / "calls").stat().st_size > calls, "no task was tried again"
+    assert (tmp_path / "calls").stat().st_size > calls, "no task was retried"
     assert_holds(lake.read(), ["txn"])
     assert report.rows == lake.read().num_rows
     check(lake)
@@ -124,8 +125,9 @@ def test_killed_driver_resumes_exactly_once(tmp_path: Path, table_format: str) -
     with child.stdout:
         assert child.stdout.readline() == "begins\n"
         time.sleep(random.Random(f"{SEED} {table_format}").uniform(0.5, 5))
-        # The driver and its JVM; workers are in a group of their own and see for themselves.
+        # Kills the driver and its JVM. Workers are in their own process group and end by
+        # themselves.
         os.killpg(child.pid, signal.SIGKILL)
-        assert child.stdout.read() == "", "it was done before"
+        assert child.stdout.read() == "", "the export ended before the kill"
     assert child.wait() == -signal.SIGKILL
     check(lake)

@@ -1,4 +1,4 @@
-"""Checks of a continuing export: the log and the table are those that the last run left."""
+"""Checks that an export continues only with the log and the table of the last run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
 from tests.kts_source.export.exporting import FORMATS, Lake
 from tests.kts_source.export.fates import Dying
 from tests.kts_source.export.killing import Killed
-from tests.kts_source.export.small_tier import T0, SmallTier, at, held, ranges
+from tests.kts_source.export.small_tier import T0, SmallTier, held, offset_option, ranges
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,11 +32,14 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def records(word: str, start: int, stop: int) -> list[SimpleRecord]:
-    return [SimpleRecord(f"{word}{at}".encode(), b"k", timestamp=T0) for at in range(start, stop)]
+    return [
+        SimpleRecord(f"{word}{offset}".encode(), b"k", timestamp=T0)
+        for offset in range(start, stop)
+    ]
 
 
 class Elections:
-    """A tier with a log that changes its branch."""
+    """A tier with a log whose branch changes."""
 
     def __init__(self, root: Path, *, topic_id: str | None = None, partition: int = 0) -> None:
         self.options = {"path": str(root), "subscribe": "t", "cache": "false"}
@@ -48,7 +51,9 @@ class Elections:
         return self._writer.topic_id
 
     def upload(self, *spans: tuple[int, str, int, int], only: int | None = None) -> None:
-        """Uploads a log of (epoch, word, start, stop), a segment each; `only` the last ones."""
+        """Uploads a log of (epoch, word, start, stop), one segment each; `only` uploads the last
+        ones.
+        """
         log = LogBuilder(leader_epoch=spans[0][0])
         last = spans[0][0]
         for epoch, word, start, stop in spans:
@@ -74,10 +79,10 @@ def test_unclean_election_below_the_table_is_refused(lake: Lake, tmp_path: Path)
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), only=1)
     with pytest.raises(DataLossError, match=r"t-0: the table holds \[0, 15\).*epoch 4 .*epoch 5"):
         lake.export(tier.options)
-    assert values(lake)[10:] == [f"dead{at}" for at in range(10, 15)]
+    assert values(lake)[10:] == [f"dead{offset}" for offset in range(10, 15)]
     report = lake.export({**tier.options, "failOnDataLoss": "false"})
     assert ranges(report) == [(15, 20)]
-    # The accepted branch is the one that the table continues.
+    # The table continues the accepted branch.
     tier.upload((4, "a", 0, 10), (5, "live", 10, 20), (5, "live", 20, 25), only=1)
     assert ranges(lake.export(tier.options)) == [(20, 25)]
 
@@ -90,13 +95,13 @@ def test_clean_election_continues(lake: Lake, tmp_path: Path) -> None:
     lake.export(tier.options)
     tier.upload((4, "a", 0, 10), (6, "a", 10, 20), (6, "a", 20, 25), (9, "a", 25, 30), only=2)
     assert ranges(lake.export(tier.options)) == [(20, 30)]
-    assert values(lake) == [f"a{at}" for at in range(30)]
+    assert values(lake) == [f"a{offset}" for offset in range(30)]
 
 
-def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
+def test_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((4, "a", 0, 10), (5, "a", 10, 20))
-    lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": at(10)})
+    lake.export({**tier.options, "maxSegmentsPerTask": "1", "endingOffsets": offset_option(10)})
     state = lake.table().load().committed.get(PartitionKey(tier.topic_id, 0))
     assert state is not None
     assert (state.stop, state.epoch) == (10, 4)
@@ -106,7 +111,7 @@ def test_every_wave_records_its_epoch(lake: Lake, tmp_path: Path) -> None:
     assert (state.stop, state.epoch) == (20, 5)
 
 
-def test_log_that_ends_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_log_ending_below_the_table_is_refused(lake: Lake, tmp_path: Path) -> None:
     tier = SmallTier(tmp_path / "tier").grow(3)
     lake.export(tier.options())
     tier.expire(2)
@@ -156,7 +161,7 @@ def test_recreated_topic_is_accepted_with_loss_allowed(lake: Lake, tmp_path: Pat
     assert lake.export(options).commits == 0
 
 
-def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
+def test_new_partition_without_first_records_is_refused(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10))
     lake.export(tier.options)
@@ -169,9 +174,7 @@ def test_new_partition_that_lost_its_first_records_is_refused(lake: Lake, tmp_pa
     assert lake.export(tier.options).commits == 0
 
 
-def test_interrupted_first_run_continues_with_partitions_that_begin_above_zero(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_interrupted_first_run_continues_partitions_above_zero(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10), (1, "a", 10, 20), only=1)
     other = Elections(tmp_path / "tier", topic_id=tier.topic_id, partition=1)
@@ -186,7 +189,7 @@ def test_interrupted_first_run_continues_with_partitions_that_begin_above_zero(
     assert lake.export(options).commits == 0
 
 
-def test_new_partition_that_begins_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:
+def test_new_partition_beginning_at_zero_is_exported(lake: Lake, tmp_path: Path) -> None:
     tier = Elections(tmp_path / "tier")
     tier.upload((1, "a", 0, 10))
     lake.export(tier.options)
@@ -213,13 +216,15 @@ def test_second_topic_may_begin_above_zero(lake: Lake, tmp_path: Path) -> None:
 
 
 def roll_back(lake: Lake, version: int) -> None:
-    """Brings back an earlier version (Delta), or snapshot, counted from 0 (Iceberg)."""
+    """Restores an earlier version (Delta) or snapshot, counted from 0 (Iceberg)."""
     if lake.table_format == "delta":
         DeltaTable(lake.target).restore(version)
         return
     catalog = load_catalog("lake", **lake.catalog)
     table = catalog.load_table(lake.target)
-    snapshot = sorted(table.metadata.snapshots, key=lambda one: one.sequence_number or 0)[version]
+    snapshot = sorted(table.metadata.snapshots, key=lambda entry: entry.sequence_number or 0)[
+        version
+    ]
     table.manage_snapshots().set_current_snapshot(snapshot.snapshot_id).commit()
     catalog.close()
 
@@ -241,7 +246,7 @@ def test_rolled_back_table_is_refused(table_format: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("table_format", TABLES)
-def test_rollback_that_is_undone_is_accepted(table_format: str, tmp_path: Path) -> None:
+def test_undone_rollback_is_accepted(table_format: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, table_format)
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -265,7 +270,7 @@ def test_restore_hidden_by_later_versions_is_refused(tmp_path: Path) -> None:
         lake.export(tier.options())
 
 
-def test_other_writers_of_a_delta_table_are_no_rollback(tmp_path: Path) -> None:
+def test_other_writers_of_a_delta_table_are_not_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     tier = SmallTier(tmp_path / "tier").grow(1)
     lake.export(tier.options())
@@ -275,15 +280,15 @@ def test_other_writers_of_a_delta_table_are_no_rollback(tmp_path: Path) -> None:
     assert held(lake) == list(range(30))
 
 
-def test_expired_snapshots_are_no_rollback(tmp_path: Path) -> None:
+def test_expired_snapshots_are_not_a_rollback(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "iceberg")
     tier = SmallTier(tmp_path / "tier").grow(1)
     for _ in range(2):
         lake.export(tier.grow(1).options())
     catalog = load_catalog("lake", **lake.catalog)
     table = catalog.load_table(lake.target)
-    table.append(table.scan().to_arrow().slice(0, 0))  # another writer's
-    old = [one.snapshot_id for one in table.metadata.snapshots[:-1]]
+    table.append(table.scan().to_arrow().slice(0, 0))  # a snapshot of another writer
+    old = [snapshot.snapshot_id for snapshot in table.metadata.snapshots[:-1]]
     table.maintenance.expire_snapshots().by_ids(old).commit()
     assert len(catalog.load_table(lake.target).metadata.snapshots) == 1
     catalog.close()

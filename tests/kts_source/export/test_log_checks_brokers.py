@@ -1,4 +1,4 @@
-"""Checks of an export that continues with what brokers have."""
+"""Checks of the log for exports that continue with records from brokers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def brokers() -> Iterator[FakeCluster]:
 
 
 def log_of(*spans: tuple[int, bytes, int]) -> BuiltLog:
-    """A log of (epoch, value, records)."""
+    """Returns a log of (epoch, value, number of records)."""
     builder = LogBuilder(leader_epoch=spans[0][0])
     last = spans[0][0]
     for epoch, value, count in spans:
@@ -47,36 +47,34 @@ def options(brokers: FakeCluster) -> dict[str, str]:
 
 def test_unclean_election_seen_by_brokers_is_refused(brokers: FakeCluster, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
-    part = FakePartition(fake_log(log_of((3, b"a", 10), (250, b"dead", 5))), epoch=250)
-    brokers.create("t", [part])
+    partition = FakePartition(fake_log(log_of((3, b"a", 10), (250, b"dead", 5))), epoch=250)
+    brokers.create("t", [partition])
     lake.export(options(brokers))
     key = PartitionKey(topic_id(brokers), 0)
     committed = lake.table().load().committed.get(key)
     assert committed is not None
     assert (committed.stop, committed.epoch) == (15, 250)
-    part.log = fake_log(log_of((3, b"a", 10), (251, b"live", 10)))
-    part.epoch = 251
+    partition.log = fake_log(log_of((3, b"a", 10), (251, b"live", 10)))
+    partition.epoch = 251
     with pytest.raises(DataLossError, match=r"leader epoch 250 .* of epoch 251 now"):
         lake.export(options(brokers))
     assert lake.export({**options(brokers), "failOnDataLoss": "false"}).rows == 5
 
 
-def test_log_start_at_the_end_of_the_table_is_no_election(
+def test_log_start_at_the_end_of_the_table_is_not_an_election(
     brokers: FakeCluster, tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, "parquet")
-    part = FakePartition(fake_log(log_of((3, b"a", 10))), epoch=3)
-    brokers.create("t", [part])
+    partition = FakePartition(fake_log(log_of((3, b"a", 10))), epoch=3)
+    brokers.create("t", [partition])
     lake.export(options(brokers))
     longer = fake_log(log_of((3, b"a", 10), (7, b"b", 5)))
-    part.log, part.epoch = with_log_start(longer, 10), 7
+    partition.log, partition.epoch = with_log_start(longer, 10), 7
     assert lake.export(options(brokers)).rows == 5
     assert lake.export(options(brokers)).commits == 0
 
 
-def test_partition_without_records_is_known_to_the_next_run(
-    brokers: FakeCluster, tmp_path: Path
-) -> None:
+def test_partition_without_records_is_recorded(brokers: FakeCluster, tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     full = FakePartition(fake_log(log_of((3, b"a", 10))), epoch=3)
     expired = FakePartition(with_log_start(fake_log(log_of((3, b"a", 10))), 10), epoch=3)

@@ -1,4 +1,4 @@
-"""Peak memory of a task does not depend on how large its segment is."""
+"""Checks that the peak memory of a task does not depend on the size of its segment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = 2600
 
 @pytest.fixture(scope="module")
 def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One segment of more bytes than a task may use."""
+    """Writes one segment with more bytes than the memory limit of a task."""
     folder = tmp_path_factory.mktemp("tier")
     batches = write_uniform_batches(
         batch_count=BATCHES,

@@ -1,4 +1,4 @@
-"""Errors of libraries for an unavailable store, and a following export."""
+"""Tests library errors for an unavailable store, and a follow export that meets them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOBODY = "http://127.0.0.1:9"
 
 
 class Busy(BaseHTTPRequestHandler):
-    """Answers 503."""
+    """Returns 503."""
 
     def do_GET(self) -> None:
         self.send_response(503)
@@ -35,12 +35,12 @@ class Busy(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815  # names that http.server looks for
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Suppresses the log lines."""
 
 
 @pytest.fixture(params=["nobody", "busy"])
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Addresses of unavailable stores."""
+    """Returns addresses of unavailable stores."""
     if request.param == "nobody":
         yield NOBODY
         return
@@ -83,7 +83,7 @@ def test_unavailable_catalog_is_an_outage() -> None:
     assert is_outage(caught.value)
 
 
-def test_other_errors_are_no_outage(tmp_path: Path) -> None:
+def test_other_errors_are_not_an_outage(tmp_path: Path) -> None:
     with pytest.raises(deltalake.exceptions.TableNotFoundError) as caught:
         deltalake.DeltaTable(str(tmp_path))
     assert not is_outage(caught.value)
@@ -91,7 +91,7 @@ def test_other_errors_are_no_outage(tmp_path: Path) -> None:
     assert not is_outage(FileNotFoundError("500 files"))
 
 
-def test_task_that_cannot_write_is_retried(tmp_path: Path) -> None:
+def test_task_with_write_error_is_retried(tmp_path: Path) -> None:
     tier, lake = SmallTier(tmp_path / "tier").grow(2), Lake(tmp_path, "parquet")
     driven = Driven([lambda: None])
     driven.run(lake, tier.options(), Failing([None, ConnectionResetError("reset by peer")]))

@@ -1,4 +1,6 @@
-"""Parquet files: constant columns read back equal, and bounds are right for all units."""
+"""Checks that constant columns of Parquet files read back equal, and bounds are right for all
+units.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,13 @@ def test_constant_text_column_reads_back_equal() -> None:
     assert constant.schema_arrow.equals(plain.schema_arrow)
     assert constant.metadata.num_row_groups == plain.metadata.num_row_groups > 3
     for group in range(plain.metadata.num_row_groups):
-        found = [file.metadata.row_group(group).column(0) for file in (plain, constant)]
-        assert found[0].statistics == found[1].statistics
-        assert found[1].statistics.min == found[1].statistics.max == "orders-ö"
-        assert found[0].encodings == found[1].encodings
+        column_chunks = [file.metadata.row_group(group).column(0) for file in (plain, constant)]
+        assert column_chunks[0].statistics == column_chunks[1].statistics
+        assert column_chunks[1].statistics.min == column_chunks[1].statistics.max == "orders-ö"
+        assert column_chunks[0].encodings == column_chunks[1].encodings
 
 
-def test_sorted_rows_keep_the_texts_they_came_with() -> None:
+def test_sorted_rows_keep_their_constant_text() -> None:
     file = _written({"topic": "orders-ö"}, sort_by=["value"])
     assert file.read().column("topic").to_pylist() == ["orders-ö"] * _ROWS
 
@@ -82,7 +84,7 @@ def test_sorted_rows_keep_the_texts_they_came_with() -> None:
         ("us", "UTC", [0, 1 << 60], "1970-01-01T00:00:00.000Z", None),  # the year 38505
     ],
 )
-def test_bounds_of_timestamps_hold_every_row(
+def test_timestamp_bounds_include_every_row(
     unit: str, zone: str | None, values: list[int], low: str, high: str | None
 ) -> None:
     times = pa.array([*values, None], pa.int64()).cast(pa.timestamp(unit, zone))

@@ -1,4 +1,4 @@
-"""Output of an export: progress, interruption and report."""
+"""Tests the output of an export: progress, interruption and report."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def shown(lake: Lake, progress: Progress) -> BackfillReport:
+def export_with(lake: Lake, progress: Progress) -> BackfillReport:
     return export(source(), lake.settings(), LocalExecutor(1), progress=progress)
 
 
 def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
-    report = shown(Lake(tmp_path, "parquet"), LineProgress(stream))
+    report = export_with(Lake(tmp_path, "parquet"), LineProgress(stream))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("  0%  0/")
     assert lines[-1].startswith("100%  ")
@@ -47,12 +47,12 @@ def test_progress_without_terminal_is_lines(tmp_path: Path) -> None:
 def test_progress_on_a_terminal_is_a_bar(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=160)
-    report = shown(Lake(tmp_path, "parquet"), RichProgress(console))
+    report = export_with(Lake(tmp_path, "parquet"), RichProgress(console))
     assert f"{report.rows_read:,} rows, {report.requests:,} requests" in stream.getvalue()
     assert "━" in stream.getvalue()
 
 
-def test_tasks_that_have_not_reported_count(tmp_path: Path) -> None:
+def test_unreported_tasks_count_towards_progress(tmp_path: Path) -> None:
     stream = io.StringIO()
     progress = LineProgress(stream)
     progress.begin(4, 4 << 20)
@@ -67,7 +67,7 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG\r\n")
     bars, facts = draw_report(report).axes
     assert [label.get_text() for label in bars.get_yticklabels()] == list(report.seconds)
-    text = " ".join(" ".join(part.get_text() for part in facts.texts).split())
+    text = " ".join(" ".join(column.get_text() for column in facts.texts).split())
     rows = expected_table("txn", "read_committed").num_rows
     for fact in (f": {rows:,} rows in", f"{report.requests:,} requests", r"about \$"):
         assert fact in text
@@ -75,7 +75,7 @@ def test_report_is_saved_as_picture(tmp_path: Path) -> None:
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Reports its start, and takes long."""
+    """Reports its start, then takes a long time."""
     folder = Path(os.environ["KTS_TEST_AT_WORK"])
     (folder / str(os.getpid())).touch()
     time.sleep(0.2 if len(list(folder.iterdir())) < 2 else 60)
@@ -83,7 +83,7 @@ def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def interrupted(lake: Lake) -> None:
-    """Code of the process in the next test: two workers and a wave of several tasks."""
+    """Runs in the process of the next test: two workers and a wave of several tasks."""
     lake.export(source(), executor=LocalExecutor(2), transform=slow, commit_bytes=1 << 40)
 
 

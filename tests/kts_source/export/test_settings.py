@@ -1,4 +1,4 @@
-"""Arguments of an export: documented, checked, and named in errors."""
+"""Checks that the arguments of an export are documented, validated, and named in errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kts_source.export.task import ExportJob, WriteTarget
 from kts_source.options import parse_options
 from kts_source.secret import Secret
 
-# None may go, and no default change.
+# Public arguments: none may be removed, and no default may change.
 ARGUMENTS = {
     "table_format": "parquet",
     "partition_by": (),
@@ -50,21 +50,21 @@ ARGUMENTS = {
 }
 
 
-def test_every_argument_has_the_default_it_had() -> None:
+def test_argument_defaults_are_unchanged() -> None:
     assert ExportArguments.__annotations__.keys() == ARGUMENTS.keys()
-    given: Any = ARGUMENTS
-    found, explicit = export_settings("/t"), export_settings("/t", **given)
+    help_text: Any = ARGUMENTS
+    documented, explicit = export_settings("/t"), export_settings("/t", **help_text)
     for name in (field.name for field in dataclasses.fields(ExportSettings)):
         if name not in ("storage", "catalog"):
-            assert getattr(found, name) == getattr(explicit, name), name
-    assert found.storage.reveal() == explicit.storage.reveal()
+            assert getattr(documented, name) == getattr(explicit, name), name
+    assert documented.storage.reveal() == explicit.storage.reveal()
     compacting = export_settings("/t", compact=True)
     assert compacting.compaction == Compaction("keep", 86_400_000)
-    explicit = export_settings("/t", **{**given, "follow": True})
+    explicit = export_settings("/t", **{**help_text, "follow": True})
     assert export_settings("/t", follow=True).following == explicit.following == Following()
 
 
-def test_help_tells_every_argument() -> None:
+def test_help_lists_every_argument() -> None:
     text = inspect.getdoc(backfill) or ""
     for name in ("spark", "source", "target", "progress", *ARGUMENTS):
         assert f"\n    {name}: " in text, name

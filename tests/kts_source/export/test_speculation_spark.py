@@ -1,4 +1,4 @@
-"""Two attempts of a task at a time, as Spark starts them on a cluster of several hosts."""
+"""Tests two simultaneous attempts of a task, as Spark starts them on a cluster of several hosts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = [pytest.mark.kills, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).resolve().parents[3]
 SPARK_HOME = Path(pyspark.__file__).parent
-# Spark starts no second attempt on the host of the first, and goes by the names of hosts.
+# Spark starts no second attempt on the host of the first attempt, and compares host names.
 HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
 
 
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
-    """A master and a worker for each of `HOSTS`; gives the master's URL."""
+    """Starts a master, and a worker for each of `HOSTS`. Yields the master's URL."""
     with socket.socket() as probe:
         probe.bind((HOSTS[0], 0))
         port = probe.getsockname()[1]
@@ -59,7 +59,7 @@ def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
         yield master
 
 
-def test_of_two_attempts_one_is_committed(tmp_path: Path) -> None:
+def test_only_one_of_two_attempts_is_committed(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "SPARK_HOME": str(SPARK_HOME),
@@ -88,7 +88,7 @@ def test_of_two_attempts_one_is_committed(tmp_path: Path) -> None:
     for table_format in FORMATS:
         met = {path.name for path in (tmp_path / f"{table_format}-met").iterdir()}
         assert len(met - {"first"}) >= 2, "there was no second attempt"
-        assert "slept" not in met, "the first attempt came to its end"
+        assert "slept" not in met, "the first attempt ended"
         lake = Lake(tmp_path / table_format, table_format)
         assert_holds(lake.read(), ["txn"])
         assert lake.export(source()).rows == 0

@@ -1,4 +1,4 @@
-"""Exports of topics without ids, which a table identifies by name."""
+"""Tests exports of topics without ids, which a table identifies by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kts_source.errors import ExportError
 from kts_source.export.end_offsets import end_offsets
 from segment_format.testing import AivenTierWriter, LogBuilder, SimpleRecord
-from tests.kts_source.export.exporting import FORMATS, Lake, places
+from tests.kts_source.export.exporting import FORMATS, Lake, row_locations
 from tests.kts_source.layout.kafka_logs.disk import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def write_disk(root: Path, **counts: int) -> dict[str, str]:
-    """Writes topics with so many records and no partition.metadata; returns options to read them.
+    """Writes topics with these record counts and without partition.metadata.
 
-    Keys repeat every four records.
+    Keys repeat every four records. Returns the options to read the topics.
     """
     for topic, count in counts.items():
         log = LogBuilder()
@@ -47,12 +47,12 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def test_topics_without_ids_continue_each_at_its_own_end(lake: Lake, tmp_path: Path) -> None:
+def test_topics_without_ids_continue_at_their_own_ends(lake: Lake, tmp_path: Path) -> None:
     root = tmp_path / "disk"
     for counts in ({"a": 10, "b": 4}, {"a": 12, "b": 12}, {"a": 12, "b": 12, "c": 3}):
         lake.export(write_disk(root, **counts))
         want = [(topic, 0, offset) for topic, count in counts.items() for offset in range(count)]
-        assert sorted(places(lake.read())) == sorted(want)
+        assert sorted(row_locations(lake.read())) == sorted(want)
     options = write_disk(root, a=12, b=12, c=3)
     where: dict[str, Any] = {"target": lake.target, "table_format": lake.table_format}
     if lake.table_format == "iceberg":
@@ -71,7 +71,7 @@ def test_compaction_keeps_equal_keys_of_topics_without_ids(
         lake.export(write_disk(root, a=a, b=b), compact=True)
         want = [("a", 0, offset) for offset in range(a - 4, a)]
         want += [("b", 0, offset) for offset in range(b - 4, b)]
-        assert sorted(places(lake.read())) == want
+        assert sorted(row_locations(lake.read())) == want
 
 
 def test_two_topics_with_one_id_are_refused(tmp_path: Path) -> None:

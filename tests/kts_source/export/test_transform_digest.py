@@ -1,4 +1,4 @@
-"""Transforms with other rows have other fingerprints, equal ones equal ones, in every process."""
+"""Checks that transforms have equal fingerprints only if their rows are equal, in every process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PAIR = (lambda batch: batch.slice(1), lambda batch: batch.slice(2))
 
 
 def test_lambdas_of_one_line_have_different_digests() -> None:
-    assert len({describe_transform(one) for one in PAIR}) == 2
+    assert len({describe_transform(function) for function in PAIR}) == 2
 
 
 def test_digest_of_code_without_source_is_stable() -> None:
-    def made(text: str) -> Any:  # noqa: ANN401
+    def function_of(text: str) -> Any:  # noqa: ANN401
         names: dict[str, Any] = {"__name__": "nowhere"}
         exec(text, names)
         return names["f"]
@@ -57,8 +57,8 @@ def test_digest_of_code_without_source_is_stable() -> None:
         "f = lambda b: (lambda: b.slice(2))()",
         "f = lambda b: (lambda: b.slice(3))()",
     ]
-    assert len({describe_transform(made(text)) for text in texts}) == len(texts)
-    assert describe_transform(made(texts[1])) == describe_transform(made(texts[1]))
+    assert len({describe_transform(function_of(text)) for text in texts}) == len(texts)
+    assert describe_transform(function_of(texts[1])) == describe_transform(function_of(texts[1]))
 
 
 def test_own_fingerprint_replaces_digest() -> None:
@@ -90,16 +90,18 @@ def test_digest_is_equal_in_other_processes() -> None:
         "for kind in KINDS.values(): print(describe_transform(kind({'a', 'b', 'c'})))\n"
         "for value in VALUES.values(): print(describe_transform(closure(value())))"
     )
-    given = [make({"c", "b", "a"}) for make in KINDS.values()]
-    given += [closure(make()) for make in VALUES.values()]
-    there = subprocess.run(
+    transforms = [make({"c", "b", "a"}) for make in KINDS.values()]
+    transforms += [closure(make()) for make in VALUES.values()]
+    process = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "1"},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert there.stdout.splitlines() == [describe_transform(one) for one in given]
+    assert process.stdout.splitlines() == [
+        describe_transform(transform) for transform in transforms
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

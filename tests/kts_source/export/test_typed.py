@@ -1,4 +1,4 @@
-"""Exports of decoded keys and values: nested columns, partitions by fields, dead letters."""
+"""Tests exports of decoded keys and values: nested columns, partitions by fields, dead letters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def good(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def spoiled(tmp_path: Path) -> dict[str, str]:
+def damaged(tmp_path: Path) -> dict[str, str]:
     values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
     return write(tmp_path / "tier", [values]) | as_avro()
 
@@ -41,11 +41,11 @@ def spoiled(tmp_path: Path) -> dict[str, str]:
 def rows_of(table: pa.Table, *names: str) -> list[tuple[Any, ...]]:
     """Returns some columns of every row, ordered by partition and offset."""
     columns = [table[name].to_pylist() for name in ("partition", "offset", *names)]
-    return sorted(zip(*columns, strict=True), key=lambda found: found[:2])
+    return sorted(zip(*columns, strict=True), key=lambda row_values: row_values[:2])
 
 
-def some(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The fields that `row` has."""
+def select_known_fields(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Keeps only the fields that `row` has."""
     return value and {name: value[name] for name in row(0)}
 
 
@@ -60,10 +60,10 @@ def test_typed_value_is_a_nested_column(
     report = lake.export(good, partition_by=partition_by)
     assert report.rows == 31
     expected = kts_source.scan(good).to_table()
-    found = lake.read()
+    table = lake.read()
     names = ("key", "value", "timestamp")
-    assert rows_of(found, *names) == rows_of(expected, *names)
-    assert [some(value) for *_, value in rows_of(found, "value")] == [
+    assert rows_of(table, *names) == rows_of(expected, *names)
+    assert [select_known_fields(value) for *_, value in rows_of(table, "value")] == [
         *(None if number == 4 else row(number) for number in range(30)),
         row(100),
     ]
@@ -76,13 +76,13 @@ def test_partition_by_field_adds_a_column(
 ) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(good, partition_by=["value.country", "date(value.at)"])
-    found = lake.read()
+    table = lake.read()
     for value, country, day in zip(
-        *(found[name].to_pylist() for name in ("value", "value_country", "value_at_date")),
+        *(table[name].to_pylist() for name in ("value", "value_country", "value_at_date")),
         strict=True,
     ):
         assert country == (value and value["country"])
-        if table_format != "parquet":  # a folder's name is text
+        if table_format != "parquet":  # partition values in folder names are text
             assert day == (value and value["at"].date())
     folders = {path.name for path in (tmp_path / "table").glob("value_country=*")}
     hive = {f"value_country={name}" for name in ("CH", "DE", "__HIVE_DEFAULT_PARTITION__")}
@@ -131,8 +131,8 @@ def test_fields_have_statistics_in_the_file_and_in_delta(
     (log,) = (tmp_path / "table" / "_delta_log").glob("*.json")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     adds = [json.loads(entry["add"]["stats"]) for entry in entries if "add" in entry]
-    (found,) = [stats for stats in adds if stats["numRecords"] == 30]
-    low, high, nulls = (found[name]["value"] for name in ("minValues", "maxValues", "nullCount"))
+    (table,) = [stats for stats in adds if stats["numRecords"] == 30]
+    low, high, nulls = (table[name]["value"] for name in ("minValues", "maxValues", "nullCount"))
     assert (low["country"], high["country"], nulls["country"]) == ("CH", "DE", 1)
     assert (low["amount"], high["amount"], nulls["amount"]) == (0, 29, 1)
     assert low["at"] == "2023-11-14T22:13:20.000Z"
@@ -154,11 +154,11 @@ def test_delta_skips_files_by_a_field(good: dict[str, str], tmp_path: Path) -> N
     lake = Lake(tmp_path, "delta")
     lake.export(good, commit_bytes=1, partition_by=["value.country"])
     dataset = DeltaTable(lake.target).to_pyarrow_dataset()
-    found = dataset.to_table(filter=ds.field("value", "amount") > 27)
-    assert sorted(value["amount"] for value in found["value"].to_pylist()) == [28, 29, 100]
+    table = dataset.to_table(filter=ds.field("value", "amount") > 27)
+    assert sorted(value["amount"] for value in table["value"].to_pylist()) == [28, 29, 100]
 
 
-def test_keys_and_texts_are_columns_too(tmp_path: Path) -> None:
+def test_keys_as_text_are_exported(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[avro(number) for number in range(12)]])
     options |= {"key.format": "utf8", "columns": "key,offset,partition"}
     lake = Lake(tmp_path, "parquet")
@@ -177,33 +177,31 @@ def test_far_times_of_fields_are_written(table_format: str, tmp_path: Path) -> N
         ],
     }
     far = [(0, 0), (2**63 - 1, 2**31 - 1), (-(2**63), -(2**31))]
-    options = write(tmp_path / "tier", [[long(at) + long(day) for at, day in far]])
+    options = write(tmp_path / "tier", [[long(times) + long(day) for times, day in far]])
     options |= {"value.format": "avro", "value.schema": json.dumps(schema)}
     lake = Lake(tmp_path, table_format)
     lake.export(options)
-    found = lake.read()["value"].combine_chunks()
+    table = lake.read()["value"].combine_chunks()
     assert sorted(
         zip(
-            found.field("at").cast(pa.int64()).to_pylist(),
-            found.field("day").cast(pa.int32()).to_pylist(),
+            table.field("at").cast(pa.int64()).to_pylist(),
+            table.field("day").cast(pa.int32()).to_pylist(),
             strict=True,
         )
     ) == sorted(far)
 
 
-def test_malformed_values_end_the_run_or_are_left_out(
-    spoiled: dict[str, str], tmp_path: Path
-) -> None:
+def test_malformed_values_fail_or_are_dropped(damaged: dict[str, str], tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     with pytest.raises(InvalidValueError) as raised:
-        lake.export(spoiled)
+        lake.export(damaged)
     assert raised.value.offset == 3
-    dropping = spoiled | {"value.mode": "DROPMALFORMED"}
+    dropping = damaged | {"value.mode": "DROPMALFORMED"}
     assert lake.export(dropping | {"endingOffsets": '{"orders":{"0":20}}'}).rows == 18
     # A table without malformed rows may change the mode, but not to nulls.
     with pytest.raises(FingerprintError, match="permissive"):
-        lake.export(spoiled | {"value.mode": "PERMISSIVE"})
-    assert lake.export(spoiled, dead_letters=str(tmp_path / "letters")).rows == 9
+        lake.export(damaged | {"value.mode": "PERMISSIVE"})
+    assert lake.export(damaged, dead_letters=str(tmp_path / "letters")).rows == 9
     assert [offset for _, offset in rows_of(lake.read())] == [
         number for number in range(30) if number not in BAD
     ]
@@ -212,42 +210,44 @@ def test_malformed_values_end_the_run_or_are_left_out(
 @pytest.mark.parametrize("mode", ["FAILFAST", "DROPMALFORMED"])
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_dead_letters_have_the_bytes_and_the_reason(
-    table_format: str, mode: str, spoiled: dict[str, str], tmp_path: Path
+    table_format: str, mode: str, damaged: dict[str, str], tmp_path: Path
 ) -> None:
     lake = Lake(tmp_path, table_format)
-    report = lake.export(spoiled | {"value.mode": mode}, dead_letters=str(tmp_path / "letters"))
+    report = lake.export(damaged | {"value.mode": mode}, dead_letters=str(tmp_path / "letters"))
     assert (report.rows, report.rejected) == (27, 3)
-    found = ds.dataset(tmp_path / "letters", format="parquet").to_table()
+    table = ds.dataset(tmp_path / "letters", format="parquet").to_table()
     reasons = [
         "value: country: a length is negative or exceeds the value",
         "value: country: the value ends too early",
         "value: bytes follow after the end of the value",
     ]
-    assert rows_of(found, "topic", "key", "value", "reason") == [
+    assert rows_of(table, "topic", "key", "value", "reason") == [
         (0, offset, "orders", b"k%d" % offset, value, reason)
         for (offset, value), reason in zip(BAD.items(), reasons, strict=True)
     ]
-    assert [some(value) for *_, value in rows_of(lake.read(), "value")] == [
+    assert [select_known_fields(value) for *_, value in rows_of(lake.read(), "value")] == [
         row(number) for number in range(30) if number not in BAD
     ]
 
 
-def test_malformed_key_and_value_make_one_dead_letter(tmp_path: Path) -> None:
+def test_malformed_key_and_value_write_one_dead_letter(tmp_path: Path) -> None:
     options = write(tmp_path / "tier", [[text("x") if n == 10 else avro(n) for n in range(12)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed})  # keys are k0 to k11
     lake = Lake(tmp_path, "parquet")
     report = lake.export(options, dead_letters=str(tmp_path / "letters"))
     assert (report.rows, report.rejected) == (10, 2)
-    found = ds.dataset(tmp_path / "letters", format="parquet").to_table()
-    assert [offset for _, offset in rows_of(found)] == [10, 11]
+    table = ds.dataset(tmp_path / "letters", format="parquet").to_table()
+    assert [offset for _, offset in rows_of(table)] == [10, 11]
 
 
-def test_permissive_rows_stay_with_their_reason(spoiled: dict[str, str], tmp_path: Path) -> None:
+def test_permissive_rows_are_exported_with_their_reason(
+    damaged: dict[str, str], tmp_path: Path
+) -> None:
     lake = Lake(tmp_path, "iceberg")
     letters = tmp_path / "letters"
     columns = "partition,offset,value,valueError,valueRaw"
-    options = spoiled | {"value.mode": "PERMISSIVE", "columns": columns}
+    options = damaged | {"value.mode": "PERMISSIVE", "columns": columns}
     assert lake.export(options, dead_letters=str(letters)).rejected == 0
     expected = kts_source.scan(options).to_table()
     names = ("value", "valueError", "valueRaw")
@@ -259,7 +259,7 @@ def test_permissive_rows_stay_with_their_reason(spoiled: dict[str, str], tmp_pat
 
 
 def flat(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A transform of decoded rows."""
+    """Transforms decoded rows."""
     amounts = batch.column("value").field("amount")
     return pa.RecordBatch.from_arrays([batch["offset"], amounts], names=["offset", "amount"])
 
@@ -285,11 +285,11 @@ def test_table_of_bytes_refuses_typed_columns(good: dict[str, str], tmp_path: Pa
 
 
 def one_field(kind: object) -> str:
-    """A record of Avro."""
+    """Returns an Avro record."""
     return json.dumps({"type": "record", "name": "R", "fields": [{"name": "a", "type": kind}]})
 
 
-def test_durations_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
+def test_durations_are_refused_unless_not_selected(tmp_path: Path) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="d.proto", syntax="proto3")
     file.dependency.append("google/protobuf/duration.proto")
     message = file.message_type.add(name="M")
@@ -297,8 +297,10 @@ def test_durations_are_refused_unless_they_are_left_out(tmp_path: Path) -> None:
     many = message.field.add(name="spans", number=1, type=kinds.TYPE_MESSAGE)
     many.type_name, many.label = ".google.protobuf.Duration", kinds.LABEL_REPEATED
     message.field.add(name="n", number=2, type=kinds.TYPE_INT64, label=kinds.LABEL_OPTIONAL)
-    known = descriptor_pb2.FileDescriptorProto.FromString(duration_pb2.DESCRIPTOR.serialized_pb)
-    files = descriptor_pb2.FileDescriptorSet(file=[known, file])
+    duration_file = descriptor_pb2.FileDescriptorProto.FromString(
+        duration_pb2.DESCRIPTOR.serialized_pb
+    )
+    files = descriptor_pb2.FileDescriptorSet(file=[duration_file, file])
     (tmp_path / "d.desc").write_bytes(files.SerializeToString())
     source = write(tmp_path / "tier", [[b"\x10\5", None]]) | {
         "value.format": "protobuf",

@@ -1,4 +1,4 @@
-"""Typed exports round by round, from the command line, and killed between columns and data."""
+"""Tests typed exports in rounds, from the command line, and killed between columns and data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["topic"]
 
 
-def grown(folder: Path, count: int) -> None:
-    """The topic with a number of values, the last ones of the second writer."""
+def write_values(folder: Path, count: int) -> None:
+    """Writes the topic with a number of values, the last ones with the second schema."""
     values: list[bytes | None] = [b"\0\0\0\0\1" + avro(n, old=True) for n in range(10)]
     values += [b"\0\0\0\0\2" + avro(number) for number in range(10, count)]
     write(folder / "tier", [values])
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_rounds_add_fields_that_the_schema_gains(
+def test_rounds_add_new_schema_fields(
     table_format: str, topic: dict[str, str], tmp_path: Path
 ) -> None:
     schema = tmp_path / "order.avsc"
@@ -45,15 +45,15 @@ def test_rounds_add_fields_that_the_schema_gains(
 
     def gain() -> None:
         schema.write_text(json.dumps(SCHEMA))
-        grown(tmp_path, 30)
+        write_values(tmp_path, 30)
 
     driven = Driven([gain, lambda: None])
     report = driven.run(
         lake, topic | {"value.schema": str(schema)}, schema_evolution="add", round_bytes=1 << 30
     )
     assert (report.rows, driven.outcomes) == (30, ["done", "done", "idle"])
-    found = values_of(lake)
-    assert [value["day"] is None for value in found] == [True] * 20 + [False] * 10
+    values = values_of(lake)
+    assert [value["day"] is None for value in values] == [True] * 20 + [False] * 10
 
 
 def test_follow_ends_at_new_fields_without_evolution(topic: dict[str, str], tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_kts_export_writes_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def die_before_the_data(lake: Lake, options: dict[str, str]) -> None:
-    """An export in a process of its own, which ends for good behind the commit of the columns."""
+    """Runs an export in its own process, which is killed after the commit of the columns."""
 
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +107,7 @@ def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_
     assert child.exitcode == -signal.SIGKILL
     assert DeltaTable(lake.target).version() == 1
     assert [value["day"] for value in values_of(lake)] == [None] * 10
-    # The columns are the table's now, whoever wrote them: nothing is left to be added.
+    # The table already has the columns, so the run adds none.
     assert lake.export(later).rows == 10
     assert DeltaTable(lake.target).version() == 2
     assert [value["day"] is None for value in values_of(lake)] == [True] * 10 + [False] * 10
@@ -116,7 +116,7 @@ def test_run_killed_between_columns_and_data_resumes(topic: dict[str, str], tmp_
 def test_follow_waits_for_unavailable_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the first round, which needs the latest schema, and where a new id comes."""
+    """The outage is before the first round, which needs the latest schema, and at a new id."""
     monkeypatch.setattr("kts_source.registry.client.RETRY", replace(RETRY, max_attempts=1))
     server = Registry(
         {
@@ -136,9 +136,10 @@ def test_follow_waits_for_unavailable_registry(
 
     def new_writer_and_outage() -> None:
         write(tmp_path / "tier", [[*values, *(framed(2, avro(n)) for n in range(10, 15))]])
-        server.failing = [200, 503]  # the latest version is told, the new writer's schema is not
+        # The latest version is returned, but not the new writer's schema.
+        server.failing = [200, 503]
 
-    server.failing = [503] * 3  # of the check, and of two rounds
+    server.failing = [503] * 3  # for the check and for two rounds
     lake = Lake(tmp_path, "delta")
     driven = Driven([lambda: None, lambda: None, new_writer_and_outage, lambda: None])
     with server.serving(), caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Objects that go while an export runs: an error, or the report names their offsets."""
+"""Tests objects deleted during an export: an error, or the report contains their offsets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 class Expiring(LocalExecutor):
-    """Segments go once the plan is made."""
+    """Deletes segments after the plan was made."""
 
     def __init__(self, tier: SmallTier, *numbers: int) -> None:
         super().__init__(1)
@@ -36,8 +36,8 @@ class Expiring(LocalExecutor):
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         self._tier.expire(*self._numbers)
-        # As they travel back from Spark.
-        yield from (TaskReport.from_text(one.to_text()) for one in super().run(tasks, job))
+        # Reports pass through text, as they do on the way back from Spark.
+        yield from (TaskReport.from_text(report.to_text()) for report in super().run(tasks, job))
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_vanished_offsets_are_skipped_and_reported(
         commit_bytes=commit_bytes,
         compact=compact,
     )
-    left = [n for n in range(30) if n // 10 not in gone]
-    assert held(lake) == (left[-1:] if compact else left)
+    remaining = [n for n in range(30) if n // 10 not in gone]
+    assert held(lake) == (remaining[-1:] if compact else remaining)
     assert gaps(report) == [(10 * n, 10 * n + 10) for n in gone]
-    assert [n for start, stop in ranges(report) for n in range(start, stop)] == left
+    assert [n for start, stop in ranges(report) for n in range(start, stop)] == remaining
     assert all("deleted after planning" in gap.reason for gap in report.skipped)
-    # Vanished objects are skipped: nothing is written twice, and later runs continue.
+    # Vanished objects are skipped: no row is written twice, and later runs continue.
     tier.grow(1)
     if not compact:
         assert ranges(lake.export(tier.options())) == [(30, 40)]
-        assert held(lake) == [*left, *range(30, 40)]
+        assert held(lake) == [*remaining, *range(30, 40)]
 
 
 def test_vanished_object_fails_the_export(lake: Lake, tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ def test_written_ranges_exclude_skipped_offsets() -> None:
     def skipped(start: int, stop: int) -> Skipped:
         return Skipped("t", 0, start, stop, "")
 
-    found = written_ranges(
+    written = written_ranges(
         [advance(0, 10), advance(10, 30), advance(40, 50), advance(0, 5, partition=1)],
         [skipped(8, 12), skipped(10, 11), skipped(20, 22), skipped(30, 45), skipped(60, 70)],
     )
-    assert [(span.partition, span.start, span.stop) for span in found] == [
+    assert [(span.partition, span.start, span.stop) for span in written] == [
         *((0, 0, 8), (0, 12, 20), (0, 22, 30), (0, 45, 50)),
         (1, 0, 5),
     ]

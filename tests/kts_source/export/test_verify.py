@@ -1,4 +1,4 @@
-"""`verify=True`: rows that other writers deleted, replaced or copied are found before a run."""
+"""Tests `verify=True`, which detects rows that other writers deleted, replaced or copied."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verified(lake: Lake, **arguments: Any) -> str:  # noqa: ANN401
 
 
 def tier_arguments() -> list[str]:
-    """PATH, TOPIC and options of `source` for the command."""
+    """Returns path, topic and options of `source` for the command."""
     options = source()
     arguments = [options.pop("path"), options.pop("subscribe")]
     for name, value in options.items():
@@ -85,7 +85,7 @@ def test_verify_runs_before_new_rows_are_written(lake: Lake) -> None:
     assert f"verified {first.rows + second.rows:,} rows" in verified(lake)
 
 
-def test_verify_accepts_rows_that_where_leaves_out(lake: Lake) -> None:
+def test_verify_accepts_rows_excluded_by_where(lake: Lake) -> None:
     options = source(where="offset < 900")
     rows = exported(lake, options=options).rows
     assert f"verified {rows:,} rows" in verified(lake, options=options)
@@ -111,7 +111,7 @@ def test_verify_recreated_topic_compares_rows_of_both_ids(lake: Lake) -> None:
     assert "several topics of one name (recreated-0" in text
 
 
-def test_verify_accepts_rows_that_went_to_dead_letters(lake: Lake) -> None:
+def test_verify_accepts_rows_in_dead_letters(lake: Lake) -> None:
     arguments: dict[str, Any] = {
         "dead_letters": str(lake.folder / "letters"),
         "options": source(**{"value.format": "json", "value.schema": "a int"}),
@@ -121,7 +121,7 @@ def test_verify_accepts_rows_that_went_to_dead_letters(lake: Lake) -> None:
     assert f"verified {report.rows:,} rows" in verified(lake, **arguments)
 
 
-def test_verify_of_the_command_prints_what_it_compared(lake: Lake) -> None:
+def test_verify_command_prints_its_result(lake: Lake) -> None:
     rows = exported(lake).rows
     arguments = ["export", *tier_arguments(), lake.target, "--table-format", lake.table_format]
     if lake.table_format == "iceberg":
@@ -169,7 +169,7 @@ def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.Table.from_batches([batch, batch]).combine_chunks().to_batches()[0]
 
 
-def test_verify_accepts_transform_that_makes_two_rows_of_a_record(lake: Lake) -> None:
+def test_verify_accepts_transform_that_duplicates_rows(lake: Lake) -> None:
     rows = exported(lake, transform=doubled).rows
     text = verified(lake, transform=doubled)
     assert f"at least the {rows:,} rows" in text
@@ -194,7 +194,7 @@ def test_verify_delta_optimize_keeps_rows_and_passes(
     assert f"verified {rows:,} rows" in verified(delta, partition_by=partition_by)
 
 
-def test_verify_delta_shared_and_optimized_table_reports_what_is_unknown(delta: Lake) -> None:
+def test_verify_delta_shared_and_optimized_table_reports_unverified(delta: Lake) -> None:
     exported(delta)
     exported(delta, export_id="second")
     DeltaTable(delta.target).optimize.compact()
@@ -351,7 +351,7 @@ def test_verify_folder_duplicated_file_fails(folder: Lake, name: str) -> None:
     assert name in str(raised.value)
 
 
-def test_verify_folder_file_that_is_no_parquet_fails(folder: Lake) -> None:
+def test_verify_folder_invalid_parquet_file_fails(folder: Lake) -> None:
     exported(folder)
     file = parquet_files(folder)[0]
     file.write_bytes(bytes(file.stat().st_size))

@@ -1,4 +1,4 @@
-"""Imported by the process that others are forked from, so that all have the kernels loaded."""
+"""Loads the kernels in the fork server, so that all forked processes have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Options of the caches: the broker's defaults, −1 for no bound, one switch for all."""
+"""Tests the cache options: the broker's defaults, −1 for no limit, and one switch for all
+caches.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from kts_source.store.local_store import LocalStore
 from kts_source.tier import open_tier
 
 
-def settings(**given: str) -> CacheSettings:
-    return parse_options({"path": "s3://b", "subscribe": "t", **given}).cache
+def settings(**source_options: str) -> CacheSettings:
+    return parse_options({"path": "s3://b", "subscribe": "t", **source_options}).cache
 
 
-def test_indexes_are_kept_as_a_broker_keeps_them_and_chunks_are_not() -> None:
-    # Schemas keep their meaning: they have no time to live.
+def test_cache_defaults_match_broker() -> None:
+    # Schemas never change, so they have no time to live.
     assert settings() == CacheSettings(
         index=CacheLimits(1 << 30, 900), chunks=None, schemas=CacheLimits(64 << 20, None)
     )
 
 
-def test_bounds() -> None:
+def test_cache_limits_parse() -> None:
     assert settings(indexCacheBytes="10m", indexCacheTtlMs="1500").index == CacheLimits(
         10 << 20, 1.5
     )
@@ -33,7 +35,7 @@ def test_bounds() -> None:
     assert settings(cacheDir="/some/where").folder == "/some/where"
 
 
-def test_plaintext_is_kept_only_if_asked_for_and_where_chunks_are() -> None:
+def test_cache_plaintext_needs_chunk_cache() -> None:
     assert not settings(chunkCacheBytes="1g").plaintext
     assert settings(chunkCacheBytes="1g", cachePlaintext="true").plaintext
     with pytest.raises(InvalidOptionError, match="cachePlaintext needs option chunkCacheBytes"):
@@ -44,7 +46,7 @@ def test_cache_waits_for_the_read_timeout() -> None:
     assert settings(fetchReadTimeoutMs="700").patience_seconds == 0.7
 
 
-def test_one_switch_for_all() -> None:
+def test_cache_false_disables_all_caches() -> None:
     assert settings(cache="false", chunkCacheBytes="1g", cacheDir="/x") == NO_CACHE
 
 
@@ -66,14 +68,14 @@ def test_cache_options_contradictions_are_refused(name: str, text: str) -> None:
         settings(**{name: text})
 
 
-def test_the_tier_is_opened_with_its_caches(tmp_path: object) -> None:
-    given = {"path": f"file://{tmp_path}", "subscribe": "t"}
-    tier = open_tier(parse_options(given))
+def test_open_tier_uses_caches_for_remote_stores_only(tmp_path: object) -> None:
+    source_options = {"path": f"file://{tmp_path}", "subscribe": "t"}
+    tier = open_tier(parse_options(source_options))
     assert isinstance(tier.store, LocalStore)
-    # Files of this machine are as near as their copies would be.
+    # Local files are as fast to read as a cached copy.
     assert tier.caches.index is None
-    cached = open_tier(parse_options({**given, "cacheDir": f"{tmp_path}/cache"}))
+    cached = open_tier(parse_options({**source_options, "cacheDir": f"{tmp_path}/cache"}))
     assert cached.caches.index is not None
     assert cached.caches.chunks is None
-    elsewhere = open_tier(parse_options({**given, "path": "memory://t", "cache": "false"}))
+    elsewhere = open_tier(parse_options({**source_options, "path": "memory://t", "cache": "false"}))
     assert elsewhere.caches.index is None

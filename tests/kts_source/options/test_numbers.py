@@ -1,4 +1,6 @@
-"""Every number that the parser takes works, and every other is refused by the option's name."""
+"""Checks that every accepted number works, and that every other one raises with the option's
+name.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def tier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_options_that_are_numbers_are_here() -> None:
+def test_numbers_lists_all_number_options() -> None:
     def takes_a_number(name: str) -> bool:
         try:
             parse_options({"path": "/", "subscribe": "t", "chunkCacheBytes": "1g", name: "x"})
@@ -67,28 +69,28 @@ def test_all_options_that_are_numbers_are_here() -> None:
             return "number" in str(error) or "size" in str(error)
         return False
 
-    found = {option.name for option in OPTIONS if takes_a_number(option.name)}
-    assert found <= {*NUMBERS}
+    number_options = {option.name for option in OPTIONS if takes_a_number(option.name)}
+    assert number_options <= {*NUMBERS}
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_number_options_parse_or_name_the_option(name: str, tier: Path, tmp_path: Path) -> None:
-    given = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}
+    source_options = {"path": str(tier), "subscribe": "t", "cacheDir": str(tmp_path / "cache")}
     accepted = 0
     for text in TEXTS:
         value = f'{{"t":{{"0":{text}}}}}' if name in PARTITION else text
         value = f"{text}," if name == "timestampRange" else value
-        asked = {**given, name: value}
+        changed_options = {**source_options, name: value}
         if name == "chunkCacheTtlMs":
-            asked["chunkCacheBytes"] = "1g"
+            changed_options["chunkCacheBytes"] = "1g"
         try:
-            parse_options(asked)
+            parse_options(changed_options)
         except InvalidOptionError as error:
             assert name in str(error), text  # noqa: PT017  # one of many values
             continue
         accepted += 1
         try:
-            rows = scan(asked).num_rows
+            rows = scan(changed_options).num_rows
         except TieredKafkaError as error:
             assert type(error).__name__ in (  # noqa: PT017
                 "PlanTooLargeError",
@@ -103,19 +105,20 @@ def test_number_options_parse_or_name_the_option(name: str, tier: Path, tmp_path
     assert accepted > 1
 
 
-@pytest.mark.parametrize(("least", "most"), [("61", "2147483647")])
-def test_max_batch_bytes_limits_are_checked(least: str, most: str) -> None:
+@pytest.mark.parametrize(("minimum", "maximum"), [("61", "2147483647")])
+def test_max_batch_bytes_limits_are_checked(minimum: str, maximum: str) -> None:
     for text in ("60", "2g", "4g", "10"):
-        with pytest.raises(InvalidOptionError, match=rf"maxBatchBytes.*{least}.*{most}.*{text}"):
+        match = rf"maxBatchBytes.*{minimum}.*{maximum}.*{text}"
+        with pytest.raises(InvalidOptionError, match=match):
             parse_options({"path": "/", "subscribe": "t", "maxBatchBytes": text})
-    for text in (least, most):
+    for text in (minimum, maximum):
         parsed = parse_options({"path": "/", "subscribe": "t", "maxBatchBytes": text})
         assert parsed.max_batch_bytes == int(text)
 
 
 @pytest.mark.parametrize("name", ["s3.connect-timeout", "s3.request-timeout"])
 @pytest.mark.parametrize("text", ["0", "-1", "1e300", "1e3", "inf", "nan", "9223372036854775807"])
-def test_seconds_of_s3(name: str, text: str) -> None:
+def test_s3_timeouts_are_checked(name: str, text: str) -> None:
     options = {name: text, "s3.region": "x", "s3.anonymous": "true"}
     if text == "1e3":
         open_store("s3://bucket", storage_options_from(options)).close()

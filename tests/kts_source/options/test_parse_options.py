@@ -1,4 +1,4 @@
-"""A mistake in the options fails before any I/O, and says what to do."""
+"""Checks that invalid options fail before any I/O, with advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refused(**changes: str | None) -> str:
     return str(error.value)
 
 
-def test_defaults() -> None:
+def test_option_defaults() -> None:
     options = parse_options(BASE)
     assert options.selection == Subscribe(("orders",))
     assert options.read_committed
@@ -49,14 +49,14 @@ def test_defaults() -> None:
     assert options.key_prefix == ""
 
 
-def test_names_are_compared_without_case() -> None:
+def test_option_names_ignore_case() -> None:
     options = parse_options({"PATH": "/tier", "SubScribe": "a , b", "INCLUDEHEADERS": "TRUE"})
     assert options.selection == Subscribe(("a", "b"))
     assert options.columns[-1] == "headers"
 
 
 @pytest.mark.parametrize("option", [option.name for option in OPTIONS])
-def test_every_option_is_known_in_lower_case_and_a_typo_of_it_is_refused(option: str) -> None:
+def test_option_typo_raises_with_the_option(option: str) -> None:
     typo = option[:-1] + "q"
     text = refused(**{typo.lower(): "x"})
     assert typo.lower() in text
@@ -121,10 +121,10 @@ def test_options_errors_explain_the_fix(changes: dict[str, str | None], words: s
     assert words in refused(**changes)
 
 
-def test_alias_of_the_isolation_level() -> None:
+def test_isolation_level_has_an_alias() -> None:
     options = parse_options({**BASE, "kafka.isolation.level": "read_uncommitted"})
     assert not options.read_committed
-    assert options.given == {"path", "subscribe", "isolationLevel"}  # may contradict a plan file
+    assert options.given == {"path", "subscribe", "isolationLevel"}  # can contradict a plan file
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_option_and_alias_with_equal_values_are_accepted(
 
 
 def test_kafka_options_have_no_effect_without_brokers() -> None:
-    given = {"kafka.ssl.truststore.location": "/gone", "kafkaConsumer.pollTimeoutMs": "5"}
-    options = parse_options({**BASE, **given})
+    kafka_options = {"kafka.ssl.truststore.location": "/gone", "kafkaConsumer.pollTimeoutMs": "5"}
+    options = parse_options({**BASE, **kafka_options})
     assert options.ignored == ("kafka.ssl.truststore.location", "kafkaconsumer.polltimeoutms")
     assert (options.brokers, options.tail, options.broker_fallback) == (None, False, False)
 
 
-def test_brokers_of_kafka_options() -> None:
+def test_brokers_are_read_from_kafka_options() -> None:
     brokers = {"kafka.bootstrap.servers": "x:9092", "kafka.group.id": "g"}
     options = parse_options({**BASE, **brokers})
     assert options.brokers is not None
@@ -168,17 +168,17 @@ def test_tail_options_need_brokers(name: str) -> None:
     assert parse_options({**BASE, name: "false"}).brokers is None
 
 
-def test_selections() -> None:
+def test_topic_selections_parse() -> None:
     pattern = parse_options({"path": "/t", "subscribePattern": "ord.*"}).selection
     assert pattern == SubscribePattern("ord.*")
     assert pattern.wanted(["orders", "my-orders", "sales"]) == ("my-orders", "orders")
-    whole = parse_options({"path": "/t", "subscribePattern": "^ord.*$"}).selection
-    assert whole.wanted(["orders", "my-orders", "ord"]) == ("ord", "orders")
+    anchored = parse_options({"path": "/t", "subscribePattern": "^ord.*$"}).selection
+    assert anchored.wanted(["orders", "my-orders", "ord"]) == ("ord", "orders")
     assign = parse_options({"path": "/t", "assign": '{"b":[1,0],"a":[3]}'}).selection
     assert assign == Assign({"b": (0, 1), "a": (3,)})
 
 
-def test_precedence_of_the_bounds_is_that_of_sparks_source() -> None:
+def test_bounds_have_precedence_of_spark_source() -> None:
     options = {**BASE, "startingOffsets": '{"orders":{"0":5}}'}
     assert parse_options(options).starting == OffsetsBound({"orders": {0: 5}})
     options["startingOffsetsByTimestamp"] = '{"orders":{"0":1000}}'
@@ -191,11 +191,11 @@ def test_precedence_of_the_bounds_is_that_of_sparks_source() -> None:
     ("text", "size"),
     [("1", 1), ("64k", 64 << 10), ("128m", 128 << 20), ("1 GiB", 1 << 30), ("2T", 2 << 40)],
 )
-def test_byte_sizes(text: str, size: int) -> None:
+def test_byte_sizes_parse(text: str, size: int) -> None:
     assert parse_options({**BASE, "targetPartitionBytes": text}).target_partition_bytes == size
 
 
-def test_no_secret_shows() -> None:
+def test_options_hide_secrets() -> None:
     options = parse_options(
         {
             **BASE,
@@ -226,11 +226,11 @@ def test_no_secret_shows() -> None:
     ],
 )
 def test_catalog_invalid_values_are_refused(changes: dict[str, str | None], text: str) -> None:
-    given = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
-    assert text in refused(**given)
+    catalog_options = {"catalog": "metadata-topic", "kafka.bootstrap.servers": "b:9092", **changes}
+    assert text in refused(**catalog_options)
 
 
-def test_the_catalog_is_the_listing_unless_it_is_asked_for() -> None:
+def test_catalog_defaults_to_listing() -> None:
     brokers = {**BASE, "kafka.bootstrap.servers": "b:9092"}
     assert not parse_options(brokers).by_metadata_topic
     assert parse_options({**brokers, "catalog": "Metadata-Topic"}).by_metadata_topic

@@ -1,4 +1,4 @@
-"""Options `value.schema-registry.…` and `value.subject`, and the schema that they give."""
+"""Tests the options `value.schema-registry.…` and `value.subject`, and the resulting schema."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def confluent(server: Registry) -> dict[str, str]:
     return {"value.format": "avro-confluent", "value.schema-registry.url": server.url}
 
 
-def test_the_latest_version_is_the_readers_and_fixed_at_once(
-    server: Registry, tmp_path: Path
-) -> None:
+def test_latest_version_is_the_reader_schema_of_a_scan(server: Registry, tmp_path: Path) -> None:
     options = write(tmp_path, [[b"\0\0\0\0\x15\x02\x04"]]) | confluent(server)
     scan = pickle.loads(pickle.dumps(kts_source.scan(options)))
     assert server.asked == [LATEST, "/subjects/line/versions/3"]
@@ -68,14 +66,14 @@ def test_the_latest_version_is_the_readers_and_fixed_at_once(
         "schema": json.dumps({**CART, "fields": more}),
         "id": 22,
     }
-    # A version that comes while a query runs is of the next one.
+    # A running query keeps its schema version; the next query uses the new one.
     assert scan.to_table()["value"].to_pylist() == [{"a": 1, "line": {"n": 2}}]
     again = kts_source.scan(options).to_table()
     assert again["value"].to_pylist() == [{"a": 1, "line": {"n": 2}, "b": 7}]
 
 
 @pytest.mark.parametrize(
-    ("topics", "given", "subject"),
+    ("topics", "subject_options", "subject"),
     [
         ({"subscribe": "orders"}, {}, "orders-value"),
         ({"assign": '{"orders": [0]}'}, {}, "orders-value"),
@@ -83,22 +81,22 @@ def test_the_latest_version_is_the_readers_and_fixed_at_once(
         ({"subscribe": "orders,others"}, {"value.subject": "x"}, "x"),
     ],
 )
-def test_the_subject_is_of_the_topic_unless_given(
-    server: Registry, topics: dict[str, str], given: dict[str, str], subject: str
+def test_subject_defaults_to_the_topic(
+    server: Registry, topics: dict[str, str], subject_options: dict[str, str], subject: str
 ) -> None:
     server.documents[f"/subjects/{subject}/versions/latest"] = {"schema": '"int"', "id": 1}
-    (form,) = parsed(topics, **confluent(server), **given).formats
+    (form,) = parsed(topics, **confluent(server), **subject_options).formats
     assert form.type == pa.int32()
 
 
 @pytest.mark.parametrize("topics", [{"subscribe": "a,b"}, {"subscribePattern": "orders"}])
-def test_the_topic_must_be_one(server: Registry, topics: dict[str, str]) -> None:
+def test_subject_default_needs_a_single_topic(server: Registry, topics: dict[str, str]) -> None:
     with pytest.raises(InvalidOptionError, match=r"'value.schema' or 'value.subject' is needed"):
         parsed(topics, **confluent(server))
     assert server.asked == []
 
 
-def test_subjects_that_cannot_be_read_are_named(server: Registry) -> None:
+def test_unusable_subject_raises_with_its_name(server: Registry) -> None:
     with pytest.raises(InvalidOptionError, match="has no subject 'none-value'"):
         parsed({"subscribe": "none"}, **confluent(server))
     server.documents[LATEST] = {"schema": "{}", "schemaType": "JSON", "id": 2}
@@ -118,16 +116,14 @@ def test_json_schema_of_the_registry_defines_the_columns(server: Registry) -> No
     options = confluent(server) | {"value.format": "json-confluent"}
     (form,) = parsed(**options).formats
     assert form.type == pa.struct([("a", pa.int64())])
-    assert form.registry is None  # nobody is asked for writers
+    assert form.registry is None  # no writer schemas are requested
     reference = {"name": "other", "subject": "line", "version": 3}
     server.documents[LATEST] |= {"references": [reference]}
     with pytest.raises(InvalidOptionError, match="it refers to other schemas"):
         parsed(**options)
 
 
-def test_messages_of_protobuf_are_those_of_the_writers_file(
-    server: Registry, tmp_path: Path
-) -> None:
+def test_protobuf_message_index_uses_the_writer_file(server: Registry, tmp_path: Path) -> None:
     file = sample_file("proto3")
     text = base64.b64encode(file.SerializeToString()).decode()
     document = {"schema": text, "schemaType": "PROTOBUF", "id": 5}
@@ -136,11 +132,11 @@ def test_messages_of_protobuf_are_those_of_the_writers_file(
     options = confluent(server) | {"value.format": "protobuf-confluent"}
     (form,) = parsed(**options).formats
     assert form.message == f"{file.package}.{first}"
-    # Another file, in which another message comes first.
+    # Another file whose messages have another order.
     other = sample_file("proto3")
     other.message_type.add(name="New")
     moved = [other.message_type[-1], *other.message_type[:-1]]
-    copies = [type(one).FromString(one.SerializeToString()) for one in moved]
+    copies = [type(value).FromString(value.SerializeToString()) for value in moved]
     del other.message_type[:]
     other.message_type.extend(copies)
     moved_text = base64.b64encode(other.SerializeToString()).decode()
@@ -148,7 +144,7 @@ def test_messages_of_protobuf_are_those_of_the_writers_file(
     server.documents |= {"/schemas/ids/6": document, "/schemas/ids/6?format=serialized": document}
     server.documents["/schemas/ids/5"] = server.documents["/schemas/ids/5?format=serialized"]
     values = [
-        b"\0\0\0\0\x05\0",  # the first of file 5
+        b"\0\0\0\0\x05\0",  # the first message of file 5
         b"\0\0\0\0\x06\x02\x02",  # the second of file 6: the same message
         b"\0\0\0\0\x06\0",
         b"\0\0\0\0\x06\x02\x50",
@@ -156,14 +152,14 @@ def test_messages_of_protobuf_are_those_of_the_writers_file(
     ]
     options |= write(tmp_path, [[*values]]) | {"value.mode": "PERMISSIVE"}
     table = kts_source.scan(options).to_table()
-    assert [one is not None for one in table["value"].to_pylist()] == [True, True, *[False] * 3]
+    assert [value is not None for value in table["value"].to_pylist()] == [True, True, *[False] * 3]
     reasons = table["valueError"].to_pylist()
     assert "New, not" in reasons[2]
     assert "no message [40]" in reasons[3]
     assert "does not know" in reasons[4]
 
 
-def test_a_folder_of_descriptors_says_it_too(tmp_path: Path) -> None:
+def test_descriptor_folder_is_used_as_registry(tmp_path: Path) -> None:
     folder = tmp_path / "schemas"
     folder.mkdir()
     descriptors = descriptor_set(sample_file("proto2"))
@@ -180,7 +176,9 @@ def test_a_folder_of_descriptors_says_it_too(tmp_path: Path) -> None:
     assert "the folder has no schema 8" in reasons[1]
 
 
-def test_a_folder_of_schemas_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schema_folder_with_uuids_is_used_as_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = [{"name": name, "type": "int"} for name in ("a", "b")]
     schema = json.dumps({"type": "record", "name": "R", "fields": fields})
     folder = tmp_path / "schemas"
@@ -198,7 +196,7 @@ def test_a_folder_of_schemas_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "the folder has no schema 00000000-0000-0000-0000-000000000008" in str(
         table["valueError"][1]
     )
-    # What there is none of is remembered, by a condition's decoder and the table's together.
+    # Decoders of the condition and of the table share the cache of missing schemas.
     (folder / "00000000-0000-0000-0000-000000000008.avsc").write_text(schema)
     again = kts_source.scan(options | {"columns": "value,offset", "where": "value.a IS NULL"})
     assert again.to_table()["value"].to_pylist() == [None]
@@ -266,8 +264,8 @@ def test_tls_options_without_meaning_are_refused(options: dict[str, str], reason
 
 
 @pytest.mark.parametrize("which", ["globalId", "contentId"])
-def test_ids_of_apicurios_own_api(tmp_path: Path, which: str) -> None:
-    paths = {one: f"/ids/{which}s/{one}?dereference=true" for one in (5, 6, 7)}
+def test_apicurio_ids_use_its_own_api(tmp_path: Path, which: str) -> None:
+    paths = {schema_id: f"/ids/{which}s/{schema_id}?dereference=true" for schema_id in (5, 6, 7)}
     server = Registry({paths[5]: CART | {"fields": CART["fields"][:1]}, paths[6]: {"type": "int"}})
     server.unknown = lambda _: {"error_code": 404, "name": "ArtifactNotFoundException"}
     values = [b"\0" + number.to_bytes(8, "big") + b"\x0e" for number in (5, 6, 7, 5, 7)]
@@ -288,7 +286,7 @@ def test_ids_of_apicurios_own_api(tmp_path: Path, which: str) -> None:
     assert sorted(server.asked) == [*paths.values()]
 
 
-def test_credentials_are_in_no_text() -> None:
+def test_options_hide_registry_credentials() -> None:
     options = parsed(
         **{
             "value.format": "avro-confluent",

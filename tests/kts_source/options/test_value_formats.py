@@ -1,4 +1,4 @@
-"""What options `key.…` and `value.…` may say."""
+"""Tests the values of the options `key.…` and `value.…`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parsed(**options: str) -> ScanOptions:
     return parse_options({"path": "/x", "subscribe": "t", **named})
 
 
-def test_nothing_is_decoded_by_default() -> None:
+def test_formats_default_to_raw() -> None:
     assert parsed().formats == ()
     assert parsed(value__format="RAW", key__format="raw").formats == ()
 
@@ -39,7 +39,7 @@ def test_schema_text_or_file_is_read_once(tmp_path: Path) -> None:
     assert of_file.schema == RECORD
 
 
-def test_types_are_found_without_the_compiler(tmp_path: Path) -> None:
+def test_types_are_resolved_without_the_compiler(tmp_path: Path) -> None:
     file = tmp_path / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto2")))
     every = [
@@ -56,7 +56,7 @@ for given in {every!r}:
     assert {"numba", "llvmlite"} & loaded == set()
 
 
-def test_schemas_that_are_too_large_are_refused(tmp_path: Path) -> None:
+def test_too_large_schema_raises(tmp_path: Path) -> None:
     file = tmp_path / "large"
     with file.open("wb") as out:
         out.truncate((16 << 20) + 1)
@@ -109,7 +109,7 @@ def test_options_contradictions_are_refused(options: dict[str, str], reason: str
 
 
 @pytest.mark.parametrize(
-    ("url", "place", "auth"),
+    ("url", "location", "auth"),
     [
         ("https://registry:8081/sub", "https://registry:8081/sub", None),
         ("https://me:hid%2Fden@registry", "https://registry", ("me", "hid/den")),
@@ -118,17 +118,17 @@ def test_options_contradictions_are_refused(options: dict[str, str], reason: str
     ],
 )
 def test_registry_url_password_is_secret(
-    url: str, place: str, auth: tuple[str, str] | None
+    url: str, location: str, auth: tuple[str, str] | None
 ) -> None:
     options = confluent(url)
-    (found,) = options.formats
-    assert found.registry is not None
-    assert found.registry.place == place
-    shown = found.registry.shown()
-    assert ((shown.user, shown.password) if found.registry.access else None) == auth
+    (form,) = options.formats
+    assert form.registry is not None
+    assert form.registry.place == location
+    shown = form.registry.shown()
+    assert ((shown.user, shown.password) if form.registry.access else None) == auth
     assert "hid" not in repr(options)
     assert options.formats == confluent(url).formats
-    assert hash(found) == hash(confluent(url).formats[0])
+    assert hash(form) == hash(confluent(url).formats[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A store whose reads wait for a gate and are written down, and fetches from it."""
+"""Fetches from a store whose reads wait for a gate and are recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FetchRequest(NamedTuple):
 
 
 class RecordingStore:
-    """Objects that are all `DATA`; reads wait for a gate and are written down."""
+    """A store in which every object contains `DATA`. Reads wait for a gate and are recorded."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, str | None]] = []
@@ -90,12 +90,14 @@ def requests(count: int, size: int = 100) -> list[FetchRequest]:
 
 
 def reads(store: ObjectStore) -> Callable[[FetchRequest], Data]:
-    return lambda one: store.get_range(one.key, one.start, one.stop, version=one.version)
+    return lambda request: store.get_range(
+        request.key, request.start, request.stop, version=request.version
+    )
 
 
 def fetch(
     store: ObjectStore,
-    wanted: list[FetchRequest] | Iterator[FetchRequest],
+    ranges: list[FetchRequest] | Iterator[FetchRequest],
     *,
     threads: int = 4,
     prefetch_bytes: int = 1000,
@@ -103,20 +105,20 @@ def fetch(
     while_waiting: Callable[[], object] | None = None,
 ) -> Generator[Fetched[FetchRequest]]:
     ahead = ReadAhead(threads, prefetch_bytes, slow_start=slow_start)
-    return fetch_ranges(reads(store), wanted, ahead, while_waiting=while_waiting)
+    return fetch_ranges(reads(store), ranges, ahead, while_waiting=while_waiting)
 
 
 def fetching(
     store: ObjectStore,
-    wanted: list[FetchRequest] | Iterator[FetchRequest],
+    ranges: list[FetchRequest] | Iterator[FetchRequest],
     **how: Any,  # noqa: ANN401
 ) -> closing[Generator[Fetched[FetchRequest]]]:
-    """`fetch`, closed at the end of a `with`."""
-    return closing(fetch(store, wanted, **how))
+    """Returns a context manager that closes the `fetch` at the end of the `with` block."""
+    return closing(fetch(store, ranges, **how))
 
 
 def fetch_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("kts-fetch")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-fetch")]
 
 
 def wait_for(store: RecordingStore, begun: int) -> None:

@@ -1,4 +1,4 @@
-"""A consumer that wants no more: nothing runs on, nothing stays open."""
+"""Checks that a task closed early leaves no threads and no open sockets."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 def sockets() -> set[str]:
-    """Open sockets of this process."""
-    found = set()
+    """Returns the open sockets of this process."""
+    inodes = set()
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names that vanish while listed
         try:
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
         except FileNotFoundError:
             continue
         if target.startswith("socket:"):
-            found.add(target)
-    return found
+            inodes.add(target)
+    return inodes
 
 
 def fetch_threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("kts-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-")]
 
 
 @pytest.mark.s3
@@ -60,7 +60,7 @@ def test_task_closed_early_leaves_no_threads_or_sockets(
     rows.close()
     del rows
     gc.collect()
-    until = time.monotonic() + 5  # who makes a connection just then does so to the end
+    until = time.monotonic() + 5  # a connection attempt in progress runs to its end
     while fetch_threads():
         assert time.monotonic() < until
         time.sleep(0.001)

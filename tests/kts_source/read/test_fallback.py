@@ -1,4 +1,4 @@
-"""Slices that the tier does not give, read from brokers."""
+"""Tests slices that the tier cannot return and that are read from brokers."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def _log(batches_per_append: int, appends: int = 12) -> BuiltLog:
 def test_fallback_of_any_slice_returns_its_rows(
     monkeypatch: pytest.MonkeyPatch, batches_per_append: int, lost: int, log_start: int
 ) -> None:
-    # An index entry has the last offset of an append, and the position of its first batch: rows
-    # were once missing, or there twice, where a follower had written many batches at once. And a
-    # log start inside of the segment, below the slice, was once taken for a loss.
+    # An index entry has the last offset of an append, and the position of its first batch. With
+    # many batches per append, rows were missing or returned twice. A log start inside the segment
+    # but below the slice was reported as data loss.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     log = _log(batches_per_append)
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     (files,) = log.segments
     writer.write_segment(files)
-    # Brokers have records behind the segment, too, in answers that go over its end.
+    # Brokers also have records after the segment, and their responses continue past its end.
     longer = _log(batches_per_append, appends=15)
     end = log.end_offset()
     with FakeCluster() as cluster:
@@ -74,21 +74,21 @@ def test_fallback_of_any_slice_returns_its_rows(
         )
         tier = Tier(MemoryStore(store))
         plan = plan_scan(options, tier)
-        slices = [part for task in plan.tasks for part in task.slices]
+        slices = [task_slice for task in plan.tasks for task_slice in task.slices]
         assert len(slices) > 1
         broken = {key: b"" if key.endswith(".log") else data for key, data in store.items()}
-        found: list[int] = []
+        offsets_read: list[int] = []
         fallbacks = 0
         for number, task in enumerate(plan.tasks):
-            given = tier if number != lost % len(plan.tasks) else Tier(MemoryStore(broken))
-            meter = TaskMeter(task, given, TaskPlace())
+            source_options = tier if number != lost % len(plan.tasks) else Tier(MemoryStore(broken))
+            meter = TaskMeter(task, source_options, TaskPlace())
             settings = dataclasses.replace(ReadSettings.of(options), columns=("offset",))
-            reader = SegmentSource(given, options.key_ring)
+            reader = SegmentSource(source_options, options.key_ring)
             for batch in read_task(task, reader, settings, meter=meter):
-                found += pa.Table.from_batches([batch])["offset"].to_pylist()
+                offsets_read += pa.Table.from_batches([batch])["offset"].to_pylist()
             fallbacks += meter.brokers.fallbacks
     assert fallbacks > 0
-    assert found == list(range(log_start, end))
+    assert offsets_read == list(range(log_start, end))
 
 
 @pytest.mark.parametrize("batches_per_append", [1, 5])
@@ -103,7 +103,7 @@ def test_fallback_skips_offsets_deleted_after_planning(
     (files,) = log.segments
     writer.write_segment(files)
     moved = min(moved, log.end_offset())
-    found: list[int] = []
+    offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
@@ -130,20 +130,20 @@ def test_fallback_skips_offsets_deleted_after_planning(
             offsets: list[int] = []
             for batch in read_task(task, reader, settings, meter=meter):
                 offsets += pa.Table.from_batches([batch])["offset"].to_pylist()
-            found += offsets
+            offsets_read += offsets
             spans = meter.finished("read").lost_ranges
             for span in spans:
                 lost |= set(range(span.start, span.stop))
             if spans:
                 with pytest.raises(DataLossError, match="starts at"):
                     list(read_task(task, reader, strict))
-    assert found == list(range(moved, log.end_offset()))
+    assert offsets_read == list(range(moved, log.end_offset()))
     assert lost == set(range(moved))
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    # Batches are counted back from the segment's end then; the log start may move meanwhile.
+    # Batches are counted back from the segment's end, and the log start may move at the same time.
     monkeypatch.setattr(broker_rows, "_MAX_SAME_FAILURES", 1 << 30)
     choice = random.Random(seed)
     log = _log(choice.choice([1, 5]))
@@ -152,7 +152,7 @@ def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, s
     writer = LocalTierWriter(store, topic="t", partition=0)
     (files,) = log.segments
     writer.write_segment(files)
-    found: list[int] = []
+    offsets_read: list[int] = []
     lost: set[int] = set()
     with FakeCluster() as cluster:
         served = FakePartition(fake_log(log))
@@ -184,17 +184,17 @@ def test_fallback_survives_a_moving_log_start(monkeypatch: pytest.MonkeyPatch, s
             meter = TaskMeter(task, Tier(MemoryStore(broken)), TaskPlace())
             reader = SegmentSource(Tier(MemoryStore(broken)), options.key_ring)
             for batch in read_task(task, reader, settings, meter=meter):
-                found += pa.Table.from_batches([batch])["offset"].to_pylist()
+                offsets_read += pa.Table.from_batches([batch])["offset"].to_pylist()
             for span in meter.finished("read").lost_ranges:
                 lost |= set(range(span.start, span.stop))
-    assert found == sorted(set(found))
-    assert set(range(end)) - set(found) <= lost
-    assert set(range(served.log.log_start, end)) <= set(found)
+    assert offsets_read == sorted(set(offsets_read))
+    assert set(range(end)) - set(offsets_read) <= lost
+    assert set(range(served.log.log_start, end)) <= set(offsets_read)
 
 
 def test_fallback_limits_failures_of_each_scan() -> None:
-    # Two scans whose tasks took turns in a process once reset each other's count, so both were
-    # moved onto the brokers altogether.
+    # Failures are counted per scan. With a shared count, two scans in one process reset each
+    # other's count, and both read everything from the brokers.
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1, appends=40)
@@ -217,20 +217,20 @@ def test_fallback_limits_failures_of_each_scan() -> None:
         settings = ReadSettings.of(options)
         failed = []
         for task in plan.tasks[:5]:
-            for place in (TaskPlace("one", 7), TaskPlace("other", 7), TaskPlace("one", 8)):
+            for location in (TaskPlace("one", 7), TaskPlace("other", 7), TaskPlace("one", 8)):
                 tier = Tier(MemoryStore(broken))
-                meter = TaskMeter(task, tier, place)
+                meter = TaskMeter(task, tier, location)
                 reader = SegmentSource(tier, options.key_ring)
                 try:
                     list(read_task(task, reader, settings, meter=meter))
                 except TieredKafkaError as error:
-                    failed.append((place.scan, place.stage, error.message))
-    assert [one[:2] for one in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
+                    failed.append((location.scan, location.stage, error.message))
+    assert [failure[:2] for failure in failed] == [("one", 7), ("other", 7), ("one", 8)] * 2
     assert all("3 slices before it failed alike" in text for _, _, text in failed)
 
 
 def test_slices_and_ranges_of_a_task_have_the_same_columns() -> None:
-    # The fallback needs the offsets of slices, which must not become a column of the ranges.
+    # The fallback needs the offsets of slices, but must not add a column to the ranges.
     store: dict[str, bytes] = {}
     writer = LocalTierWriter(store, topic="t", partition=0)
     log = _log(1)

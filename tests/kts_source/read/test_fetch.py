@@ -1,4 +1,4 @@
-"""Read-ahead in order, bounded in requests and bytes."""
+"""Tests that read-ahead keeps the order and its limits of requests and bytes."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_fetch_returns_ranges_in_order(
     sizes: list[int], threads: int, prefetch_bytes: int, slow_start: bool
 ) -> None:
     store = RecordingStore()
-    wanted = []
+    ranges = []
     for number, size in enumerate(sizes):
         start = 17 * number
-        wanted.append(FetchRequest(f"k{number}", f"v{number}", start, start + size))
+        ranges.append(FetchRequest(f"k{number}", f"v{number}", start, start + size))
     results = list(
-        fetch(store, wanted, threads=threads, prefetch_bytes=prefetch_bytes, slow_start=slow_start)
+        fetch(store, ranges, threads=threads, prefetch_bytes=prefetch_bytes, slow_start=slow_start)
     )
-    assert [one.request for one in results] == wanted
+    assert [fetched.request for fetched in results] == ranges
     for request, data in results:
         assert data == DATA[request.start : request.stop]
     assert sorted(store.asked) == sorted(
-        (one.key, one.start, one.stop, one.version) for one in wanted
+        (fetched.key, fetched.start, fetched.stop, fetched.version) for fetched in ranges
     )
     assert store.most_running <= threads
 
@@ -77,7 +77,7 @@ def test_read_ahead_limits_bytes() -> None:
     store = RecordingStore()
     with fetching(store, requests(20), threads=16, prefetch_bytes=350) as results:
         next(results)
-        # The first is the consumer's; three more fit into 350 bytes.
+        # The consumer has the first one. Three more fit into 350 bytes.
         wait_for(store, 4)
         assert len(store.asked) == 4
         next(results)
@@ -101,25 +101,25 @@ def test_read_ahead_limits_requests() -> None:
 
 def test_tiny_ranges_keep_the_queue_short() -> None:
     store = RecordingStore()
-    taken = 0
+    requested = 0
 
     def endless() -> Iterator[FetchRequest]:
-        nonlocal taken
+        nonlocal requested
         while True:
-            taken += 1
+            requested += 1
             yield FetchRequest("k", None, 0, 0)
 
     with fetching(store, endless(), threads=2, prefetch_bytes=1 << 30) as results:
         next(results)
-        assert taken < 30
+        assert requested < 30
 
 
-def test_range_larger_than_prefetch_is_read_alone() -> None:
+def test_range_larger_than_prefetch_is_read_separately() -> None:
     store = RecordingStore()
     with fetching(store, requests(3, size=1000), prefetch_bytes=10) as results:
         next(results)
         assert len(store.asked) == 1
-        assert [one.request for one in results] == requests(3, size=1000)[1:]
+        assert [fetched.request for fetched in results] == requests(3, size=1000)[1:]
 
 
 def test_read_error_is_raised_in_order() -> None:
@@ -204,8 +204,8 @@ def test_close_aborts_stalled_requests(s3_server: S3Server) -> None:
         store = open_store(f"s3://{bucket}", Secret(options))
         version = store.head("stalled").version
         proxy.choose = lambda _method, path: Stall() if path.endswith("stalled") else None
-        wanted = [one._replace(key="stalled", version=version) for one in requests(10)]
-        results = fetch(store, [wanted[0]._replace(key="answered", version=None), *wanted[1:]])
+        ranges = [request._replace(key="stalled", version=version) for request in requests(10)]
+        results = fetch(store, [ranges[0]._replace(key="answered", version=None), *ranges[1:]])
         assert next(results).data == DATA[:100]
         results.close()
         assert fetch_threads() == []
@@ -213,14 +213,14 @@ def test_close_aborts_stalled_requests(s3_server: S3Server) -> None:
 
 
 def test_fetch_reads_several_objects_of_a_store(tmp_path: Path) -> None:
-    wanted = []
+    ranges = []
     for name in "abc":
         (tmp_path / name).write_bytes(name.encode() * 1000)
     store = open_store(str(tmp_path), Secret({}))
     for name in "cab":
         version = store.head(name).version
-        wanted += [FetchRequest(name, version, n, n + 250) for n in range(0, 1000, 250)]
-    assert b"".join(one.data for one in fetch(store, wanted)) == (
+        ranges += [FetchRequest(name, version, n, n + 250) for n in range(0, 1000, 250)]
+    assert b"".join(fetched.data for fetched in fetch(store, ranges)) == (
         b"c" * 1000 + b"a" * 1000 + b"b" * 1000
     )
     assert store.counters == StoreCounters(requests=15, bytes=3000)

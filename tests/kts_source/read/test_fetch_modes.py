@@ -1,4 +1,4 @@
-"""How a fetch begins, and reads of stores that are near."""
+"""Tests the start of a fetch, and reads of near stores."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_slow_start_limits_early_bytes(
     ) as results:
         next(results)
         next(results)
-        wait_for(store, 10)  # all the others at once: one round trip for them together
+        wait_for(store, 10)  # all others at once: a single round trip for all of them
         for _ in range(8):
             next(results)
             assert len(store.asked) == 10
-        next(results)  # the eleventh: who wants more than that is not about to stop
+        next(results)  # the eleventh: the consumer probably continues
         wait_for(store, 51)
         assert len(store.asked) == 61
 
@@ -66,12 +66,12 @@ def test_slow_start_runs_work_while_waiting() -> None:
     store.gate.clear()
 
     def work() -> None:
-        assert len(store.asked) == 1  # the request is on its way
+        assert len(store.asked) == 1  # the request is in flight
         threads.append(threading.current_thread())
-        store.gate.set()  # the answer comes only once the work is done
+        store.gate.set()  # the answer arrives only after the work is done
 
     with fetching(store, requests(5), slow_start=True, while_waiting=work) as results:
-        assert b"".join(bytes(one.data) for one in results) == DATA[:500]
+        assert b"".join(bytes(fetched.data) for fetched in results) == DATA[:500]
     assert threads == [threading.current_thread()]
 
 
@@ -107,7 +107,7 @@ def test_work_error_is_ignored() -> None:
 
 
 class Timed(RecordingStore):
-    """Notes the thread of each read, which takes as long as it is told to by the test's clock."""
+    """Records the thread of each read. A read takes the given time of the test's clock."""
 
     def __init__(self, seconds: Sequence[float], clock: Clock) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Timed(RecordingStore):
 
 
 class Clock:
-    """Stands still but for what is read."""
+    """A clock that advances only by reads."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -132,17 +132,20 @@ class Clock:
 
 
 def read_near(seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each read of ten bytes was made in this thread."""
+    """Returns for each read of ten bytes whether this thread made it."""
     clock = Clock()
     monkeypatch.setattr(fetch, "time", clock)
     store = Timed(seconds, clock)
-    wanted = [FetchRequest("key", None, 10 * at, 10 * at + 10) for at in range(len(seconds))]
+    ranges = [
+        FetchRequest("key", None, 10 * position, 10 * position + 10)
+        for position in range(len(seconds))
+    ]
     ahead = ReadAhead(4, 1000, slow_start=False)
-    with closing(fetch_ranges(reads(store), wanted, ahead, near=True)) as fetched:
+    with closing(fetch_ranges(reads(store), ranges, ahead, near=True)) as fetched:
         for number, answer in enumerate(fetched, 1):
             assert bytes(answer.data) == DATA[10 * number - 10 : 10 * number]
-            own = [one == threading.get_ident() for one in store.threads]
-            assert not all(own) or len(own) == number, "nothing is read ahead"
+            own = [thread_id == threading.get_ident() for thread_id in store.threads]
+            assert not all(own) or len(own) == number, "there is no read-ahead"
     assert number == len(seconds)
     return own
 
@@ -161,7 +164,7 @@ def test_slow_near_bytes_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None
     assert read_near([0.02] * 100, monkeypatch) == [True] * 6 + [False] * 94
 
 
-def test_fast_near_reads_earn_no_credit_for_slow_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_near_reads_do_not_offset_slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_near([0.0] * 60 + [0.05] * 40, monkeypatch) == [True] * 63 + [False] * 37
 
 

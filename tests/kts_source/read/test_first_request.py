@@ -1,4 +1,4 @@
-"""The first bytes a LIMIT waits for are few, wherever they end, and the rows the same."""
+"""Checks that a LIMIT waits for few bytes only, and that the rows stay the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Far(LocalStore):
-    """A folder read as if it were elsewhere; notes what is read of segments."""
+    """A folder that behaves like a remote store and records the reads of segments."""
 
     is_near = False
 
@@ -51,12 +51,12 @@ def test_first_request_of_plain_chunks_is_small(
     assert run(plan, options, Tier(store)).equals(expected)
     assert store.reads[0] == (0, first)
     read = sum(stop - start for start, stop in store.reads)
-    # Nothing twice, but for the few bytes that prove a border.
+    # No byte is read twice, except the few bytes that prove a border.
     cuts = sum(len(task.slices) for task in plan.tasks)
     assert read <= plan.nominal_bytes + cuts * ENTRY_PREFIX_SIZE
 
 
-def test_first_request_reads_a_whole_compressed_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_request_reads_a_full_compressed_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**tier_options("crashed"), "targetPartitionBytes": "1g"}
     plan = plan_scan(parse_options(options))
     expected = scan(options)
@@ -68,17 +68,19 @@ def test_first_request_reads_a_whole_compressed_chunk(monkeypatch: pytest.Monkey
     assert store.reads[0] == (0, index.chunk(0).transformed_stop)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_first_request_of_a_whole_task_is_small(
-    monkeypatch: pytest.MonkeyPatch, *, whole: bool
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_first_request_of_a_full_task_is_small(
+    monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
-    """A few bytes are there sooner than a chunk; but others are asked for beside them."""
+    """A small first request returns sooner than a full chunk. More requests run next to it."""
     options = parse_options({**tier_options("codecs"), "targetPartitionBytes": "1g"})
     for module in (segment_source, slice_boundaries):
         monkeypatch.setattr(module, "FIRST_REQUEST_BYTES", 17)
     store = Far(TIER)
     plan = plan_scan(options)
-    rows = [list(run_task(task, options, whole=whole, opened=Tier(store))) for task in plan.tasks]
+    rows = [
+        list(run_task(task, options, whole=is_whole, opened=Tier(store))) for task in plan.tasks
+    ]
     expected = scan({**tier_options("codecs")}).num_rows
     assert sum(batch.num_rows for batches in rows for batch in batches) == expected
     assert min(store.reads) == (0, 17)

@@ -1,4 +1,6 @@
-"""Values whose writers' schemas are named by GUIDs, as Confluent's own serializers write them."""
+"""Tests values whose headers name the writer schema by GUID, as Confluent's own serializers write
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,12 @@ def server() -> Iterator[Registry]:
 
 @pytest.fixture
 def client() -> SchemaRegistryClient:
-    """Of a registry within the serializers' own library, which gives GUIDs."""
+    """Returns a client of the registry inside Confluent's library, which assigns GUIDs."""
     return SchemaRegistryClient.new_client({"url": "mock://"})
 
 
 def serialized(serializer: Any, value: object) -> list[SimpleRecord]:  # noqa: ANN401
-    """A record with the GUID in its header, and one with it in front."""
+    """Returns a record with the GUID in its header, and a record with the GUID before its value."""
     headers: list[tuple[str, Any]] = []
     data = serializer(value, SerializationContext("orders", MessageField.VALUE, headers))
     ((name, guid),) = headers
@@ -68,11 +70,11 @@ def read(root: Path, records: list[SimpleRecord], /, **options: str) -> Any:  # 
 
 
 def path_of(client: SchemaRegistryClient, kind: str, text: str) -> str:
-    """Where a registry has the schema that the topic's serializer has registered."""
+    """Returns the registry path of the schema that the topic's serializer registered."""
     (version,) = (
-        one
+        row
         for number in client.get_versions("orders-value")
-        if (one := client.get_version("orders-value", number)).schema.schema_str == text
+        if (row := client.get_version("orders-value", number)).schema.schema_str == text
     )
     assert version.schema.schema_type == kind
     return f"/schemas/guids/{version.guid}"
@@ -105,10 +107,10 @@ def test_avro_guids_of_two_versions_are_decoded(
 def test_json_with_guids_needs_no_registry(client: SchemaRegistryClient, tmp_path: Path) -> None:
     serializer = JSONSerializer(json.dumps(JSON_SCHEMA), client, conf=IN_HEADERS)
     records = serialized(serializer, {"a": 7})
-    assert [one.value[:1] for one in records if one.value] == [b"{", b"\1"]
-    for number, one in enumerate(records):
-        # What a sample shows, and what is read.
-        table = read(tmp_path / str(number), [one], **{"value.format": "json-confluent"})
+    assert [record.value[:1] for record in records if record.value] == [b"{", b"\1"]
+    for number, record in enumerate(records):
+        # First the schema is inferred from a sample, then the values are read.
+        table = read(tmp_path / str(number), [record], **{"value.format": "json-confluent"})
         assert table["value"].to_pylist() == [{"a": 7}]
 
 
@@ -134,7 +136,7 @@ def test_protobuf_guids_are_decoded(
             "value.schema-registry.url": server.url,
         },
     )
-    assert [(one["id"], one["amount"]) for one in table["value"].to_pylist()] == [
+    assert [(value["id"], value["amount"]) for value in table["value"].to_pylist()] == [
         ("Zürich", -2.5)
     ] * 2
     assert server.asked.count(path) == 1

@@ -1,4 +1,4 @@
-"""Batches from threads: the rows of all reads, in order where that is wanted, never too many."""
+"""Tests batches from several threads: all rows arrive, in order if requested, and few wait."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 def reads_of(sizes: list[int]) -> list[Callable[[], Iterator[pa.RecordBatch]]]:
     def read(number: int, size: int) -> Iterator[pa.RecordBatch]:
-        for at in range(size):
-            yield batch(number, at)
+        for index in range(size):
+            yield batch(number, index)
 
     return [partial(read, number, size) for number, size in enumerate(sizes)]
 
 
 def pairs(batches: Iterator[pa.RecordBatch]) -> list[tuple[int, int]]:
-    return [tuple(one.column("n").to_pylist()) for one in batches]
+    return [tuple(record_batch.column("n").to_pylist()) for record_batch in batches]
 
 
-def alive() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("kts-read")]
+def live_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kts-read")]
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 5), max_size=8), threads=st.integers(1, 5))
 def test_all_batches_are_returned_once(sizes: list[int], threads: int) -> None:
-    due = [(number, at) for number, size in enumerate(sizes) for at in range(size)]
+    due = [(number, index) for number, size in enumerate(sizes) for index in range(size)]
     assert pairs(in_threads(reads_of(sizes), threads, ordered=True)) == due
     loose = pairs(in_threads(reads_of(sizes), threads, ordered=False))
     assert sorted(loose) == due
-    assert alive() == []
+    assert live_threads() == []
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -64,10 +64,10 @@ def test_late_read_delays_others_only_if_ordered(ordered: bool) -> None:
         yield batch(1, 1)
         second_has_ended.set()
 
-    found = pairs(in_threads([late, second, *reads_of([1, 1, 1])], 2, ordered=ordered))
+    pairs_found = pairs(in_threads([late, second, *reads_of([1, 1, 1])], 2, ordered=ordered))
     in_order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0), (1, 0), (2, 0)]
-    assert sorted(found) == sorted(in_order)
-    assert (found == in_order) == ordered
+    assert sorted(pairs_found) == sorted(in_order)
+    assert (pairs_found == in_order) == ordered
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -77,12 +77,12 @@ def test_error_is_raised_and_ends_other_reads(ordered: bool) -> None:
         raise ValueError("of this read")
 
     reads = [*reads_of([3]), broken, *reads_of([1000] * 4)]
-    found: list[pa.RecordBatch] = []
+    received: list[pa.RecordBatch] = []
     with pytest.raises(ValueError, match="of this read"):
-        found.extend(in_threads(reads, 2, ordered=ordered))
+        received.extend(in_threads(reads, 2, ordered=ordered))
     if ordered:
-        assert pairs(iter(found)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert alive() == []
+        assert pairs(iter(received)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert live_threads() == []
 
 
 @pytest.mark.parametrize("fails_late", [True, False])
@@ -129,7 +129,7 @@ def test_kept_interrupt_releases_batches() -> None:
     with pytest.raises(KeyboardInterrupt) as kept:
         batches.throw(KeyboardInterrupt())
     assert kept.tb is not None
-    # The one that was handed out last is in hand.
+    # The consumer has the batch that was returned last.
     assert pa.total_allocated_bytes() - before < 2 * size
 
 
@@ -147,7 +147,7 @@ def test_close_ends_threads_and_reads(ordered: bool) -> None:
     reads = [partial(endless, number) for number in range(9)]
     with closing(in_threads(reads, 3, ordered=ordered)) as batches:
         next(batches)
-    assert alive() == []
+    assert live_threads() == []
     assert set(closed) <= {0, 1, 2}
     assert 0 in closed
 
@@ -157,23 +157,23 @@ def test_slow_consumer_limits_waiting_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     lock, begun = threading.Lock(), [0]
 
     def counted(size: int) -> Iterator[pa.RecordBatch]:
-        for at in range(size):
+        for index in range(size):
             with lock:
                 begun[0] += 1
-            yield batch(at, at)
+            yield batch(index, index)
 
     reads = [partial(counted, size) for size in (50, 1, 1, 1, 1, 1, 1, 1, 1, 1, 50, 50)]
     with closing(in_threads(reads, 2, ordered=True)) as batches:
-        for taken in range(1, 60):
+        for consumed in range(1, 60):
             next(batches)
-            if taken % 20 == 0:
+            if consumed % 20 == 0:
                 time.sleep(0.05)
-                # Twice four batches, of two threads, and one in the hand of each.
-                assert begun[0] - taken <= 18
+                # Two threads have four waiting batches each, counted twice, and one in progress.
+                assert begun[0] - consumed <= 18
 
 
 def test_no_thread_starts_before_the_first_next() -> None:
     batches = in_threads(reads_of([5]), 2, ordered=True)
     time.sleep(0.01)
-    assert alive() == []
+    assert live_threads() == []
     batches.close()

@@ -1,4 +1,4 @@
-"""Ids of writers' schemas in the headers of records."""
+"""Tests ids of writer schemas in record headers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS: dict[str, Any] = {
 
 
 def options(tmp_path: Path, records: list[SimpleRecord], **more: str) -> dict[str, str]:
-    """A tier of these records, a folder of schemas, and how to read them."""
+    """Writes a tier of these records and a folder of schemas. Returns the options to read them."""
     log = LogBuilder()
     log.append(records)
     writer = AivenTierWriter(str(tmp_path / "tier"), topic="numbers", partition=0)
@@ -57,13 +57,13 @@ def record(value: bytes | None, *headers: tuple[str, bytes | None]) -> SimpleRec
 
 
 def numbers(*values: int) -> bytes:
-    """One byte each."""
+    """Returns the numbers as one byte each."""
     return bytes(2 * value for value in values)
 
 
 def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     by_guid = ("__value_schema_id", GUID)
-    # Behind five bytes of what is no header, there would be six numbers.
+    # Without the header, the bytes after the fifth would decode as six numbers.
     value = numbers(0, 0, 0, 0, 7, 0)
     records = [
         record(ID + numbers(1, 2, 3, 4, 5, 6)),
@@ -77,14 +77,14 @@ def test_guid_is_read_from_header_and_prefix(tmp_path: Path) -> None:
     name = str(uuid.UUID(bytes=GUID[1:]))
     (tmp_path / "schemas" / f"{name}.avsc").write_text(json.dumps(NUMBERS))
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    found = [one and list(one.values()) for one in table["value"].to_pylist()]
-    assert found == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
+    values = [entry and list(entry.values()) for entry in table["value"].to_pylist()]
+    assert values == [[1, 2, 3, 4, 5, 6], None, None, [2, 2, 3, 4, 5, 6], [0, 0, 0, 0, 7, 0], None]
     errors = table["valueError"].to_pylist()
-    assert [row for row, one in enumerate(errors) if one] == [1, 5]
+    assert [row for row, entry in enumerate(errors) if entry] == [1, 5]
     assert errors[1] == "bytes follow after the end of the value"
     unknown = uuid.UUID(int=0)
     assert errors[5] == f"schema {unknown}: LookupError: the folder has no schema {unknown}"
-    assert table["valueRaw"].to_pylist() == [one.value for one in records]
+    assert table["valueRaw"].to_pylist() == [entry.value for entry in records]
     del source["columns"]
     with pytest.raises(InvalidValueError, match="after the end") as raised:
         kts_source.scan(source).to_table()
@@ -110,13 +110,15 @@ def test_id_is_read_from_header(tmp_path: Path, where: str, expected: list[int |
     source = options(tmp_path, records, columns="value")
     if where:
         source["where"] = where
-    found = [one and one["a"] for one in kts_source.scan(source).to_table()["value"].to_pylist()]
-    assert found == expected
+    values_read = [
+        entry and entry["a"] for entry in kts_source.scan(source).to_table()["value"].to_pylist()
+    ]
+    assert values_read == expected
 
 
 @pytest.mark.parametrize("name", ["globalId", "contentId", "artifactId", "encoding"])
 def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    # Read as if there was no header, it would be the value of schema 7.
+    # Without a header check, this would decode as the value of schema 7.
     value = ID + numbers(1, 2, 3, 4, 5, 6)
     records = [
         record(value, ("apicurio.key.globalId", ID)),
@@ -127,8 +129,14 @@ def test_apicurio_headers_are_refused_by_name(tmp_path: Path, name: str) -> None
     ]
     source = options(tmp_path, records, columns="value,valueError")
     table = kts_source.scan({**source, "value.mode": "PERMISSIVE"}).to_table()
-    assert [one and one["a"] for one in table["value"].to_pylist()] == [1, None, None, None, 1]
-    refused = ["Apicurio" in (one or "") for one in table["valueError"].to_pylist()]
+    assert [entry and entry["a"] for entry in table["value"].to_pylist()] == [
+        1,
+        None,
+        None,
+        None,
+        1,
+    ]
+    refused = ["Apicurio" in (entry or "") for entry in table["valueError"].to_pylist()]
     assert refused == [False, True, False, True, False]
     del source["columns"]
     with pytest.raises(InvalidValueError, match="Legacy4ByteIdHandler") as raised:
@@ -141,37 +149,40 @@ SEVEN = bytes(7) + b"\7"
 
 
 def test_apicurio_ids_are_decoded(tmp_path: Path) -> None:
-    one = numbers(1, 2, 3, 4, 5, 6)
+    content = numbers(1, 2, 3, 4, 5, 6)
     name, other = "apicurio.value.globalId", "apicurio.value.contentId"
     records = [
-        record(one, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
-        record(b"\0" + SEVEN + one),
+        record(content, (name, SEVEN), ("apicurio.value.encoding", b"BINARY")),
+        record(b"\0" + SEVEN + content),
         record(None, (name, SEVEN)),
-        record(b"\0" + SEVEN + one, (name, BIG), (name, SEVEN)),  # of six zeros and more
-        record(b"\0" + SEVEN + one, (other, SEVEN)),
-        record(one, ("apicurio.key.globalId", SEVEN)),
-        record(one, (name, SEVEN), ("apicurio.value.encoding", b"JSON")),
-        record(b"\0" + SEVEN + one, (name, ID)),
-        record(b"\0" + SEVEN + one, (name, None)),
-        record(one, (other, SEVEN), (name, SEVEN)),
-        record(one, (name, BIG)),
+        # Decodes as six zeros and extra bytes:
+        record(b"\0" + SEVEN + content, (name, BIG), (name, SEVEN)),
+        record(b"\0" + SEVEN + content, (other, SEVEN)),
+        record(content, ("apicurio.key.globalId", SEVEN)),
+        record(content, (name, SEVEN), ("apicurio.value.encoding", b"JSON")),
+        record(b"\0" + SEVEN + content, (name, ID)),
+        record(b"\0" + SEVEN + content, (name, None)),
+        record(content, (other, SEVEN), (name, SEVEN)),
+        record(content, (name, BIG)),
     ]
     source = options(tmp_path, records, columns="value,valueError")
     source |= {"value.format": "avro-apicurio", "value.mode": "PERMISSIVE"}
     table = kts_source.scan(source).to_table()
-    good = {row for row, given in enumerate(table["value"].to_pylist()) if given is not None}
+    good = {
+        row for row, header_rows in enumerate(table["value"].to_pylist()) if header_rows is not None
+    }
     assert good == {0, 1, 9}
     assert all(table["value"][row].as_py()["f"] == 6 for row in good)
-    reasons = [one or "" for one in table["valueError"].to_pylist()]
-    assert [row for row, one in enumerate(reasons) if one] == [3, 4, 5, 6, 7, 8, 10]
+    reasons = [error or "" for error in table["valueError"].to_pylist()]
+    assert [row for row, reason in enumerate(reasons) if reason] == [3, 4, 5, 6, 7, 8, 10]
     assert "after the end" in reasons[3]
     assert ["use-id" in reasons[row] for row in (4, 7, 8)] == [True] * 3
     assert "the record's headers have no schema id" in reasons[5]
     assert "JSON" in reasons[6]
     assert "the folder has no schema 1099511627776" in reasons[10]
     by_content = {**source, "value.schema-registry.use-id": "CONTENTID"}
-    found = kts_source.scan(by_content).to_table()["value"].to_pylist()
-    assert {row for row, given in enumerate(found) if given is not None} == {1, 9}
+    frames = kts_source.scan(by_content).to_table()["value"].to_pylist()
+    assert {row for row, header_rows in enumerate(frames) if header_rows is not None} == {1, 9}
 
 
 def test_key_id_is_read_from_header(tmp_path: Path) -> None:
@@ -189,8 +200,8 @@ def test_key_id_is_read_from_header(tmp_path: Path) -> None:
 def test_header_ids_add_no_columns(tmp_path: Path) -> None:
     source = options(tmp_path, [record(ID + numbers(1, 2, 3, 4, 5, 6), ("h", b"v"))])
     assert "headers" not in kts_source.scan(source).to_table().schema.names
-    wanted = kts_source.scan(source | {"columns": "headers,value"}).to_table()
-    assert wanted["headers"].to_pylist() == [[{"key": "h", "value": b"v"}]]
+    with_headers = kts_source.scan(source | {"columns": "headers,value"}).to_table()
+    assert with_headers["headers"].to_pylist() == [[{"key": "h", "value": b"v"}]]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -211,17 +222,22 @@ def test_framed_equals_a_loop_over_headers(seed: int) -> None:
     rows = [(chance.choice([None, b"", b"abc"]), headers()) for _ in range(20)]
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     batch = pa.RecordBatch.from_arrays(
-        [pa.array([one for one, _ in rows], pa.binary()), pa.array([h for _, h in rows], kind)],
+        [
+            pa.array([value for value, _ in rows], pa.binary()),
+            pa.array([h for _, h in rows], kind),
+        ],
         names=["value", "headers"],
     )
     start, count = chance.randrange(10), chance.randrange(10)
     expected = []
-    for value, given in rows[start : start + count]:
-        ids = [one["value"] for one in given or () if one["key"] == "__value_schema_id"]
+    for value, row_headers in rows[start : start + count]:
+        ids = [
+            header["value"] for header in row_headers or () if header["key"] == "__value_schema_id"
+        ]
         front = (ids or [b""])[-1] or b""
-        if any(one["key"].startswith("apicurio.value.") for one in given or ()):
+        if any(header["key"].startswith("apicurio.value.") for header in row_headers or ()):
             front = bytes(5)
         expected.append(None if value is None else front + value)
     form = ColumnFormat("value", AVRO_CONFLUENT, FAILFAST)
-    found = framed(batch.slice(start, count), form)
-    assert found.to_pylist() == expected
+    frames = framed(batch.slice(start, count), form)
+    assert frames.to_pylist() == expected

@@ -1,4 +1,4 @@
-"""Values of JSON decoded where they are read: `value.format` = `json`."""
+"""Tests JSON values that are decoded during the read: `value.format` = `json`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ BAD: dict[int, tuple[bytes, str]] = {
     17: (b'{"country": "CH"}', "amount: "),
     25: (b'{"amount": 1} x', ""),
 }
-"""Offset in partition 0 -> a value that is not like that, and the field that the reason names."""
+"""Maps an offset in partition 0 to an invalid value and the field that the reason names."""
 
 
 def value(number: int) -> bytes:
-    """Order number such and such."""
+    """Returns the encoded order with this number."""
     fields = {
         "user": {"tags": {"k": [number / 4]}, "id": number},
         "amount": number,
@@ -43,7 +43,7 @@ def value(number: int) -> bytes:
 
 
 def row(number: int) -> dict[str, object]:
-    """The same as the table has it; price and time as text."""
+    """Returns the same order as the table returns it, with price and time as text."""
     return {
         "country": "CH" if number % 3 else "Dé",
         "amount": number,
@@ -53,18 +53,21 @@ def row(number: int) -> dict[str, object]:
     }
 
 
-def shown(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
-    """Rows as `row` has them."""
-    return [one and one | {name: str(one[name]) for name in ("price", "at")} for one in rows]
+def as_rows(rows: list[dict[str, object] | None]) -> list[dict[str, object] | None]:
+    """Converts rows of a table to the form of `row`."""
+    return [
+        row_of_table and row_of_table | {name: str(row_of_table[name]) for name in ("price", "at")}
+        for row_of_table in rows
+    ]
 
 
 def as_json(**options: str) -> dict[str, str]:
-    """Options that decode it."""
+    """Returns the options that decode the orders."""
     return {"value.format": "json", "value.schema": DDL} | options
 
 
 @pytest.fixture
-def spoiled(tmp_path: Path) -> dict[str, str]:
+def damaged(tmp_path: Path) -> dict[str, str]:
     values: list[bytes | None] = [value(number) for number in range(30)]
     for number, (bad, _) in BAD.items():
         values[number] = bad
@@ -81,39 +84,39 @@ def test_json_value_becomes_a_struct(tmp_path: Path) -> None:
     assert table.schema == scan.schema
     assert table.schema.field("value").type == parse_ddl(DDL)
     expected = [None if number == 4 else row(number) for number in range(30)]
-    assert shown(table["value"].to_pylist()) == [*expected, row(100)]
+    assert as_rows(table["value"].to_pylist()) == [*expected, row(100)]
 
 
-def test_json_columns_select_fields(spoiled: dict[str, str]) -> None:
+def test_json_columns_select_fields(damaged: dict[str, str]) -> None:
     options = as_json(**{"value.columns": "user.id, country", "value.mode": "DROPMALFORMED"})
-    found = kts_source.scan(spoiled | options).select(["offset", "value"]).to_table()
-    assert found["value"].type == parse_ddl("country string, user struct<id: int>")
-    # Wrong types in fields that are not wanted, and missing ones, are not looked for.
-    assert found["offset"].to_pylist() == [n for n in range(30) if n not in (12, 25)] + [0]
-    assert found["value"][7].as_py() == {"country": "CH", "user": {"id": 7}}
+    table = kts_source.scan(damaged | options).select(["offset", "value"]).to_table()
+    assert table["value"].type == parse_ddl("country string, user struct<id: int>")
+    # Unselected fields may be missing or have the wrong type.
+    assert table["offset"].to_pylist() == [n for n in range(30) if n not in (12, 25)] + [0]
+    assert table["value"][7].as_py() == {"country": "CH", "user": {"id": 7}}
 
 
-def test_failfast_error_names_location_and_field(spoiled: dict[str, str]) -> None:
+def test_failfast_error_names_location_and_field(damaged: dict[str, str]) -> None:
     with pytest.raises(
         InvalidValueError, match=r"value\.format' \(json\) says: amount: "
     ) as raised:
-        kts_source.scan(spoiled | as_json(columns="value")).to_table(threads=1)
+        kts_source.scan(damaged | as_json(columns="value")).to_table(threads=1)
     assert (raised.value.topic, raised.value.partition, raised.value.offset) == ("orders", 0, 3)
 
 
-def test_permissive_returns_null_and_reason(spoiled: dict[str, str]) -> None:
+def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
     options = as_json(**{"value.mode": "PERMISSIVE"})
-    table = kts_source.scan(spoiled | options).to_table()
+    table = kts_source.scan(damaged | options).to_table()
     reasons = table["valueError"].to_pylist()
     assert [n for n, reason in enumerate(reasons) if reason is not None] == list(BAD)
     for number, (_, named) in BAD.items():
         assert reasons[number].startswith(named)
-    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
     assert nulls == [3, 4, 5, 12, 17, 25]
 
 
-def test_dropmalformed_skips_rows(spoiled: dict[str, str]) -> None:
-    scan = kts_source.scan(spoiled | as_json(**{"value.mode": "DROPMALFORMED"}))
+def test_dropmalformed_skips_rows(damaged: dict[str, str]) -> None:
+    scan = kts_source.scan(damaged | as_json(**{"value.mode": "DROPMALFORMED"}))
     assert scan.count() == 27
     assert scan.to_table()["offset"].to_pylist() == [n for n in range(30) if n not in BAD] + [0]
 
@@ -121,7 +124,7 @@ def test_dropmalformed_skips_rows(spoiled: dict[str, str]) -> None:
 def test_json_schema_of_a_single_type_decodes_keys(tmp_path: Path) -> None:
     options = write(tmp_path, [[b"[1, 2.0]", b"[]"]]) | as_json(**{"value.schema": "array<bigint>"})
     assert kts_source.scan(options).to_table()["value"].to_pylist() == [[1, 2], []]
-    # Keys are k0, k1: none of JSON.
+    # The keys k0 and k1 are not JSON.
     keys = {"key.format": "json", "key.schema": "string", "key.mode": "PERMISSIVE"}
     table = kts_source.scan(write(tmp_path / "keys", [[b"1"]]) | keys).to_table()
     assert table["key"].to_pylist() == [None]
@@ -132,7 +135,7 @@ def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + value(1), None, value(2), b"\0\0\0\0\x09" + BAD[3][0], b""]
     options = as_json(**{"value.format": "json-confluent", "value.mode": "PERMISSIVE"})
     table = kts_source.scan(write(tmp_path, [values]) | options).to_table()
-    assert shown(table["value"].to_pylist()) == [row(1), None, None, None, None]
+    assert as_rows(table["value"].to_pylist()) == [row(1), None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:2] == [None, None]
     assert "neither byte 0" in reasons[2]
@@ -143,6 +146,6 @@ def test_json_confluent_header_is_skipped(tmp_path: Path) -> None:
 def test_json_ddl_is_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "order.ddl"
     file.write_text(DDL)
-    given = {"path": "/x", "subscribe": "t"}
-    of_file = parse_options(given | as_json(**{"value.schema": str(file)})).formats
-    assert of_file == parse_options(given | as_json()).formats
+    options = {"path": "/x", "subscribe": "t"}
+    of_file = parse_options(options | as_json(**{"value.schema": str(file)})).formats
+    assert of_file == parse_options(options | as_json()).formats

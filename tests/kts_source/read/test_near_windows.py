@@ -1,5 +1,6 @@
-"""Chunks that are stored as they are need not be read whole: the same bytes, and no more of the
-object, whether it is a file of this machine or elsewhere.
+"""Checks that parts of unencoded chunks are read without the rest of the chunk.
+
+The bytes are the same for a local file and a remote store, and no other bytes are read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ENDS = st.integers(0, len(DATA))
 
 
 class Far(LocalStore):
-    """A folder read as if it were elsewhere."""
+    """A folder that behaves like a remote store."""
 
     is_near = False
 
@@ -52,31 +53,34 @@ def test_windows_return_exactly_the_spans(reader: SegmentSource, ends: list[list
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
     log = ObjectRef("a.log", len(DATA), None)
     objects = SegmentObjects(log, index, False, None, {})
-    spans = [SegmentSpan("t", 0, at, objects, start, stop) for at, (start, stop) in enumerate(ends)]
+    spans = [
+        SegmentSpan("t", 0, number, objects, start, stop)
+        for number, (start, stop) in enumerate(ends)
+    ]
     assert reader.reads_parts(objects)
     before = reader.store.counters.bytes
-    found = [b""] * len(spans)
+    contents = [b""] * len(spans)
     for span, window in reader.windows(spans, read_ahead=ReadAhead(2, 1000, slow_start=True)):
         assert window
-        found[span.offset] += window
-    assert found == [DATA[start:stop] for start, stop in ends]
+        contents[span.offset] += window
+    assert contents == [DATA[start:stop] for start, stop in ends]
     assert reader.store.counters.bytes - before == sum(stop - start for start, stop in ends)
 
 
 @pytest.mark.parametrize("ahead", [NO_READ_AHEAD, ReadAhead(2, 1000, slow_start=False)])
-def test_windows_error_has_the_span_that_failed(tmp_path: Path, ahead: ReadAhead) -> None:
+def test_windows_error_has_failed_span(tmp_path: Path, ahead: ReadAhead) -> None:
     (tmp_path / "whole.log").write_bytes(DATA)
     (tmp_path / "cut.log").write_bytes(DATA[:50])
     index = FixedChunkIndex(CHUNK, len(DATA), CHUNK, len(DATA) % CHUNK)
-    whole, cut = (
+    complete, cut = (
         SegmentObjects(ObjectRef(f"{name}.log", len(DATA), None), index, False, None, {})
         for name in ("whole", "cut")
     )
     spans = [
-        SegmentSpan("t", 0, 1, whole, 0, len(DATA)),
+        SegmentSpan("t", 0, 1, complete, 0, len(DATA)),
         SegmentSpan("t", 0, 2, cut, 0, 40),
         SegmentSpan("t", 0, 3, cut, 40, len(DATA)),
-        SegmentSpan("t", 0, 4, whole, 0, len(DATA)),
+        SegmentSpan("t", 0, 4, complete, 0, len(DATA)),
     ]
     source = SegmentSource(Tier(Far(tmp_path)), KeyRing())
     read: list[int] = []

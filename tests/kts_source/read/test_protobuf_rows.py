@@ -1,4 +1,4 @@
-"""Values of Protobuf decoded where they are read: `value.format` = `protobuf`."""
+"""Tests Protobuf values that are decoded during the read: `value.format` = `protobuf`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 WHOLE = sample_value("proto3")
 VALUES: list[bytes | None] = [WHOLE, None, b"", b"\x0a\x02x", b"\x20\x09", b"\x0a\x01\xff"]
-"""One of all fields, a null, one of none, a text that is cut off, state 9, a text not of UTF-8."""
+"""A complete value, a null, an empty value, a truncated text, state 9, and invalid UTF-8."""
 BAD = [3, 5]
 
 
 def as_protobuf(folder: Path, **options: str) -> dict[str, str]:
-    """Options that decode it."""
+    """Returns the options that decode the values."""
     file = folder / "order.desc"
     file.write_bytes(descriptor_set(sample_file("proto3")))
     named = {"value.schema": str(file), "value.message": "s.Order"}
@@ -49,7 +49,7 @@ def test_protobuf_value_becomes_a_struct(tier: dict[str, str], tmp_path: Path) -
     decoder = decoder_of("proto3")
     assert table.schema.field("value").type == decoder.type
     decoded = decoder.decode(binary(*VALUES))
-    assert [one.row for one in decoded.bad] == BAD
+    assert [error.row for error in decoded.bad] == BAD
     assert table["value"].to_pylist() == decoded.array.to_pylist() * 5
     first, null, empty, _, unknown = table["value"].to_pylist()[:5]
     assert (first["id"], first["amount"], first["count"]) == ("Zürich", -2.5, 2**64 - 1)
@@ -68,7 +68,7 @@ def test_protobuf_columns_select_fields(tier: dict[str, str], tmp_path: Path) ->
     scan = kts_source.scan(tier | options)
     rows = scan.to_table()["value"].to_pylist()
     assert rows[:2] == [{"amount": -2.5, "main": {"prices": [3, 4]}}, None]
-    # What is stepped over is not checked, but must not go beyond the value.
+    # Skipped fields are not checked, but must not extend beyond the value.
     assert len(rows) == scan.count() == 25
 
 
@@ -80,7 +80,7 @@ def test_failfast_error_names_location_and_field(tier: dict[str, str], tmp_path:
 
 def test_protobuf_confluent_header_is_skipped(tmp_path: Path) -> None:
     head = b"\0\0\0\0\x07"
-    # The order is the second message of its file; a zero means the first.
+    # The order is the second message of its file; index 0 names the first.
     values: list[bytes | None] = [head + b"\2\2" + WHOLE, None, head + b"\0" + WHOLE, WHOLE]
     options = as_protobuf(
         tmp_path, **{"value.format": "protobuf-confluent", "value.mode": "PERMISSIVE"}

@@ -1,7 +1,7 @@
-"""What scans cost a store: requests, bytes, listings; counted, not timed.
+"""Counts the requests, bytes and listings of scans; measures no times.
 
-The tier has chunks of 256 KiB, compressed, so that stored positions are not original ones, and
-segments of 16 to 23 MiB: two or three requests each.
+The tier has compressed chunks of 256 KiB, so stored positions differ from original ones. Its
+segments have 16 to 23 MiB, so each takes two or three requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 class CountedTier(SimulatedTier):
-    """Notes the reads of segment bytes, and in which order objects are read."""
+    """Records the reads of segment bytes and the order in which objects are read."""
 
     def __init__(self, partitions: int = PARTITIONS, segments: int = SEGMENTS) -> None:
         super().__init__(partitions, segments, latency_seconds=0, aborted_share=10**9)
@@ -70,8 +70,8 @@ NO_CACHES = Caches()
 
 
 def planned(store: ObjectStore, caches: Caches = NO_CACHES, /, **options: str) -> ScanPlan:
-    given = {"path": "simulated", "subscribe": TOPIC, **options}
-    return plan_scan(parse_options(given), Tier(store, caches))
+    source_options = {"path": "simulated", "subscribe": TOPIC, **options}
+    return plan_scan(parse_options(source_options), Tier(store, caches))
 
 
 def rows(
@@ -82,7 +82,9 @@ def rows(
     columns: str = "offset,value",
     caches: Caches = NO_CACHES,
 ) -> int:
-    """Rows of all tasks, or of the first batches of the first, as a LIMIT takes them."""
+    """Returns the number of rows of all tasks, or of the first batches of the first task, as a
+    LIMIT reads them.
+    """
     options = parse_options({"path": "simulated", "subscribe": TOPIC, "columns": columns})
     reader, settings = (
         SegmentSource(Tier(store, caches), options.key_ring),
@@ -98,7 +100,7 @@ def rows(
 
 
 def stored_bytes(segments: int = SEGMENTS) -> int:
-    """Of one partition."""
+    """Returns the stored bytes of one partition."""
     return sum(sum(shape(number).stored_sizes) for number in range(segments))
 
 
@@ -113,7 +115,7 @@ def test_full_scan_sends_few_requests() -> None:
     segments = PARTITIONS * SEGMENTS
     assert done.requests == store.log_requests <= stored / (8 * MIB) + 3 * segments
     assert done.bytes == store.log_bytes == stored
-    # With what planning read of manifests and side files it is no more than that.
+    # The limit includes the reads of manifests and side files during planning.
     assert store.counters.requests <= stored / (8 * MIB) + 3 * segments
 
 
@@ -130,7 +132,7 @@ def test_cut_costs_at_most_one_chunk(target: str) -> None:
     assert cuts >= (1 if target == "20m" else segments)
     chunk = max(max(shape(number).stored_sizes) for number in range(SEGMENTS))
     assert store.log_bytes <= 1.01 * (PARTITIONS * stored_bytes() + cuts * chunk)
-    # A task reads the index of a segment that is cut, so that its borders are batches.
+    # The task reads the index of a split segment, so that slices begin and end at batches.
     index_bytes = done.bytes - store.log_bytes
     assert index_bytes <= slices * 8 * BATCHES_PER_CHUNK * shape(SEGMENTS - 1).chunks
     allowed = store.log_bytes / (8 * MIB) + 3 * slices
@@ -164,9 +166,9 @@ def test_offset_window_reads_only_its_chunks(
             if first < high and first + chunk_records > low:
                 needed += size
                 largest = max(largest, size)
-    # Both ends of the window are cuts, as are the borders of tasks in one segment.
-    slices = [part for task in plan.tasks for part in task.slices]
-    cuts = 2 + len(slices) - len({part.segment_id for part in slices})
+    # Both ends of the window and the task borders inside a segment need a cut.
+    slices = [task_slice for task in plan.tasks for task_slice in task.slices]
+    cuts = 2 + len(slices) - len({task_slice.segment_id for task_slice in slices})
     assert needed <= store.log_bytes <= 1.01 * (needed + cuts * largest)
 
 
@@ -176,7 +178,7 @@ def test_plan_lists_1000_objects_per_request(partitions: int, segments: int) -> 
     end = json.dumps({TOPIC: {f"{number}": 10 for number in range(partitions)}})
     planned(store, endingOffsets=end)
     objects = 3 * segments
-    # The folders of the topic, those of its partitions, and each partition's own pages.
+    # The folders of the topic, the folders of its partitions, and the pages of each partition.
     assert store.counters.list_requests <= 2 + partitions * -(-objects // 1000)
 
 
@@ -203,7 +205,7 @@ def test_second_scan_with_chunk_cache_reads_no_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["3m", "4g"])
 @pytest.mark.parametrize(
     ("batches", "columns"),
-    # The records are 1 KiB of key: two batches without it lie in more of the log than is allowed.
+    # Records have a key of 1 KiB: two batches without the key span more of the log than allowed.
     [(1, "offset,value"), (1, "offset,key"), (2, "offset,key")],
 )
 def test_limit_reads_little(batches: int, columns: str, target: str) -> None:
@@ -217,5 +219,5 @@ def test_limit_reads_little(batches: int, columns: str, target: str) -> None:
     assert done.bytes <= 16 * MIB
     first = next(iter(store.reads.values()))[0]
     assert first[1] - first[0] <= max(MIB, CHUNK_BYTES)
-    # Where the first task ends in a segment is nothing that the first rows wait for.
+    # The first rows do not wait for the end of the first task inside a segment.
     assert store.keys[planning] == next(iter(store.reads))

@@ -1,4 +1,6 @@
-"""Rows filtered in two passes, in one, and after a full decode are the same."""
+"""Checks that filtering in two passes, in one pass, and after a full decode returns the same
+rows.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
 CODECS = ("none", "lz4", "zstd", "snappy", "gzip")
 
 
-def a_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
-    """Batches of these many records, with keys, nulls and headers that repeat."""
+def make_log(sizes: Sequence[int], codec: str, *, old: bool) -> bytes:
+    """Returns batches with these record counts, with keys, nulls and repeated headers."""
     data, offset = b"", 0
     if old:
         data, offset = (
@@ -72,13 +74,13 @@ def filtered(
         if late is not None:
             patch.setattr(row_filter, "_LARGE_COLUMNS", frozenset(columns if late else ()))
         decoder = FilteringDecoder(predicate, make, columns=columns, position=0, batches=batches)
-    found: list[pa.RecordBatch] = []
+    filtered_rows: list[pa.RecordBatch] = []
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     for low, high in pairwise(borders):
         if decoder.done:
             break
-        found += decoder.feed(memoryview(data)[low:high])
-    return found + list(decoder.finish())
+        filtered_rows += decoder.feed(memoryview(data)[low:high])
+    return filtered_rows + list(decoder.finish())
 
 
 def table_of(batches: list[pa.RecordBatch], columns: Sequence[str]) -> list[dict[str, object]]:
@@ -111,7 +113,7 @@ def test_one_and_two_passes_return_the_same_rows(
     columns: list[str],
     offsets: tuple[int, int],
 ) -> None:
-    data = a_log(sizes, codec, old=old)
+    data = make_log(sizes, codec, old=old)
     start, stop = offsets
     expected: list[dict[str, object]] = []
     for batch in iter_arrow(data, start_offset=start, stop_offset=stop):
@@ -131,11 +133,11 @@ def test_second_pass_stops_if_it_saves_nothing(condition: str, late_to_the_end: 
         batch_count=40, records_per_batch=25, value_size=50, key_size=8
     ).data
     predicate = parse_predicate(condition)
-    made: list[tuple[str, ...]] = []
+    decoders: list[tuple[str, ...]] = []
 
     def make(**arguments: object) -> RecordDecoder:
         columns = arguments["columns"]
-        made.append(tuple(columns))  # type: ignore[arg-type]
+        decoders.append(tuple(columns))  # type: ignore[arg-type]
         return RecordDecoder(**arguments)  # type: ignore[arg-type]
 
     decoder = FilteringDecoder(
@@ -146,9 +148,9 @@ def test_second_pass_stops_if_it_saves_nothing(condition: str, late_to_the_end: 
         rows += sum(batch.num_rows for batch in decoder.feed(memoryview(log)[low : low + 10_000]))
     rows += sum(batch.num_rows for batch in decoder.finish())
     assert rows == {"key IS NULL": 0, "offset >= 0": 1000}.get(condition, 1)
-    assert "value" not in made[0]
-    assert len(made) == {"key IS NULL": 1, "offset >= 0": 3}.get(condition, 2)
-    assert late_to_the_end is (made[-1] != made[1] if len(made) > 2 else True)
+    assert "value" not in decoders[0]
+    assert len(decoders) == {"key IS NULL": 1, "offset >= 0": 3}.get(condition, 2)
+    assert late_to_the_end is (decoders[-1] != decoders[1] if len(decoders) > 2 else True)
 
 
 def test_few_matches_are_packed_into_one_batch() -> None:

@@ -1,5 +1,6 @@
-"""Bad input gives an error that names topic, partition, offset, object and byte; nothing is lost
-silently.
+"""Checks that bad input raises an error with topic, partition, offset, object and byte.
+
+No scan loses rows silently.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Path:
-    """A copy of the golden tier to damage."""
+    """Returns a copy of the golden tier that a test may damage."""
     return shutil.copytree(TIER, tmp_path / "tier")
 
 
@@ -77,7 +78,7 @@ def test_crc_mismatch_error_names_location(tier: Path) -> None:
 
 
 def test_crc_is_ignored_with_check_crcs_false(tier: Path) -> None:
-    # The checksum itself: the rows are sound.
+    # The checksum itself is wrong; the rows are valid.
     log = objects(tier, "appendtime", "log")[0]
     flip(log, 17)
     with pytest.raises(CorruptSegmentError, match="CRC"):
@@ -86,7 +87,7 @@ def test_crc_is_ignored_with_check_crcs_false(tier: Path) -> None:
     assert table.num_rows == expected_table("appendtime", "read_committed").num_rows
 
 
-def test_unknown_magic_is_an_error(tier: Path) -> None:
+def test_unknown_magic_raises(tier: Path) -> None:
     log = objects(tier, "codecs", "log")[0]
     data = bytearray(log.read_bytes())
     data[16] = 7
@@ -105,7 +106,7 @@ def test_truncated_object_fails_the_plan(tier: Path, missing: int) -> None:
     assert log.name in str(error.value)
 
 
-def test_object_changed_after_planning_is_an_error(tier: Path) -> None:
+def test_object_changed_after_planning_raises(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -114,7 +115,7 @@ def test_object_changed_after_planning_is_an_error(tier: Path) -> None:
         run(plan, options)
 
 
-def test_object_deleted_after_planning_is_an_error(tier: Path) -> None:
+def test_object_deleted_after_planning_raises(tier: Path) -> None:
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = objects(tier, "codecs", "log")[2]
@@ -125,7 +126,7 @@ def test_object_deleted_after_planning_is_an_error(tier: Path) -> None:
     assert "topic codecs" in str(error.value)
 
 
-def test_unauthentic_chunk_is_an_error(tier: Path) -> None:
+def test_unauthentic_chunk_raises(tier: Path) -> None:
     log = objects(tier, "encrypted", "log")[0]
     flip(log, 40_000)
     with pytest.raises(CorruptSegmentError) as error:
@@ -161,7 +162,7 @@ def test_unknown_topic_error_lists_topics() -> None:
 def test_missing_tier_error_names_the_search(tmp_path: Path) -> None:
     with pytest.raises(TierNotFoundError, match=r"<topic>-<topic id>.*keyPrefix"):
         scan(options_for(tmp_path, "codecs"))
-    # The golden tier's prefix ends in a slash; without it nothing is found.
+    # The golden tier's prefix ends with a slash. The misspelled prefix finds nothing.
     with pytest.raises(TierNotFoundError, match="keyPrefix"):
         scan({**tier_options("codecs"), "keyPrefix": "tierd/"})
 
@@ -183,7 +184,7 @@ def test_iceberg_mode_is_recognized(tmp_path: Path) -> None:
         (lambda text: json.dumps({**json.loads(text), "segmentIndexes": None}), "segmentIndexes"),
     ],
 )
-def test_unreadable_manifest_is_an_error(tier: Path, change: object, words: str) -> None:
+def test_unreadable_manifest_raises(tier: Path, change: object, words: str) -> None:
     manifest = objects(tier, "codecs", "rsm-manifest")[1]
     assert callable(change)
     manifest.write_text(change(manifest.read_text()))
@@ -231,15 +232,15 @@ def test_hole_error_lists_neighbors(tier: Path) -> None:
     assert "timeline-0" in text
     for first, last in ((3, 4), (9, 9)):
         missing = f"[{facts[first]['startOffset']}, {facts[last]['endOffset'] + 1})"
-        at = text.index(missing)
-        assert text.index(names[first - 1]) > at
+        position = text.index(missing)
+        assert text.index(names[first - 1]) > position
         assert text.index(names[last + 1]) > text.index(names[first - 1])
     assert text.count(" between ") == 2
-    told = plan_scan(parse_options({**options, "failOnDataLoss": "false"})).explain()
-    assert told.count("hole: offsets") == 2
+    advice = plan_scan(parse_options({**options, "failOnDataLoss": "false"})).explain()
+    assert advice.count("hole: offsets") == 2
     for number in (2, 5, 8, 10):
-        assert names[number] in told
-    # A range that reaches into one hole lists that part of it alone.
+        assert names[number] in advice
+    # A range that overlaps a hole lists only the overlapping part.
     start, stop = facts[4]["startOffset"], facts[6]["startOffset"]
     bounds = {
         "startingOffsets": json.dumps({"timeline": {"0": start}}),
@@ -251,7 +252,7 @@ def test_hole_error_lists_neighbors(tier: Path) -> None:
     assert str(caught.value).count(" between ") == 1
 
 
-def test_segments_left_below_the_log_start_are_no_hole(
+def test_segments_below_log_start_are_not_a_hole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     segment = (Step("append", b=2), Step("roll", a=7), Step("upload", a=15))
@@ -264,16 +265,19 @@ def test_segments_left_below_the_log_start_are_no_hole(
     options = {"path": "/", "subscribe": HISTORY_TOPIC}
     with caplog.at_level(logging.INFO, "kts_source"):
         plan = plan_scan(parse_options(options), Tier(MemoryStore(world.store)))
-    (part,) = plan.partitions
-    assert not part.surviving.holes
-    bases = sorted(span.segment.start_offset for span in part.surviving.ranges)
-    assert part.start == part.surviving.log_start == min(bases) > 0
-    skipped = [one.segment for one in part.surviving.skipped]
-    assert [one.start_offset for one in skipped] == [0, 6, 9]  # of four, one is gone
-    for one in skipped:
-        line = f"segment {one.segment_id} not read: below the log start"
+    (partition,) = plan.partitions
+    assert not partition.surviving.holes
+    bases = sorted(span.segment.start_offset for span in partition.surviving.ranges)
+    assert partition.start == partition.surviving.log_start == min(bases) > 0
+    skipped = [entry.segment for entry in partition.surviving.skipped]
+    # One of the four was deleted.
+    assert [segment.start_offset for segment in skipped] == [0, 6, 9]
+    for skipped_segment in skipped:
+        line = f"segment {skipped_segment.segment_id} not read: below the log start"
         assert line in caplog.text
-        assert f"skipped segment {one.segment_id}: below the log start" in plan.explain()
+        assert (
+            f"skipped segment {skipped_segment.segment_id}: below the log start" in plan.explain()
+        )
 
 
 def test_hole_outside_the_range_is_ignored(tier: Path) -> None:
@@ -286,8 +290,8 @@ def test_log_without_manifest_is_an_orphan(tier: Path) -> None:
     objects(tier, "codecs", "rsm-manifest")[3].unlink()
     table = scan(options_for(tier, "codecs"))
     assert table["offset"].to_pylist()[-1] == 18660
-    (part,) = plan_scan(parse_options(options_for(tier, "codecs"))).partitions
-    (orphan,) = part.orphans
+    (partition,) = plan_scan(parse_options(options_for(tier, "codecs"))).partitions
+    (orphan,) = partition.orphans
     assert "no .rsm-manifest" in orphan.reason
     assert {key.rsplit(".", 1)[1] for key in orphan.keys} == {"indexes", "log"}
 
@@ -297,8 +301,8 @@ def test_manifest_without_log_is_an_orphan_and_a_hole(tier: Path) -> None:
     gone.unlink()
     with pytest.raises(DataLossError, match=r"\[5841, 10634\)"):
         plan_scan(parse_options(options_for(tier, "codecs")))
-    given = options_for(tier, "codecs", failOnDataLoss="false")
-    plan = plan_scan(parse_options(given))
+    lenient_options = options_for(tier, "codecs", failOnDataLoss="false")
+    plan = plan_scan(parse_options(lenient_options))
     (orphan,) = plan.partitions[0].orphans
     assert "no .log" in orphan.reason
     assert gone.stem in orphan.keys[0]
@@ -312,13 +316,13 @@ def test_manifest_without_log_is_an_orphan_and_a_hole(tier: Path) -> None:
         ({"startingOffsets": '{"codecs":{"0":99999}}'}, "99999, which is not tiered yet"),
     ],
 )
-def test_offsets_outside_the_tier_are_an_error(bounds: dict[str, str], words: str) -> None:
+def test_offsets_outside_the_tier_raise(bounds: dict[str, str], words: str) -> None:
     with pytest.raises(OffsetOutOfRangeError, match=words):
         scan(tier_options("codecs", **bounds))
     scan(tier_options("codecs", failOnDataLoss="false", **bounds))
 
 
-def test_offsets_below_the_log_start_are_an_error() -> None:
+def test_offsets_below_the_log_start_raise() -> None:
     with pytest.raises(OffsetOutOfRangeError, match=r"5, which is below the log start.*\[676"):
         scan(tier_options("trimmed", startingOffsets='{"trimmed":{"0":5}}'))
 
@@ -328,16 +332,17 @@ def test_offsets_without_a_partition_are_refused() -> None:
         scan(tier_options("txn", startingOffsets='{"txn":{"0":5}}'))
 
 
-def test_wrong_offset_index_is_an_error(tier: Path) -> None:
+def test_wrong_offset_index_raises(tier: Path) -> None:
     manifest = json.loads(objects(tier, "codecs", "rsm-manifest")[0].read_text())
-    part = manifest["segmentIndexes"]["offset"]
+    section = manifest["segmentIndexes"]["offset"]
     indexes = objects(tier, "codecs", "indexes")[0]
     data = bytearray(indexes.read_bytes())
-    # Every entry claims a lower offset than begins there: a bound relying on it would lose rows.
-    first = int.from_bytes(data[part["position"] : part["position"] + 4], "big")
-    for at in range(part["position"], part["position"] + part["size"], 8):
-        relative = int.from_bytes(data[at : at + 4], "big")
-        data[at : at + 4] = (relative - first + 1).to_bytes(4, "big")
+    # Every entry has a lower offset than the batch at its position: a bound relying on it would
+    # lose rows.
+    first = int.from_bytes(data[section["position"] : section["position"] + 4], "big")
+    for position in range(section["position"], section["position"] + section["size"], 8):
+        relative = int.from_bytes(data[position : position + 4], "big")
+        data[position : position + 4] = (relative - first + 1).to_bytes(4, "big")
     indexes.write_bytes(data)
     with pytest.raises(CorruptSegmentError, match="offset index does not fit"):
         scan(options_for(tier, "codecs", startingOffsets='{"codecs":{"0":2000}}'))
@@ -348,11 +353,13 @@ def test_wrong_offset_index_is_an_error(tier: Path) -> None:
 def test_flipped_base_offset_bit_never_returns_wrong_rows(
     tier: Path, bounds: dict[str, int], target: str
 ) -> None:
-    # No checksum covers it; with bounds inside the log, a batch may seem to lie behind them.
+    # No checksum covers the base offset, so a batch may seem to be after the bounds.
     source = random.Random(f"{bounds} {target}")
-    asked = {name: json.dumps({"codecs": {"0": offset}}) for name, offset in bounds.items()}
-    options = options_for(tier, "codecs", targetPartitionBytes=target, **asked)
-    whole = scan(options)
+    bounds_of_topic = {
+        name: json.dumps({"codecs": {"0": offset}}) for name, offset in bounds.items()
+    }
+    options = options_for(tier, "codecs", targetPartitionBytes=target, **bounds_of_topic)
+    all_rows = scan(options)
     refused: list[str] = []
     for _ in range(60):
         log = source.choice(objects(tier, "codecs", "log"))
@@ -361,7 +368,7 @@ def test_flipped_base_offset_bit_never_returns_wrong_rows(
         bit = source.randrange(64)
         flip(log, entry.position + bit // 8, 1 << bit % 8)
         try:
-            assert_same_rows(scan(options), whole)
+            assert_same_rows(scan(options), all_rows)
         except CorruptSegmentError as error:
             refused.append(str(error))
         log.write_bytes(intact)

@@ -1,4 +1,4 @@
-"""Side files beside each other are read with one request, and are what each alone would be."""
+"""Checks that adjacent side files are read with one request and match separate reads."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def segments(
 
 
 def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
-    """The number of requests that all side files took."""
+    """Compares all side files and returns the number of requests."""
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    kinds = [kind for kind, part in objects.indexes.items() if part.size]
+    kinds = [kind for kind, section in objects.indexes.items() if section.size]
     random.Random(objects.log.key).shuffle(kinds)
     before = store.counters.requests
-    found = {kind: reads(objects, kind) for kind in kinds}
+    contents = {kind: reads(objects, kind) for kind in kinds}
     took = store.counters.requests - before
-    for kind, data in found.items():
-        part = objects.indexes[kind]
-        assert data == store.get_range(part.source.key, part.start, part.stop)
+    for kind, data in contents.items():
+        section = objects.indexes[kind]
+        assert data == store.get_range(section.source.key, section.start, section.stop)
         assert reads(objects, kind) == data
     return took
 
@@ -63,21 +63,22 @@ def check_all_kinds(store: LocalStore, objects: SegmentObjects) -> int:
 def test_golden_side_files_are_read(topic: str) -> None:
     store = LocalStore(TIER)
     for objects in segments(AivenLayout(), store, KEY_PREFIX, topic):
-        # Offset index, time index, then the rest in one or, if transactions come first, in two.
+        # The offset index, the time index, and the rest in one request, or two if transactions come
+        # first.
         assert check_all_kinds(store, objects) <= 4
 
 
-def test_side_files_in_own_objects_are_read_alone() -> None:
+def test_side_files_in_own_objects_are_read_separately() -> None:
     store = LocalStore(LOCAL_TIER / "tier")
-    found = list(segments(LocalTieredLayout(), store, "", None))
-    assert found
-    for objects in found:
-        kinds = sum(part.size > 0 for part in objects.indexes.values())
+    segments_found = list(segments(LocalTieredLayout(), store, "", None))
+    assert segments_found
+    for objects in segments_found:
+        kinds = sum(section.size > 0 for section in objects.indexes.values())
         assert check_all_kinds(store, objects) == kinds
 
 
 class Ranges(LocalStore):
-    """Answers with zeros, and notes what was asked for."""
+    """A store that returns zeros and records the requested ranges."""
 
     def __init__(self) -> None:
         super().__init__(TIER)
@@ -91,11 +92,11 @@ class Ranges(LocalStore):
         return bytes(stop - start)
 
 
-def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
+def make_objects(name: str = "a", **sections: tuple[int, int]) -> SegmentObjects:
     source = ObjectRef(f"{name}.indexes", 1 << 30, "1", None)
     indexes = {
         IndexType[kind.upper()]: StoredIndex(source, start, stop)
-        for kind, (start, stop) in parts.items()
+        for kind, (start, stop) in sections.items()
     }
     log = ObjectRef(f"{name}.log", 100, "1", None)
     return SegmentObjects(log, FixedChunkIndex(100, 100, 100, 100), False, None, indexes)
@@ -104,7 +105,7 @@ def made_up(name: str = "a", **parts: tuple[int, int]) -> SegmentObjects:
 def test_state_files_are_read_with_one_request() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    objects = made_up(
+    objects = make_objects(
         offset=(0, 10), producer_snapshot=(10, 25), leader_epoch=(25, 40), transaction=(40, 60)
     )
     assert [len(reads(objects, kind)) for kind in (EPOCH, SNAPSHOT, TRANSACTION)] == [
@@ -116,39 +117,41 @@ def test_state_files_are_read_with_one_request() -> None:
     assert store.asked == [(10, 60)]
 
 
-def test_transaction_index_is_read_alone() -> None:
+def test_transaction_index_is_read_separately() -> None:
     store = Ranges()
-    objects = made_up(leader_epoch=(25, 40), transaction=(40, 60))
+    objects = make_objects(leader_epoch=(25, 40), transaction=(40, 60))
     assert len(read_side_file(Tier(store), SideFilePack(), objects, TRANSACTION)) == 20
     assert store.asked == [(40, 60)]
 
 
 def test_large_or_distant_files_are_not_read_together() -> None:
     store = Ranges()
-    large = made_up(
+    large = make_objects(
         producer_snapshot=(0, MAX_TOGETHER_BYTES), leader_epoch=(1 << 16, (1 << 16) + 9)
     )
-    apart = made_up("b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30))
+    distant = make_objects(
+        "b", producer_snapshot=(0, 10), leader_epoch=(11, 20), transaction=(20, 30)
+    )
     reads = partial(read_side_file, Tier(store), SideFilePack())
     assert len(reads(large, EPOCH)) == 9
     assert len(reads(large, SNAPSHOT)) == MAX_TOGETHER_BYTES
-    assert len(reads(apart, SNAPSHOT)) == 10
-    assert len(reads(apart, TRANSACTION)) == 10
+    assert len(reads(distant, SNAPSHOT)) == 10
+    assert len(reads(distant, TRANSACTION)) == 10
     assert store.asked == [(1 << 16, (1 << 16) + 9), (0, MAX_TOGETHER_BYTES), (0, 10), (20, 30)]
 
 
-def test_files_without_a_pack_are_read_alone() -> None:
+def test_files_without_a_pack_are_read_separately() -> None:
     store = Ranges()
     objects = all_five()
-    for kind, part in objects.indexes.items():
-        assert len(read_side_file(Tier(store), None, objects, kind, is_cut=True)) == part.size
-    assert store.asked == [(part.start, part.stop) for part in objects.indexes.values()]
+    for kind, section in objects.indexes.items():
+        assert len(read_side_file(Tier(store), None, objects, kind, is_cut=True)) == section.size
+    assert store.asked == [(section.start, section.stop) for section in objects.indexes.values()]
 
 
 def test_failed_read_adds_nothing_to_the_pack() -> None:
     store = Ranges()
     reads = partial(read_side_file, Tier(store), SideFilePack())
-    objects = made_up(leader_epoch=(0, 9), transaction=(9, 20))
+    objects = make_objects(leader_epoch=(0, 9), transaction=(9, 20))
     store.gone = True
     with pytest.raises(ObjectNotFoundError):
         reads(objects, EPOCH)
@@ -158,7 +161,7 @@ def test_failed_read_adds_nothing_to_the_pack() -> None:
 
 
 def all_five() -> SegmentObjects:
-    return made_up(
+    return make_objects(
         offset=(0, 10),
         timestamp=(10, 30),
         producer_snapshot=(30, 45),
@@ -173,8 +176,8 @@ def test_all_files_of_a_cut_segment_are_read_together(first: IndexType) -> None:
     reads = partial(read_side_file, Tier(store), SideFilePack())
     objects = all_five()
     assert len(reads(objects, first, is_cut=True)) == objects.indexes[first].size
-    for kind, part in objects.indexes.items():
-        assert len(reads(objects, kind)) == part.size
+    for kind, section in objects.indexes.items():
+        assert len(reads(objects, kind)) == section.size
     assert store.asked == [(0, 80)]
 
 
@@ -187,13 +190,13 @@ def test_time_index_is_read_with_the_offset_index() -> None:
     assert store.asked == [(0, 80)]
 
 
-def test_offset_index_is_read_alone() -> None:
+def test_offset_index_is_read_separately() -> None:
     store = Ranges()
     assert len(read_side_file(Tier(store), SideFilePack(), all_five(), OFFSET)) == 10
     assert store.asked == [(0, 10)]
 
 
-def test_files_are_read_alone_if_the_pack_is_full() -> None:
+def test_files_are_read_separately_if_the_pack_is_full() -> None:
     store = Ranges()
     pack = SideFilePack()
     pack.add(ObjectRef("full", 1, "1"), 0, bytes(MAX_PACK_BYTES - 20))
@@ -213,11 +216,11 @@ def test_golden_side_files_are_read_with_a_pack(topic: str, tmp_path: Path) -> N
             pack = SideFilePack(cache, objects.log.key)
             reads = partial(read_side_file, Tier(store), pack)
             before = store.counters.requests
-            kinds = [kind for kind, part in objects.indexes.items() if part.size]
+            kinds = [kind for kind, section in objects.indexes.items() if section.size]
             random.Random(objects.log.key).shuffle(kinds)
-            found = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
+            contents = {kind: reads(objects, kind, is_cut=True) for kind in kinds}
             assert store.counters.requests - before == (0 if reader else 1)
             pack.save()
-            for kind, data in found.items():
-                part = objects.indexes[kind]
-                assert data == store.get_range(part.source.key, part.start, part.stop)
+            for kind, data in contents.items():
+                section = objects.indexes[kind]
+                assert data == store.get_range(section.source.key, section.start, section.stop)

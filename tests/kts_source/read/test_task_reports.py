@@ -1,4 +1,4 @@
-"""What a task tells of itself agrees with what its store was asked."""
+"""Compares the metrics of a task with the requests that its store received."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The size of every range that a store was asked for."""
+def request_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Records the size of every range that a store was asked for."""
     sizes: list[int] = []
     original = LocalStore.get_range
 
@@ -38,14 +38,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_metrics_count_requests_and_bytes_of_the_store(asked: list[int]) -> None:
+def test_metrics_count_requests_and_bytes_of_the_store(request_sizes: list[int]) -> None:
     options = parse_options(tier_options("wide", maxSegmentsPerTask="1"))
     for task in plan_scan(options).tasks:
-        asked.clear()
+        request_sizes.clear()
         ended: list[TaskMetrics] = []
         list(run_task(task, options, on_end=ended.append))
-        (found,) = ended
-        assert (found.requests, found.bytes) == (len(asked), sum(asked))
+        (metrics_of_task,) = ended
+        assert (metrics_of_task.requests, metrics_of_task.bytes) == (
+            len(request_sizes),
+            sum(request_sizes),
+        )
 
 
 def test_each_task_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,15 +59,19 @@ def test_each_task_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     rows = sum(
         batch.num_rows for task in tasks for batch in run_task(task, options, on_end=ended.append)
     )
-    lines = [one.message for one in caplog.records if one.name == "kts_source.read.read_task"]
-    assert lines == [str(one) for one in ended]
+    lines = [
+        task_metrics.message
+        for task_metrics in caplog.records
+        if task_metrics.name == "kts_source.read.read_task"
+    ]
+    assert lines == [str(task_metrics) for task_metrics in ended]
     assert len(lines) == len(tasks) > 1
     assert rows == expected_table("encrypted", "read_committed").num_rows
-    assert sum(one.rows for one in ended) == rows
-    assert sum(one.decrypt_seconds for one in ended) > 0
+    assert sum(task_metrics.rows for task_metrics in ended) == rows
+    assert sum(task_metrics.decrypt_seconds for task_metrics in ended) > 0
 
 
-def test_metrics_count_cache_hits(tmp_path: Path, asked: list[int]) -> None:
+def test_metrics_count_cache_hits(tmp_path: Path, request_sizes: list[int]) -> None:
     folder = tmp_path / "metrics"
     options = parse_options(
         tier_options(
@@ -76,12 +83,12 @@ def test_metrics_count_cache_hits(tmp_path: Path, asked: list[int]) -> None:
     )
     tasks = plan_scan(options).tasks
     for scan in ("first", "second"):
-        asked.clear()
+        request_sizes.clear()
         for number, task in enumerate(tasks):
             list(run_task(task, options, TaskPlace(scan, 0, number)))
-        assert bool(asked) == (scan == "first")
-    found = metrics.summary(str(folder))
-    first, second = (found.of_scan(scan).total for scan in ("first", "second"))
+        assert bool(request_sizes) == (scan == "first")
+    summary = metrics.summary(str(folder))
+    first, second = (summary.of_scan(scan).total for scan in ("first", "second"))
     assert first["bytes"] > 0
     assert (first["cache_hits"], second["cache_misses"]) == (0, 0)
     assert (second["requests"], second["bytes"]) == (0, 0)

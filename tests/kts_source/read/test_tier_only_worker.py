@@ -1,4 +1,4 @@
-"""A worker whose tasks hold nothing but slices of the tier does not load the protocol library."""
+"""Checks that a worker whose tasks read only the tier does not load the protocol library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kts_source.broker.fake_log import fake_log
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A worker gets tasks one after the other; which modules it has loaded is told after each.
+# The worker runs its tasks one after the other and prints the loaded modules after each.
 _WORKER = """
 import json, pickle, sys
 from kts_source.read.read_task import run_task
@@ -66,11 +66,11 @@ def test_protocol_library_is_loaded_only_for_broker_ranges(tmp_path: Path) -> No
             timeout=120,
             check=True,
         )
-    told = json.loads(worker.stdout)
-    of_tier = [loaded for slices, ranges, _, loaded in told if slices and not ranges]
-    of_brokers = [loaded for _, ranges, _, loaded in told if ranges]
+    printed = json.loads(worker.stdout)
+    of_tier = [loaded for slices, ranges, _, loaded in printed if slices and not ranges]
+    of_brokers = [loaded for _, ranges, _, loaded in printed if ranges]
     assert len(of_tier) >= len(tiered) > 1
     assert not any(of_tier)
     assert of_brokers
     assert all(of_brokers)
-    assert sum(rows for _, _, rows, _ in told) == 60
+    assert sum(rows for _, _, rows, _ in printed) == 60

@@ -1,4 +1,4 @@
-"""Keys and values decoded where they are read: options `key.…` and `value.…`."""
+"""Tests keys and values that are decoded during the read: options `key.…` and `value.…`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x"}
-"""Offset in partition 0 -> a value that is no order."""
+"""Maps an offset in partition 0 to an invalid value."""
 REASONS = {
     3: "country: a length is negative or exceeds the value",
     17: "country: the value ends too early",
@@ -39,16 +39,16 @@ def good(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def spoiled(tmp_path: Path) -> dict[str, str]:
+def damaged(tmp_path: Path) -> dict[str, str]:
     values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
     values[4] = None
     return write(tmp_path / "tier", [values, [avro(100)]])
 
 
-def some(rows: list[dict[str, object]]) -> list[object]:
-    """The fields that `row` has."""
+def select_known_fields(rows: list[dict[str, object]]) -> list[object]:
+    """Keeps only the fields that `row` has."""
     names = row(0)
-    return [one and {name: one[name] for name in names} for one in rows]
+    return [entry and {name: entry[name] for name in names} for entry in rows]
 
 
 def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
@@ -57,7 +57,7 @@ def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
     assert table.schema == scan.schema
     assert tuple(table.schema.names) == parse_options(good).columns
     assert table.schema.field("value").type.field("at").type == pa.timestamp("us", tz="UTC")
-    assert some(table["value"].to_pylist()) == [
+    assert select_known_fields(table["value"].to_pylist()) == [
         *(None if number == 4 else row(number) for number in range(30)),
         row(100),
     ]
@@ -67,29 +67,33 @@ def test_avro_value_becomes_a_struct(good: dict[str, str]) -> None:
 
 def test_avro_columns_select_fields(good: dict[str, str]) -> None:
     options = as_avro(**{"value.columns": "amount, country"})
-    found = kts_source.scan(good | options | {"columns": "offset,value"}).to_table()
-    assert found.schema.field("value").type.names == ["country", "amount"]
-    assert found["value"][7].as_py() == {"country": "CH", "amount": 7}
+    table = kts_source.scan(good | options | {"columns": "offset,value"}).to_table()
+    assert table.schema.field("value").type.names == ["country", "amount"]
+    assert table["value"][7].as_py() == {"country": "CH", "amount": 7}
 
 
-def test_unwanted_columns_are_not_decoded(spoiled: dict[str, str]) -> None:
-    options = spoiled | as_avro()
+def test_unselected_columns_are_not_decoded(damaged: dict[str, str]) -> None:
+    options = damaged | as_avro()
     assert kts_source.scan(options).count() == 31
     assert kts_source.scan(options).select(["key"]).to_table().num_rows == 31
 
 
-def test_failfast_error_names_location_and_path(spoiled: dict[str, str]) -> None:
+def test_failfast_error_names_location_and_path(damaged: dict[str, str]) -> None:
     with pytest.raises(InvalidValueError) as raised:
-        kts_source.scan(spoiled | as_avro(columns="value")).to_table(threads=1)
+        kts_source.scan(damaged | as_avro(columns="value")).to_table(threads=1)
     error = raised.value
     assert (error.topic, error.partition, error.offset) == ("orders", 0, 3)
     assert REASONS[3] in str(error)
     assert "value.format' (avro)" in str(error)
 
 
-def test_failfast_returns_the_rows_before(spoiled: dict[str, str]) -> None:
-    scan = kts_source.scan(spoiled | as_avro())
-    assert some(scan.limit(3).to_table()["value"].to_pylist()) == [row(0), row(1), row(2)]
+def test_failfast_returns_the_rows_before(damaged: dict[str, str]) -> None:
+    scan = kts_source.scan(damaged | as_avro())
+    assert select_known_fields(scan.limit(3).to_table()["value"].to_pylist()) == [
+        row(0),
+        row(1),
+        row(2),
+    ]
     with pytest.raises(InvalidValueError) as raised:
         scan.limit(4).to_table()
     assert raised.value.offset == 3
@@ -109,14 +113,14 @@ def test_failfast_error_names_the_first_bad_row_of_any_column(
     assert raised.value.offset == offset
 
 
-def test_permissive_returns_null_and_reason(spoiled: dict[str, str]) -> None:
-    scan = kts_source.scan(spoiled | as_avro(**{"value.mode": "permissive"}))
+def test_permissive_returns_null_and_reason(damaged: dict[str, str]) -> None:
+    scan = kts_source.scan(damaged | as_avro(**{"value.mode": "permissive"}))
     table = scan.to_table()
     assert table.schema == scan.schema
     assert table.column_names[-1] == "valueError"
     errors = table["valueError"].to_pylist()
-    assert {n: one for n, one in enumerate(errors) if one is not None} == REASONS
-    nulls = [n for n, one in enumerate(table["value"].to_pylist()) if one is None]
+    assert {n: entry for n, entry in enumerate(errors) if entry is not None} == REASONS
+    nulls = [n for n, entry in enumerate(table["value"].to_pylist()) if entry is None]
     assert nulls == [3, 4, 17, 25]
     alone = scan.select(["valueError", "offset"]).to_table()
     assert alone["valueError"].to_pylist() == errors
@@ -124,50 +128,50 @@ def test_permissive_returns_null_and_reason(spoiled: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["PERMISSIVE", "DROPMALFORMED"])
-def test_raw_column_returns_bytes(mode: str, spoiled: dict[str, str]) -> None:
-    asked = as_avro(columns="offset,VALUERAW,value", **{"value.mode": mode})
-    table = kts_source.scan(spoiled | asked).to_table()
+def test_raw_column_returns_bytes(mode: str, damaged: dict[str, str]) -> None:
+    options = as_avro(columns="offset,VALUERAW,value", **{"value.mode": mode})
+    table = kts_source.scan(damaged | options).to_table()
     assert table.column_names == ["offset", "valueRaw", "value"]
     assert table.schema.field("valueRaw").type == pa.binary()
     raw = [None if n == 4 else BAD.get(n, avro(n)) for n in range(30)]
     if mode == "DROPMALFORMED":
-        raw = [one for n, one in enumerate(raw) if n not in BAD]
+        raw = [entry for n, entry in enumerate(raw) if n not in BAD]
     assert table["valueRaw"].to_pylist() == [*raw, avro(100)]
-    assert some(table["value"].drop_null().to_pylist())[-1] == row(100)
+    assert select_known_fields(table["value"].drop_null().to_pylist())[-1] == row(100)
 
 
-def test_raw_column_is_returned_with_the_decoded_one(good: dict[str, str]) -> None:
+def test_raw_column_is_returned_with_the_decoded_column(good: dict[str, str]) -> None:
     table = kts_source.scan(good | as_avro(columns="value,valueRaw")).to_table()
     assert table["valueRaw"].to_pylist()[3:5] == [avro(3), None]
-    assert some(table["value"].to_pylist())[3:5] == [row(3), None]
+    assert select_known_fields(table["value"].to_pylist())[3:5] == [row(3), None]
 
 
-def test_raw_column_alone_is_not_decoded(spoiled: dict[str, str]) -> None:
-    options = spoiled | as_avro(**{"key.format": "utf8"})
+def test_raw_column_without_decoded_column_is_not_decoded(damaged: dict[str, str]) -> None:
+    options = damaged | as_avro(**{"key.format": "utf8"})
     table = kts_source.scan(options).select(["valueRaw", "keyRaw"]).to_table()
     assert table["valueRaw"][3].as_py() == BAD[3]
     assert table["keyRaw"][3].as_py() == b"k3"
     assert "valueRaw" not in kts_source.scan(options).columns
     with pytest.raises(InvalidOptionError, match="'valueRaw', which is not a column"):
-        parse_options(spoiled | {"columns": "valueRaw"})
+        parse_options(damaged | {"columns": "valueRaw"})
 
 
 def test_dropmalformed_skips_and_counts_rows(
-    spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damaged: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
+    options = damaged | as_avro(**{"value.mode": "DROPMALFORMED"})
     options["metricsPath"] = str(tmp_path / "metrics")
     scan = kts_source.scan(options)
     with caplog.at_level(logging.WARNING):
         table = scan.to_table()
-    left = [number for number in range(30) if number not in BAD]
-    assert table["offset"].to_pylist() == [*left, 0]
+    kept_offsets = [number for number in range(30) if number not in BAD]
+    assert table["offset"].to_pylist() == [*kept_offsets, 0]
     assert "rows are left out: they cannot be decoded" in caplog.text
-    # Which rows there are does not depend on what is asked of them.
+    # The number of rows does not depend on the selected columns.
     assert scan.count() == 28
     assert scan.select(["key"]).to_table().num_rows == 28
     lines = read_metrics(str(tmp_path / "metrics"), {})
-    assert sum(one.malformed for one in lines) == 9
+    assert sum(task_metrics.malformed for task_metrics in lines) == 9
 
 
 def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_values_of_several_writers_are_decoded(tmp_path: Path) -> None:
     }
     table = kts_source.scan(options).to_table()
     rows = [row(number, old=number % 3 == 1) for number in range(20)]
-    assert some(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
+    assert select_known_fields(table["value"].to_pylist()) == [*rows, None, None, None, None, None]
     reasons = table["valueError"].to_pylist()
     assert reasons[:20] == [None] * 20
     assert "the folder has no schema 8" in reasons[20]
@@ -235,7 +239,9 @@ def registry_server() -> Iterator[Registry]:
         yield server
 
 
-def test_registry_is_asked_once_per_writer(registry_server: Registry, tmp_path: Path) -> None:
+def test_registry_receives_one_request_per_writer(
+    registry_server: Registry, tmp_path: Path
+) -> None:
     line = {"type": "record", "name": "shop.Line", "fields": [{"name": "n", "type": "int"}]}
     fields = [{"name": "a", "type": "long"}, {"name": "line", "type": "shop.Line"}]
     cart = {"type": "record", "name": "shop.Cart", "fields": fields}
@@ -298,7 +304,7 @@ def test_typed_scan_can_be_pickled(good: dict[str, str]) -> None:
     scan = kts_source.scan(good | as_avro())
     again = pickle.loads(pickle.dumps(scan))
     assert again.to_table().equals(scan.to_table())
-    # A plan is of bytes: with or without formats it is the same, and any version may read it.
+    # A plan contains no formats: it is the same with and without them, and any version can read it.
     plain = kts_source.scan(good)
     typed = json.loads(scan.plan.to_json())
     assert typed == json.loads(plain.plan.to_json())

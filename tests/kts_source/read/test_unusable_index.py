@@ -1,4 +1,4 @@
-"""An offset index that is not usable: the segment is read whole, unless a plan has relied on it."""
+"""Tests unusable offset indexes: the full segment is read, unless the plan relied on the index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kts_source.planning.memory_store import MemoryStore
 from tests.kts_source.planning.scanning import run
 
 SEGMENT = (*(Step("append", b=2),) * 6, Step("roll", a=7), Step("upload", a=15))
-"""Of 18 offsets, with an index entry for each batch of three but the first."""
+"""A segment of 18 offsets, with an index entry for each batch of three except the first."""
 STOP = 36
 
 
@@ -25,8 +25,11 @@ def options_from(start: int, **more: str) -> dict[str, str]:
     return {"path": "/", "subscribe": TOPIC, "startingOffsets": starting, **more}
 
 
-def spoiled(how: int) -> list[Step]:
-    """The index of each segment; its size may stay the same, and the store tells no version."""
+def damage_steps(how: int) -> list[Step]:
+    """Damages the index of each segment.
+
+    Its size may stay the same, and the store has no versions.
+    """
     return [Step("spoil", number, 2, how) for number in range(2)]
 
 
@@ -39,17 +42,20 @@ PIECES: tuple[dict[str, str], ...] = (
 
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
-def test_index_spoiled_after_planning_is_an_error(how: int, more: dict[str, str]) -> None:
-    # No slice began at the start of the segment, so its rows were left out once.
+def test_index_damaged_after_planning_raises(how: int, more: dict[str, str]) -> None:
+    # Without this error, scans with no slice at the segment's start skipped rows.
     for start in range(1, STOP + 1, 5):
         world = World(History(Shape(interval=0), SEGMENT * 2))
         options = options_from(start, **more)
         tier = Tier(MemoryStore(world.store))
         plan = ScanPlan.from_json(plan_scan(parse_options(options), tier).to_json())
-        for step in spoiled(how):
+        for step in damage_steps(how):
             world.take(step)
-        slices = [part for task in plan.tasks for part in task.slices]
-        if any(part.cut_start > 0 and part.start_offset > part.segment_start for part in slices):
+        slices = [task_slice for task in plan.tasks for task_slice in task.slices]
+        if any(
+            task_slice.cut_start > 0 and task_slice.start_offset > task_slice.segment_start
+            for task_slice in slices
+        ):
             with pytest.raises(
                 CorruptSegmentError, match=r"offset index cannot be used.*topic t, partition 0"
             ):
@@ -60,14 +66,15 @@ def test_index_spoiled_after_planning_is_an_error(how: int, more: dict[str, str]
 
 @pytest.mark.parametrize("how", [1, 2, 3])
 @pytest.mark.parametrize("more", PIECES)
-def test_segment_planned_without_index_is_read_whole(how: int, more: dict[str, str]) -> None:
+def test_segment_planned_without_index_is_read_in_full(how: int, more: dict[str, str]) -> None:
     for start in range(1, STOP + 1, 5):
-        world = World(History(Shape(interval=0), (*SEGMENT * 2, *spoiled(how))))
+        world = World(History(Shape(interval=0), (*SEGMENT * 2, *damage_steps(how))))
         options = options_from(start, **more)
         tier = Tier(MemoryStore(world.store))
         plan = plan_scan(parse_options(options), tier)
         assert run(plan, options, tier)["offset"].to_pylist() == list(range(start, STOP))
         for task in plan.tasks:
             assert all(
-                part.is_whole or part.start_offset == part.segment_start for part in task.slices
+                task_slice.is_whole or task_slice.start_offset == task_slice.segment_start
+                for task_slice in task.slices
             )

@@ -1,4 +1,4 @@
-"""Objects that go, or change, between the plan and the read."""
+"""Tests objects that are deleted or changed between the plan and the read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tier(tmp_path: Path) -> Path:
-    """A copy of the golden tier to damage."""
+    """Returns a copy of the golden tier that a test may damage."""
     return shutil.copytree(TIER, tmp_path / "tier")
 
 
@@ -41,7 +41,12 @@ def logs(tier: Path, topic: str) -> list[Path]:
 def slices_of(tier: Path, options: dict[str, str], log: Path) -> list[SegmentSlice]:
     key = log.relative_to(tier).as_posix()
     plan = plan_scan(parse_options(options))
-    return [part for task in plan.tasks for part in task.slices if part.objects.log.key == key]
+    return [
+        task_slice
+        for task in plan.tasks
+        for task_slice in task.slices
+        if task_slice.objects.log.key == key
+    ]
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
@@ -49,11 +54,11 @@ def test_deleted_log_is_data_loss_with_its_offsets(tier: Path, number: int) -> N
     options = options_for(tier, "codecs")
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[number]
-    (part,) = slices_of(tier, options, log)
+    (task_slice,) = slices_of(tier, options, log)
     log.unlink()
     with pytest.raises(DataLossError) as error:
         run(plan, options)
-    assert f"offsets [{part.start_offset}, {part.stop_offset})" in str(error.value)
+    assert f"offsets [{task_slice.start_offset}, {task_slice.stop_offset})" in str(error.value)
     assert "failOnDataLoss" in str(error.value)
     assert log.name in str(error.value)
 
@@ -65,21 +70,21 @@ def test_deleted_log_is_skipped_without_fail_on_data_loss(
     options = options_for(tier, "codecs", failOnDataLoss="false")
     plan = plan_scan(parse_options(options))
     log = logs(tier, "codecs")[number]
-    (part,) = slices_of(tier, options, log)
+    (task_slice,) = slices_of(tier, options, log)
     log.unlink()
     with caplog.at_level(logging.WARNING):
         table = run(plan, options)
     expected = expected_table("codecs", "read_committed")
     gone = pc.and_(
-        pc.equal(expected["partition"], part.partition),
+        pc.equal(expected["partition"], task_slice.partition),
         pc.and_(
-            pc.greater_equal(expected["offset"], part.start_offset),
-            pc.less(expected["offset"], part.stop_offset),
+            pc.greater_equal(expected["offset"], task_slice.start_offset),
+            pc.less(expected["offset"], task_slice.stop_offset),
         ),
     )
     assert pc.sum(gone).as_py() > 0
     assert_same_rows(table, expected.filter(pc.invert(gone)))
-    assert f"offsets [{part.start_offset}, {part.stop_offset})" in caplog.text
+    assert f"offsets [{task_slice.start_offset}, {task_slice.stop_offset})" in caplog.text
 
 
 def test_slices_with_deleted_index_are_lost(tier: Path) -> None:
@@ -90,8 +95,8 @@ def test_slices_with_deleted_index_are_lost(tier: Path) -> None:
     with pytest.raises(DataLossError, match=r"no object \S+\.indexes;.* object \S+\.indexes\]"):
         run(plan, options)
     lenient = {**options, "failOnDataLoss": "false"}
-    found = run(plan, lenient)
-    assert found.num_rows < expected_table("codecs", "read_committed").num_rows
+    summary = run(plan, lenient)
+    assert summary.num_rows < expected_table("codecs", "read_committed").num_rows
 
 
 @pytest.mark.parametrize("lenient", ["true", "false"])
@@ -121,20 +126,20 @@ def test_every_task_writes_a_metrics_line(tier: Path, tmp_path: Path) -> None:
     for number, task in enumerate(plan.tasks):
         for batch in run_task(task, options, TaskPlace("scan-1", 7, number)):
             rows += batch.num_rows
-    found = metrics.summary(str(folder))
-    assert len(found.tasks) == len(plan.tasks)
-    assert found.outcomes == {"done": len(plan.tasks)}
-    assert found.total["rows"] == found.total["records"] == rows
-    assert found.total["bytes"] > 0
-    assert found.total["requests"] >= len(plan.tasks) - 1
-    assert found.total["decode_seconds"] > 0
-    assert [task.partition for task in found.tasks] == list(range(len(plan.tasks)))
-    (lost,) = found.lost
+    summary = metrics.summary(str(folder))
+    assert len(summary.tasks) == len(plan.tasks)
+    assert summary.outcomes == {"done": len(plan.tasks)}
+    assert summary.total["rows"] == summary.total["records"] == rows
+    assert summary.total["bytes"] > 0
+    assert summary.total["requests"] >= len(plan.tasks) - 1
+    assert summary.total["decode_seconds"] > 0
+    assert [task.partition for task in summary.tasks] == list(range(len(plan.tasks)))
+    (lost,) = summary.lost
     assert lost.startswith("codecs-")
-    assert lost in str(found)
-    assert "modification time" in found.tasks[0].pinned_by
-    assert found.of_scan("scan-1") == found
-    assert found.of_scan("other").tasks == ()
+    assert lost in str(summary)
+    assert "modification time" in summary.tasks[0].pinned_by
+    assert summary.of_scan("scan-1") == summary
+    assert summary.of_scan("other").tasks == ()
 
 
 def test_metrics_count_aborted_and_control_batches() -> None:
@@ -153,9 +158,9 @@ def test_metrics_count_aborted_and_control_batches() -> None:
         reader = SegmentSource(store, options.key_ring)
         for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
             committed += batch.num_rows
-        found = meter.finished("done")
-        aborted += found.batches_skipped_aborted
-        control += found.batches_skipped_control
+        task_metrics = meter.finished("done")
+        aborted += task_metrics.batches_skipped_aborted
+        control += task_metrics.batches_skipped_control
     assert committed == expected_table("txn", "read_committed").num_rows
     assert aborted > 0
     assert control > 0
@@ -192,15 +197,15 @@ def test_unwritable_metrics_log_no_secret(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_half_written_metrics_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    summaries = []
 
     def rename(source: Path, _target: Path) -> None:
         source.write_bytes(source.read_bytes()[:20])
-        seen.append(metrics.summary(str(tmp_path)).tasks)
+        summaries.append(metrics.summary(str(tmp_path)).tasks)
 
     monkeypatch.setattr(type(tmp_path), "rename", rename)
     write_metrics(TaskMetrics(), str(tmp_path), {})
-    assert seen == [()]
+    assert summaries == [()]
 
 
 def test_metrics_of_other_versions_are_read() -> None:

@@ -1,4 +1,4 @@
-"""Scans and audits read, and undo chunks, where the processor's cache is warm."""
+"""Checks that scans and audits reuse memory that is still in the processor's cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Remembering:
-    """Hands out memory, and remembers where it was: size to addresses."""
+    """Allocates memory and records the addresses by size."""
 
     def __init__(self) -> None:
         self.taken: dict[int, set[int]] = {}
@@ -39,7 +39,7 @@ def test_scan_reuses_memory_just_decoded(tmp_path: Path, monkeypatch: pytest.Mon
     writer = AivenTierWriter(tmp_path, topic="t", chunk_size=1 << 20)
     writer.write_segment(uniform_segment(batches, log_start=0))
     remembering = Remembering()
-    # Whatever else the machine does meanwhile, it is this thread that reads.
+    # Even on a busy machine, this thread reads.
     monkeypatch.setattr(fetch, "_PATIENCE_SECONDS", 1e9)
     monkeypatch.setattr(local_store, "writable_bytes", remembering)
     scan = kts_source.scan({"path": str(tmp_path), "subscribe": "t"})

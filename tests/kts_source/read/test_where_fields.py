@@ -1,4 +1,4 @@
-"""Option `where` on fields of decoded keys and values, in each mode and for each format."""
+"""Tests `where` on fields of decoded keys and values, in each mode and for each format."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from segment_format.values.decoded import DecodedValues
 
 BAD = {3: b"\x05", 17: b"", 25: avro(25) + b"x", 27: text("CH") + b"\x80"}
-"""Offset in partition 0 -> a value that is no order. Of 27 the amount is cut off; 25 is whole but
-for bytes behind it, which nobody can miss.
+"""Maps an offset in partition 0 to an invalid value.
+
+In 27 the amount is truncated. 25 is complete, but has extra bytes, which every decoder notices.
 """
 
 
@@ -48,22 +49,24 @@ def good(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def spoiled(tmp_path: Path) -> dict[str, str]:
+def damaged(tmp_path: Path) -> dict[str, str]:
     values: list[bytes | None] = [BAD.get(number, avro(number)) for number in range(30)]
     values[4] = None
     return write(tmp_path / "tier", [values, [avro(100)]])
 
 
 def offsets(options: dict[str, str], where: str) -> list[int]:
-    """Of the rows kept, whichever of the two ways says it."""
-    found: list[int] = kts_source.scan(options | {"where": where}).to_table()["offset"].to_pylist()
-    assert kts_source.scan(options).where(where).to_table()["offset"].to_pylist() == found
-    assert kts_source.scan(options).where(where).count() == len(found)
-    return found
+    """Returns the offsets of the matching rows; the option and the method must agree."""
+    by_option: list[int] = (
+        kts_source.scan(options | {"where": where}).to_table()["offset"].to_pylist()
+    )
+    assert kts_source.scan(options).where(where).to_table()["offset"].to_pylist() == by_option
+    assert kts_source.scan(options).where(where).count() == len(by_option)
+    return by_option
 
 
 @pytest.mark.parametrize(
-    ("where", "wanted"),
+    ("where", "expected"),
     [
         ("value.country = 'DE' AND value.amount > 10 AND offset > 5", [12, 15, 18, 21, 24, 27]),
         ("value.amount = 7 OR offset = 4 OR partition = 1", [4, 7, 0]),
@@ -79,13 +82,13 @@ def offsets(options: dict[str, str], where: str) -> list[int]:
         ("value.local < '1970-01-01 00:00:00.000002'", [0, 1]),
         ("value.price = 2.56 AND value.amount > 28.5", [29, 0]),
         ("value.amount < 9999999999999999999999 AND value.amount > 28", [29, 0]),
-        # Null is not smaller than a number that no bigint reaches.
+        # Null is not smaller than a number beyond the range of bigint.
         ("value.amount < 99999999999999999999 AND offset BETWEEN 3 AND 5", [3, 5]),
         ("false OR value.amount > 99999999999999999999.5", []),
     ],
 )
-def test_rows_are_filtered_by_fields(good: dict[str, str], where: str, wanted: list[int]) -> None:
-    assert offsets(good | as_avro(), where) == wanted
+def test_rows_are_filtered_by_fields(good: dict[str, str], where: str, expected: list[int]) -> None:
+    assert offsets(good | as_avro(), where) == expected
 
 
 def test_condition_may_name_unselected_fields(good: dict[str, str]) -> None:
@@ -101,7 +104,7 @@ def test_rows_are_filtered_by_key_fields(tmp_path: Path) -> None:
     options = write(tmp_path, [[avro(number) for number in range(30)]])
     fixed = json.dumps({"type": "fixed", "name": "F", "size": 2})
     options |= as_avro(**{"key.format": "avro", "key.schema": fixed, "key.mode": "DROPMALFORMED"})
-    # Keys of two letters alone are no key of that kind.
+    # Keys of other lengths than two are invalid and dropped.
     assert offsets(options, "key = 'k7' OR value.amount = 8") == [7, 8]
 
 
@@ -138,14 +141,14 @@ def test_refused_condition_is_named(good: dict[str, str], where: str, named: str
 
 
 def test_plan_is_narrowed_by_column_conditions(good: dict[str, str]) -> None:
-    whole = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
+    full_plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25")))
     plan = plan_scan(parse_options(good | as_avro(where="value.amount = 25 AND offset >= 20")))
-    assert [len(one.tasks[0].slices) for one in (whole, plan)] == [4, 1]
+    assert [len(scan_plan.tasks[0].slices) for scan_plan in (full_plan, plan)] == [4, 1]
 
 
-def test_failfast_error_in_a_condition_field(spoiled: dict[str, str]) -> None:
-    options = spoiled | as_avro()
-    # A row that other columns leave out is not looked at.
+def test_failfast_error_in_a_condition_field(damaged: dict[str, str]) -> None:
+    options = damaged | as_avro()
+    # Rows that other conditions exclude are not decoded.
     assert offsets(options, "value.country = 'CH' AND offset > 25 AND offset < 27") == [26]
     with pytest.raises(InvalidValueError) as raised:
         kts_source.scan(options).where("value.amount = 29 AND offset > 4").to_table(threads=1)
@@ -155,7 +158,7 @@ def test_failfast_error_in_a_condition_field(spoiled: dict[str, str]) -> None:
 
 
 def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
-    # The note is not UTF-8: nobody sees it where only the country is decoded.
+    # The note is not UTF-8. If only the country is decoded, this has no effect.
     bad = avro(2).replace(b"n2", b"\xff2")
     options = write(tmp_path, [[avro(0), bad, avro(3)]]) | as_avro()
     assert offsets(options, "value.country = 'DE'") == [0, 2]
@@ -164,15 +167,15 @@ def test_failfast_ignores_other_fields_of_filtered_rows(tmp_path: Path) -> None:
     assert raised.value.offset == 1
 
 
-def test_permissive_filters_malformed_values_as_null(spoiled: dict[str, str]) -> None:
-    options = spoiled | as_avro(**{"value.mode": "PERMISSIVE"})
-    # Fields of a malformed value are null; so is the value, whatever of it is wanted.
+def test_permissive_filters_malformed_values_as_null(damaged: dict[str, str]) -> None:
+    options = damaged | as_avro(**{"value.mode": "PERMISSIVE"})
+    # The value and all fields of a malformed value are null, whichever fields are selected.
     scan = kts_source.scan(options | {"value.columns": "country"}).where("value.amount IS NULL")
-    found = {row["offset"]: row for row in scan.to_table().to_pylist()}
-    assert list(found) == [3, 4, 17, 25, 27]
-    assert all(row["value"] is None for row in found.values())
-    assert [offset for offset, row in found.items() if row["valueError"] is None] == [4]
-    assert found[27]["valueError"].startswith("amount: ")
+    rows_by_offset = {row["offset"]: row for row in scan.to_table().to_pylist()}
+    assert list(rows_by_offset) == [3, 4, 17, 25, 27]
+    assert all(row["value"] is None for row in rows_by_offset.values())
+    assert [offset for offset, row in rows_by_offset.items() if row["valueError"] is None] == [4]
+    assert rows_by_offset[27]["valueError"].startswith("amount: ")
     assert offsets(options, "value.amount > 23") == [24, 26, 28, 29, 0]
 
 
@@ -183,21 +186,23 @@ def test_permissive_keeps_rows_with_other_malformed_fields(tmp_path: Path) -> No
     (row,) = kts_source.scan(options).where("value.country = 'CH'").to_table().to_pylist()
     assert (row["offset"], row["value"]) == (1, None)
     assert row["valueError"].startswith("note: ")
-    # Which rows there are does not depend on what is asked of them.
+    # The number of rows does not depend on the selected columns.
     assert offsets(options, "value.country = 'CH'") == [1]
     assert offsets(options | {"columns": "offset"}, "value.country = 'CH'") == [1]
 
 
 def test_dropmalformed_skips_rows_with_malformed_condition_fields(
-    spoiled: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damaged: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = spoiled | as_avro(**{"value.mode": "DROPMALFORMED"})
+    options = damaged | as_avro(**{"value.mode": "DROPMALFORMED"})
     assert offsets(options, "value.amount IS NULL OR value.amount > 23") == [4, 24, 26, 28, 29, 0]
     options |= {"metricsPath": str(tmp_path / "metrics"), "where": "value.amount >= 0"}
     with caplog.at_level(logging.WARNING):
         kts_source.scan(options).to_table()
     assert "rows are left out: they cannot be decoded" in caplog.text
-    assert sum(one.malformed for one in read_metrics(str(tmp_path / "metrics"), {})) == len(BAD)
+    assert sum(
+        task_metrics.malformed for task_metrics in read_metrics(str(tmp_path / "metrics"), {})
+    ) == len(BAD)
 
 
 def test_dropmalformed_applies_to_unselected_condition_fields(tmp_path: Path) -> None:
@@ -209,9 +214,9 @@ def test_dropmalformed_applies_to_unselected_condition_fields(tmp_path: Path) ->
 
 
 def test_malformed_rows_are_set_aside_in_both_passes(
-    spoiled: dict[str, str],
+    damaged: dict[str, str],
 ) -> None:
-    options = parse_options(spoiled | as_avro(where="value.amount >= 24", columns="offset,value"))
+    options = parse_options(damaged | as_avro(where="value.amount >= 24", columns="offset,value"))
     (task, *_) = plan_scan(options).tasks
     aside: dict[int, str] = {}
 
@@ -222,7 +227,13 @@ def test_malformed_rows_are_set_aside_in_both_passes(
         source = SegmentSource(tier, options.key_ring)
         settings = ReadSettings.of(options)
         batches = list(read_task(task, source, settings, set_aside=set_aside))
-    assert [one for batch in batches for one in batch["offset"].to_pylist()] == [24, 26, 28, 29, 0]
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == [
+        24,
+        26,
+        28,
+        29,
+        0,
+    ]
     assert list(aside) == [3, 17, 25, 27]
     assert aside[27].startswith("value: amount: ")
 
@@ -230,12 +241,12 @@ def test_malformed_rows_are_set_aside_in_both_passes(
 def test_json_with_inferred_type_is_filtered(tmp_path: Path) -> None:
     options = write(tmp_path, [[json_value(number) for number in range(30)]])
     options |= {"value.format": "json"}
-    # Types are known by then.
-    found = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
-    assert found["offset"].to_pylist() == [7]
+    # The types are known at this point.
+    table = kts_source.scan(options).where("value.user.id = 7 AND offset < 9").to_table()
+    assert table["offset"].to_pylist() == [7]
     with pytest.raises(InvalidOptionError, match=r"needs option 'value\.schema'"):
         kts_source.scan(options | {"where": "value.user.id = 7"})
-    # A sample for the one column, a condition on the other.
+    # The type of one column is inferred from a sample; the condition is on the other column.
     options |= {"key.format": "utf8", "value.columns": "amount"}
     both = {"key.format": "avro", "key.schema": '{"type": "fixed", "name": "F", "size": 2}'}
     both |= {"key.mode": "DROPMALFORMED", "where": "key = 'k7'"}
@@ -323,7 +334,7 @@ def test_filtered_rows_decode_only_condition_fields(
     assert rows == {("amount",): 31, None: 1}
 
 
-def test_registry_is_asked_once_per_id(tmp_path: Path) -> None:
+def test_registry_receives_one_request_per_id(tmp_path: Path) -> None:
     values = [b"\0\0\0\0\x07" + avro(number) for number in range(20)]
     server = Registry({"/schemas/ids/7": {"schema": json.dumps(SCHEMA)}})
     with server.serving():

@@ -1,5 +1,6 @@
-"""Conditions on fields keep the rows that a plain evaluation, row by row, keeps: for generated
-schemas, values and conditions, in each mode.
+"""Compares conditions on fields with a plain evaluation, row by row.
+
+Schemas, values and conditions are generated, in each mode.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ if TYPE_CHECKING:
 NUMERIC: Final = ("i", "l", "f", "d", "p", "q")
 OPS: Final = ("=", "<>", "<", "<=", ">", ">=", "<=>", "IS DISTINCT FROM")
 Path = tuple[str, ...]
-"""Names of a field; the last one says its kind by its first letters, see `KINDS`."""
+"""Names of a nested field. The first letters of the last name are its kind, see `KINDS`."""
 
 ROWS: Final = 40
 CONDITIONS: Final = 12
 
 
 class Generated:
-    """Schemas, values and conditions that a seed makes; far more of each than draws would give."""
+    """Generates schemas, values and conditions from a seed; more than hypothesis draws would
+    give.
+    """
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -50,7 +53,7 @@ class Generated:
         return self._chance.choice(choices)
 
     def value(self, schema: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """A record, each of whose fields is null at times."""
+        """Returns a record in which each field may be null."""
         if self._chance.random() < 0.15:
             return None
         return {
@@ -61,15 +64,15 @@ class Generated:
         }
 
     def bad_rows(self) -> set[int]:
-        """Rows whose value cannot be decoded."""
+        """Chooses the rows whose value cannot be decoded."""
         return {self._chance.randrange(ROWS) for _ in range(self._chance.choice([0, 1, 8]))}
 
     def mode(self) -> str:
-        """What becomes of them."""
+        """Chooses the mode for invalid values."""
         return self._of("permissive", "dropmalformed")
 
     def condition(self, depth: int = 0) -> str:
-        """As text."""
+        """Returns a condition as text."""
         kind = self._chance.randint(0, 9)
         if depth < 3 and kind < 3:
             terms = [self.condition(depth + 1) for _ in range(self._chance.randint(2, 3))]
@@ -84,18 +87,18 @@ class Generated:
         path = self._chance.choice(self._paths)
         field, kind = ".".join(("value", *path)), path[-1]
         alike = NUMERIC if kind in NUMERIC else ("s", "b") if kind in ("s", "b") else (kind,)
-        others = [one for one in self._paths if one[-1] in alike]
+        candidates = [one for one in self._paths if one[-1] in alike]
         op, negated = self._of(*OPS), self._of("", "NOT ")
 
         def value() -> str:
-            of = self._of(*alike)
-            return literal(of, self._chance.choice(SAMPLES[of]))
+            chosen = self._of(*alike)
+            return literal(chosen, self._chance.choice(SAMPLES[chosen]))
 
         choice = self._chance.randint(0, 7)
         if choice == 0:
             return f"{field} IS {negated}NULL"
         if choice == 1:
-            return f"{field} {op} {'.'.join(('value', *self._chance.choice(others)))}"
+            return f"{field} {op} {'.'.join(('value', *self._chance.choice(candidates)))}"
         if choice == 2:
             listed = [value() for _ in range(self._chance.randint(1, 3))]
             return f"{field} {negated}IN ({', '.join([*listed, self._of('NULL', listed[0])])})"
@@ -115,16 +118,16 @@ def is_record(kind: Any) -> bool:  # noqa: ANN401 - a type of Avro
 
 
 def paths_of(schema: dict[str, Any], above: Path = ()) -> list[Path]:
-    """All fields that are no records."""
-    found: list[Path] = []
+    """Returns the paths of all fields that are not records."""
+    paths: list[Path] = []
     for name, kind in schema.items():
         path = (*above, name)
-        found += paths_of(kind, path) if is_record(kind) else [path]
-    return found
+        paths += paths_of(kind, path) if is_record(kind) else [path]
+    return paths
 
 
 def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
-    """A value as SQL writes it."""
+    """Returns a value as an SQL literal."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -138,7 +141,7 @@ def literal(kind: str, value: Any) -> str:  # noqa: ANN401 - of any kind
     if isinstance(value, dt.date):
         return f"DATE '{value}'"
     if isinstance(value, float):
-        return f"{value!r}D" if abs(value) < 1e15 else "1e300"  # NaN, too
+        return f"{value!r}D" if abs(value) < 1e15 else "1e300"  # also for NaN
     return str(value)
 
 
@@ -164,18 +167,18 @@ def batch_of(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Table:
-    """By the way of tasks; the columns are what a task would be asked for."""
+    """Filters the way tasks do, with the columns that a task would read."""
     plain, of_fields = split_by_fields(where)
     columns = ["offset", "value", *([] if form.error_column is None else [form.error_column])]
     rows = TypedRows(columns, [form], where)
-    found = pa.Table.from_batches(
+    table = pa.Table.from_batches(
         rows.decoded([batch], None),
         pa.schema(
             [("offset", pa.int64()), ("value", form.type)]
             + [(name, pa.string()) for name in columns[2:]]
         ),
     )
-    # Both halves together are the whole.
+    # A batch in two halves gives the same rows.
     halves = [
         TypedRows(["offset"], [form], half) if half is not None else None
         for half in (plain, of_fields)
@@ -183,43 +186,45 @@ def kept(batch: pa.RecordBatch, form: ColumnFormat, where: Predicate) -> pa.Tabl
     offsets = {*range(batch.num_rows)}
     for half in halves:
         if half is not None:
-            parts = half.decoded([batch], None)
-            offsets &= {one for part in parts for one in part["offset"].to_pylist()}
-    assert sorted(offsets) == found["offset"].to_pylist()
-    return found
+            conditions = half.decoded([batch], None)
+            offsets &= {offset for part in conditions for offset in part["offset"].to_pylist()}
+    assert sorted(offsets) == table["offset"].to_pylist()
+    return table
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_generated_conditions_equal_evaluation_in_python(seed: int) -> None:
-    made = Generated(seed)
-    writer = Writer(record("R", made.schema))
-    values = [made.value() for _ in range(ROWS)]
-    # No branch of any union: the first field of all cannot be read, and so nothing can.
-    spoiled = made.bad_rows()
+    generated = Generated(seed)
+    writer = Writer(record("R", generated.schema))
+    values = [generated.value() for _ in range(ROWS)]
+    # An invalid union branch: the first field cannot be read, so the value cannot either.
+    bad_rows = generated.bad_rows()
     written = [
-        b"\x7f" if number in spoiled else None if one is None else writer(one)
+        b"\x7f" if number in bad_rows else None if one is None else writer(one)
         for number, one in enumerate(values)
     ]
-    form = form_of(made.schema, made.mode())
-    whole = value_decoder(form).decode(pa.array(written, pa.binary())).array.to_pylist()
+    form = form_of(generated.schema, generated.mode())
+    values_by_row = value_decoder(form).decode(pa.array(written, pa.binary())).array.to_pylist()
     batch = batch_of(written)
     for _ in range(CONDITIONS):
-        text = made.condition()
+        text = generated.condition()
         where = parsed(text, form)
         expected = []
-        for number, value in enumerate(whole):
+        for number, value in enumerate(values_by_row):
             row: Row = {"value": value, "key": b"k%d" % number, "offset": number}
-            dropped = number in spoiled and form.mode == "dropmalformed"
+            dropped = number in bad_rows and form.mode == "dropmalformed"
             if truth(where, row) and not dropped:
                 expected.append(number)
-        found = kept(batch, form, where)
-        assert found["offset"].to_pylist() == expected, text
-        # NaN is not itself in Python.
-        assert repr(found["value"].to_pylist()) == repr([whole[number] for number in expected])
+        kept_rows = kept(batch, form, where)
+        assert kept_rows["offset"].to_pylist() == expected, text
+        # NaN does not equal itself, so the texts are compared.
+        assert repr(kept_rows["value"].to_pylist()) == repr(
+            [values_by_row[number] for number in expected]
+        )
         if form.error_column is not None:
-            bad = [one is not None for one in found[form.error_column].to_pylist()]
-            assert bad == [number in spoiled for number in expected]
+            bad = [one is not None for one in kept_rows[form.error_column].to_pylist()]
+            assert bad == [number in bad_rows for number in expected]
 
 
 def test_decimals_and_doubles_compare_exactly() -> None:
@@ -228,12 +233,12 @@ def test_decimals_and_doubles_compare_exactly() -> None:
     row = {"l": 2**63 - 1, "q": Decimal("0.100000000000000006"), "d": 0.1}
     batch = batch_of([writer(row)])
 
-    def holds(text: str) -> bool:
+    def matches(text: str) -> bool:
         return len(kept(batch, form, parsed(text, form))) == 1
 
-    assert holds("value.l > 9223372036854775806.999999999999999999")
-    assert not holds("value.l >= 9223372036854775807.000000000000000001")
-    assert holds("value.l = 9223372036854775808D")  # as doubles
-    assert holds("value.q > 0.1")
-    assert holds("value.q = value.d")  # the nearest double
-    assert not holds("value.q = 0.1")
+    assert matches("value.l > 9223372036854775806.999999999999999999")
+    assert not matches("value.l >= 9223372036854775807.000000000000000001")
+    assert matches("value.l = 9223372036854775808D")  # compared as doubles
+    assert matches("value.q > 0.1")
+    assert matches("value.q = value.d")  # the nearest double to the decimal
+    assert not matches("value.q = 0.1")

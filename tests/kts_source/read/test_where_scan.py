@@ -1,5 +1,6 @@
-"""Option `where` on the golden topics: the same rows as all rows and then a filter; and what it
-must not move.
+"""Compares `where` on the golden topics with a filter after a full read.
+
+Also checks that `where` does not change ranges, ends and holes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CONDITIONS = [
 
 
 def expected(topic: str, condition: str) -> pa.Table:
-    """The rows that a full read and the readable evaluation give."""
+    """Returns the rows of a full read for which the reference evaluation is true."""
     table = expected_table(topic, "read_committed")
     predicate = parse_predicate(condition)
     numbers = table.set_column(
@@ -58,23 +59,23 @@ def expected(topic: str, condition: str) -> pa.Table:
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("topic", only(2, ["codecs", "compacted", "txn", "evolved", "appendtime"]))
 def test_where_equals_a_filter_after_the_scan(topic: str, condition: str) -> None:
-    wanted = expected(topic, condition)
+    expected_rows = expected(topic, condition)
     for size in ("20k", "1g"):
-        found = scan(
+        table = scan(
             tier_options(topic, where=condition, targetPartitionBytes=size, includeHeaders="true")
         )
-        if wanted.num_rows:
-            assert_same_rows(found, wanted)
+        if expected_rows.num_rows:
+            assert_same_rows(table, expected_rows)
         else:
-            assert found.num_rows == 0
+            assert table.num_rows == 0
 
 
 def test_where_may_name_unselected_columns() -> None:
-    found = scan(tier_options("codecs", columns="offset", where="header('source') = 'web'"))
-    wanted = expected("codecs", "header('source') = 'web'")
-    assert found.column_names == ["offset"]
-    assert 0 < wanted.num_rows < 23962
-    assert found["offset"].to_pylist() == wanted["offset"].to_pylist()
+    table = scan(tier_options("codecs", columns="offset", where="header('source') = 'web'"))
+    expected_rows = expected("codecs", "header('source') = 'web'")
+    assert table.column_names == ["offset"]
+    assert 0 < expected_rows.num_rows < 23962
+    assert table["offset"].to_pylist() == expected_rows["offset"].to_pylist()
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -91,11 +92,11 @@ def test_where_keeps_ranges_ends_and_holes(topic: str, condition: str) -> None:
 def test_where_on_offsets_cuts_segments_and_slices() -> None:
     options = tier_options("codecs", where="offset BETWEEN 12000 AND 12010")
     plan = plan_scan(parse_options(options))
-    whole = plan_scan(parse_options(tier_options("codecs")))
+    full_plan = plan_scan(parse_options(tier_options("codecs")))
     (task,) = plan.tasks
-    (part,) = task.slices
-    assert (part.start_offset, part.stop_offset) == (12000, 12011)
-    assert 10 * plan.nominal_bytes < whole.nominal_bytes
+    (task_slice,) = task.slices
+    assert (task_slice.start_offset, task_slice.stop_offset) == (12000, 12011)
+    assert 10 * plan.nominal_bytes < full_plan.nominal_bytes
     assert run(plan, options)["offset"].to_pylist() == list(range(12000, 12011))
 
 
@@ -105,10 +106,10 @@ def test_where_on_timestamps_skips_old_segments() -> None:
     newest = stamps[-len(stamps) // 10]
     options = tier_options("timeline", where=f"timestamp >= timestamp_micros({newest})")
     plan = plan_scan(parse_options(options))
-    whole = plan_scan(parse_options(tier_options("timeline")))
-    assert plan.nominal_bytes < whole.nominal_bytes
-    found = run(plan, options)["timestamp"].cast(pa.int64()).to_pylist()
-    assert sorted(found) == [stamp for stamp in stamps if stamp >= newest]
+    full_plan = plan_scan(parse_options(tier_options("timeline")))
+    assert plan.nominal_bytes < full_plan.nominal_bytes
+    stamps_found = run(plan, options)["timestamp"].cast(pa.int64()).to_pylist()
+    assert sorted(stamps_found) == [stamp for stamp in stamps if stamp >= newest]
 
 
 @pytest.mark.parametrize(("topic", "side"), [("codecs", ">="), ("txn", ">="), ("appendtime", "<")])
@@ -120,16 +121,16 @@ def test_where_on_timestamps_skips_batches(topic: str, side: str) -> None:
         tier_options(topic, where=f"timestamp {side} timestamp_micros({bound})")
     )
     plan = plan_scan(options)
-    found: list[int] = []
+    stamps_found: list[int] = []
     skipped = 0
     with closing(open_tier(options)) as store:
         reader = SegmentSource(store, options.key_ring)
         for task in plan.tasks:
             meter = TaskMeter(task, store, TaskPlace())
             for batch in read_task(task, reader, ReadSettings.of(options), meter=meter):
-                found += batch.column("timestamp").cast(pa.int64()).to_pylist()
+                stamps_found += batch.column("timestamp").cast(pa.int64()).to_pylist()
             skipped += meter.finished("done").batches_skipped_timestamp
-    assert sorted(found) == [stamp for stamp in stamps if (stamp >= bound) is (side == ">=")]
+    assert sorted(stamps_found) == [stamp for stamp in stamps if (stamp >= bound) is (side == ">=")]
     assert skipped > 0
 
 
@@ -143,6 +144,6 @@ def test_plan_narrowed_by_another_predicate_is_refused(tmp_path: Path) -> None:
     for other in ({"where": "offset < 11"}, {}):
         with pytest.raises(InvalidOptionError, match="'where'"):
             scan({**tier_options("codecs"), **other, "planFile": str(file)})
-    # A plan that holds everything serves every predicate.
+    # A plan without a predicate contains everything and can be used with every predicate.
     file.write_text(plan_scan(parse_options(tier_options("codecs"))).to_json())
     assert scan({**options, "planFile": str(file)}).num_rows == 10

@@ -1,4 +1,4 @@
-"""A topic of Avro values, in two partitions, with a tombstone and values that are not Avro."""
+"""Writes a topic of Avro values in two partitions, with a tombstone and invalid values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCHEMA: dict[str, Any] = {
     ],
 }
 OLD: dict[str, Any] = {**SCHEMA, "fields": SCHEMA["fields"][:4]}
-"""An earlier writer."""
+"""Schema of an earlier writer."""
 
 
 def long(value: int) -> bytes:
@@ -54,7 +54,7 @@ def text(value: str) -> bytes:
 
 
 def avro(number: int, *, old: bool = False) -> bytes:
-    """Order number such and such."""
+    """Returns the encoded order with this number."""
     value = text("CH" if number % 3 else "DE") + long(number) + long(T0 + number) + long(number)
     if old:
         return value
@@ -64,7 +64,7 @@ def avro(number: int, *, old: bool = False) -> bytes:
 
 
 def row(number: int, *, old: bool = False) -> dict[str, Any]:
-    """The same as the table has it; times as numbers."""
+    """Returns the same order as the table returns it, with times as numbers."""
     return {
         "country": "CH" if number % 3 else "DE",
         "amount": number,
@@ -74,7 +74,7 @@ def row(number: int, *, old: bool = False) -> dict[str, Any]:
 
 
 def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
-    """Segments of ten records; the options that read them."""
+    """Writes segments of ten records. Returns the options that read them."""
     for partition, of_partition in enumerate(values):
         log = LogBuilder()
         writer = AivenTierWriter(str(root), topic=TOPIC, topic_id=TOPIC_ID, partition=partition)
@@ -92,5 +92,5 @@ def write(root: Path, values: list[list[bytes | None]]) -> dict[str, str]:
 
 
 def as_avro(**options: str) -> dict[str, str]:
-    """Options that decode it."""
+    """Returns the options that decode the orders."""
     return {"value.format": "avro", "value.schema": json.dumps(SCHEMA)} | options

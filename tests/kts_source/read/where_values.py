@@ -1,4 +1,4 @@
-"""Values of every kind a condition may compare, as an Avro producer writes them."""
+"""Encodes values of every type that conditions can compare, as an Avro producer writes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS: Final[dict[str, Any]] = {
     "p": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
     "q": {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 18},
 }
-"""Field -> its type in Avro; every field may be null."""
+"""Maps a field to its Avro type; every field is nullable."""
 
 _NAN: Final = float("nan")
 _UTC: Final = dt.UTC
@@ -49,20 +49,23 @@ SAMPLES: Final[dict[str, list[Any]]] = {
 
 
 def record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """A record whose fields may all be null; a dict without `type` is a record of its own."""
-    made = []
+    """Returns a record schema whose fields are all nullable.
+
+    A dict without `type` becomes a nested record.
+    """
+    encoded = []
     for field, kind in fields.items():
         nested = isinstance(kind, dict) and "type" not in kind
-        of = record(f"{name}_{field}", kind) if nested else kind
-        made.append({"name": field, "type": ["null", of]})
-    return {"type": "record", "name": name, "fields": made}
+        type_of_field = record(f"{name}_{field}", kind) if nested else kind
+        encoded.append({"name": field, "type": ["null", type_of_field]})
+    return {"type": "record", "name": name, "fields": encoded}
 
 
 SCHEMA: Final = record("Row", {**KINDS, "u": KINDS, "more": {"type": "array", "items": "int"}})
 
 
 class Writer:
-    """Writes values of a schema."""
+    """Encodes values of a schema."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.text = json.dumps(schema)

@@ -1,4 +1,4 @@
-"""How a registry is asked: again, by whom, and never elsewhere with what shows who we are."""
+"""Tests requests to a registry: retries, credentials, and that no credentials reach other hosts."""
 
 from __future__ import annotations
 
@@ -46,49 +46,49 @@ def elsewhere() -> Iterator[Registry]:
 
 
 def place_of(options: dict[str, str]) -> RegistryPlace:
-    """The registry as options say it."""
-    given = {f"value.schema-registry.{name}": text for name, text in options.items()}
+    """Parses the options of a registry."""
+    source_options = {f"value.schema-registry.{name}": text for name, text in options.items()}
     record = {"value.format": "avro-confluent", "value.schema": '"int"'}
-    (form,) = parse_options({"path": "/x", "subscribe": "t", **record, **given}).formats
+    (form,) = parse_options({"path": "/x", "subscribe": "t", **record, **source_options}).formats
     assert form.registry is not None
     return form.registry
 
 
-def shown(server: Registry) -> RegistryPlace:
+def with_credentials(server: Registry) -> RegistryPlace:
     return RegistryPlace(server.url, Secret(RegistryAccess(USER, PASSWORD)))
 
 
-def test_what_may_pass_is_tried_again(server: Registry) -> None:
+def test_temporary_error_is_retried(server: Registry) -> None:
     server.failing = [503, 429, 408]
-    assert ask(shown(server), PATH) == KNOWN[PATH]
+    assert ask(with_credentials(server), PATH) == KNOWN[PATH]
     assert len(server.asked) == 4
     server.failing = [500] * 9
     with pytest.raises(
         RegistryUnavailableError, match=r"it answers 500 to /schemas/ids/1; asked 4 times"
     ):
-        ask(shown(server), PATH)
+        ask(with_credentials(server), PATH)
     assert len(server.asked) == 8
 
 
-def test_what_does_not_pass_is_not(server: Registry) -> None:
+def test_permanent_error_is_not_retried(server: Registry) -> None:
     with pytest.raises(RegistryError, match="401") as caught:
         ask(RegistryPlace(server.url), PATH)
     assert not caught.value.retriable
     with pytest.raises(UnknownSchemaError, match="/schemas/ids/2"):
-        ask(shown(server), "/schemas/ids/2")
+        ask(with_credentials(server), "/schemas/ids/2")
     assert len(server.asked) == 2
 
 
-def test_a_registry_that_is_not_there_is_named_after_a_while() -> None:
+def test_unreachable_registry_raises_after_retries() -> None:
     with pytest.raises(
         RegistryUnavailableError, match=r"does not answer: ConnectionRefusedError.*4 times"
     ):
         ask(RegistryPlace("http://127.0.0.1:1"), PATH)
 
 
-def test_tokens_and_users(server: Registry) -> None:
+def test_tokens_and_passwords_are_sent(server: Registry) -> None:
     server.authorization = "Bearer t0ken-of-mine"
-    place = place_of(
+    registry = place_of(
         {
             "url": server.url,
             "bearer.auth.token": "t0ken-of-mine",
@@ -96,15 +96,15 @@ def test_tokens_and_users(server: Registry) -> None:
             "bearer.auth.identity.pool.id": "pool-2",
         }
     )
-    assert ask(place, PATH) == KNOWN[PATH]
+    assert ask(registry, PATH) == KNOWN[PATH]
     assert server.headers["target-sr-cluster"] == "lsrc-1"
     assert server.headers["confluent-identity-pool-id"] == "pool-2"
-    assert "t0ken" not in repr(place)
+    assert "t0ken" not in repr(registry)
     server.authorization = "Basic bWU6YTpi"
     assert ask(place_of({"url": server.url, "basic.auth.user.info": "me:a:b"}), PATH)
 
 
-def test_credentials_follow_no_redirect(server: Registry, elsewhere: Registry) -> None:
+def test_credentials_are_not_sent_to_redirects(server: Registry, elsewhere: Registry) -> None:
     server.moved_to = elsewhere.url
     for access in (RegistryAccess(USER, PASSWORD), RegistryAccess(token="t0ken-of-mine")):
         with pytest.raises(RegistryError, match=r"redirects to http://127.0.0.1: cred") as raised:
@@ -112,37 +112,46 @@ def test_credentials_follow_no_redirect(server: Registry, elsewhere: Registry) -
         assert PASSWORD not in str(raised.value)
         assert "t0ken" not in str(raised.value)
     assert elsewhere.asked == []
-    assert ask(RegistryPlace(server.url), PATH) == KNOWN[PATH]  # who shows nothing may follow
+    # Without credentials, redirects are followed.
+    assert ask(RegistryPlace(server.url), PATH) == KNOWN[PATH]
     server.moved_to = "file:///etc"
     with pytest.raises(RegistryError, match="302"):
         ask(RegistryPlace(server.url), PATH)
 
 
-def test_tls_with_certificates_of_both(server: Registry, tmp_path: Path) -> None:
-    made = make_certificates(tmp_path)
-    context = made.server_context()
-    context.load_verify_locations(made.authority)
+def test_mutual_tls_is_supported(server: Registry, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    context = certificates.server_context()
+    context.load_verify_locations(certificates.authority)
     context.verify_mode = ssl.CERT_REQUIRED
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.authorization = None
     url = server.url.replace("http:", "https:")
-    ours = {"ssl.certificate.location": str(made.client), "ssl.key.location": str(made.client)}
-    trusted = {"url": url, "ssl.ca.location": str(made.authority)}
-    place = place_of(trusted | ours)
-    assert ask(place, PATH) == KNOWN[PATH]
-    for path in (made.client, made.broker, made.authority, made.other_authority):
-        path.unlink()  # the driver's files travel with the options
-    assert ask(place, PATH) == KNOWN[PATH]
+    client_files = {
+        "ssl.certificate.location": str(certificates.client),
+        "ssl.key.location": str(certificates.client),
+    }
+    trusted = {"url": url, "ssl.ca.location": str(certificates.authority)}
+    registry = place_of(trusted | client_files)
+    assert ask(registry, PATH) == KNOWN[PATH]
+    for path in (
+        certificates.client,
+        certificates.broker,
+        certificates.authority,
+        certificates.other_authority,
+    ):
+        path.unlink()  # the options contain the content of the driver's files
+    assert ask(registry, PATH) == KNOWN[PATH]
     server.moved_to = "https://127.0.0.1:1"
     with pytest.raises(RegistryError, match="redirects"):
-        ask(place, PATH)
+        ask(registry, PATH)
 
 
-def test_a_registry_that_is_not_trusted_is_asked_nothing(server: Registry, tmp_path: Path) -> None:
-    made = make_certificates(tmp_path)
-    server.socket = made.server_context().wrap_socket(server.socket, server_side=True)
+def test_untrusted_registry_receives_no_request(server: Registry, tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    server.socket = certificates.server_context().wrap_socket(server.socket, server_side=True)
     url = server.url.replace("http:", "https:")
-    for options in ({}, {"ssl.ca.location": str(made.other_authority)}):
+    for options in ({}, {"ssl.ca.location": str(certificates.other_authority)}):
         with pytest.raises(RegistryError, match="is not trusted: "):
             ask(place_of({"url": url, **options}), PATH)
     assert server.asked == []

@@ -1,4 +1,4 @@
-"""Ids and references are looked up in the context of their subject, and cached by it."""
+"""Checks that ids and references are looked up, and cached, in the context of their subject."""
 
 from __future__ import annotations
 
@@ -52,50 +52,50 @@ def server() -> Iterator[Registry]:
         yield registry
 
 
-def texts(place: RegistryPlace, schema_id: int) -> list[bytes]:
-    return [text for _, text in find_schema(place, schema_id).parts]
+def texts(registry: RegistryPlace, schema_id: int) -> list[bytes]:
+    return [text for _, text in find_schema(registry, schema_id).parts]
 
 
-def test_id_of_context_is_asked_for_with_its_subject(server: Registry) -> None:
-    place = RegistryPlace(server.url)
-    assert texts(place, 1) == [b'"int"']
-    assert texts(replace(place, subject=STAGING), 1) == [b'"string"']
+def test_id_of_context_is_requested_with_its_subject(server: Registry) -> None:
+    registry = RegistryPlace(server.url)
+    assert texts(registry, 1) == [b'"int"']
+    assert texts(replace(registry, subject=STAGING), 1) == [b'"string"']
     assert server.asked[-1] == f"/schemas/ids/1?subject={QUOTED}"
 
 
-def test_unqualified_reference_is_looked_up_in_the_context_of_its_parent(server: Registry) -> None:
+def test_unqualified_reference_uses_context_of_its_parent(server: Registry) -> None:
     due = [b'"other"', b'"staging"', b'"bytes"']
     assert texts(RegistryPlace(server.url, subject=STAGING), 2) == due
-    parts = latest_schema(RegistryPlace(server.url), STAGING).parts
-    assert [text for _, text in parts] == due
+    schema_parts = latest_schema(RegistryPlace(server.url), STAGING).parts
+    assert [text for _, text in schema_parts] == due
 
 
-def test_context_of_the_answer_decides_for_references(server: Registry) -> None:
+def test_references_use_context_of_the_response(server: Registry) -> None:
     inner = {"name": "inner", "subject": "inner", "version": 2}
     server.documents["/schemas/ids/3?subject=orders-value"] = {
         "schema": '"bytes"',
         "subject": STAGING,
         "references": [inner],
     }
-    place = RegistryPlace(server.url, subject="orders-value")
-    assert texts(place, 3) == [b'"other"', b'"staging"', b'"bytes"']
+    registry = RegistryPlace(server.url, subject="orders-value")
+    assert texts(registry, 3) == [b'"other"', b'"staging"', b'"bytes"']
 
 
-def test_unknown_subject_falls_back_to_the_id_only_without_a_context(server: Registry) -> None:
+def test_unknown_subject_without_context_falls_back_to_id(server: Registry) -> None:
     from tests import schema_registry
 
     server.documents = dict(server.documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema_registry, "_without_subject", lambda path: path)
         assert texts(RegistryPlace(server.url, subject="orders-value"), 9) == [b'"long"']
-        asked = ["/schemas/ids/9?subject=orders-value", "/schemas/ids/9"]
-        assert server.asked == asked
+        expected_requests = ["/schemas/ids/9?subject=orders-value", "/schemas/ids/9"]
+        assert server.asked == expected_requests
         with pytest.raises(LookupError):
             texts(RegistryPlace(server.url, subject=STAGING), 9)
-        assert server.asked == [*asked, f"/schemas/ids/9?subject={QUOTED}"]
+        assert server.asked == [*expected_requests, f"/schemas/ids/9?subject={QUOTED}"]
 
 
-def test_kept_schema_is_not_that_of_another_subject(server: Registry, tmp_path: Path) -> None:
+def test_cached_schema_is_not_used_for_another_subject(server: Registry, tmp_path: Path) -> None:
     cache = CacheSettings(folder=str(tmp_path), schemas=CacheLimits(1 << 20, None))
     default = RegistryPlace(server.url, cache=cache)
     staging = replace(default, subject=STAGING)
@@ -131,14 +131,14 @@ def test_decoders_of_two_contexts_do_not_share_schemas(server: Registry) -> None
 
 def test_subject_of_the_only_topic_is_the_default() -> None:
     def subject(**options: str) -> str:
-        given = {
+        source_options = {
             "path": "/tier",
             "value.format": "avro-confluent",
             "value.schema": '"int"',
             "value.schema-registry.url": "http://registry",
             **options,
         }
-        (form,) = parse_any_options(given).formats
+        (form,) = parse_any_options(source_options).formats
         assert form.registry is not None
         return form.registry.subject
 

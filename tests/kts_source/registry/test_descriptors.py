@@ -1,4 +1,4 @@
-"""Which messages a schema's own file has."""
+"""Tests which messages a schema's own file contains."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ def test_messages_of_imported_files_have_no_index() -> None:
     file = sample_file("proto3")
     own = type(file)(name="own.proto", package="own", syntax="proto3")
     own.message_type.add(name="Only").nested_type.add(name="Inner")
-    parts = [(name, one.SerializeToString()) for name, one in (("s", file), ("schema 1", own))]
-    found = RegisteredSchema(PROTOBUF, tuple(parts))
-    assert messages_of(found) == {(0,): "own.Only", (0, 0): "own.Only.Inner"}
-    files = {message.file for message in read_schema(descriptor_set(found)).messages.values()}
+    schema_parts = [
+        (name, file_proto.SerializeToString())
+        for name, file_proto in (("s", file), ("schema 1", own))
+    ]
+    schema = RegisteredSchema(PROTOBUF, tuple(schema_parts))
+    assert messages_of(schema) == {(0,): "own.Only", (0, 0): "own.Only.Inner"}
+    files = {message.file for message in read_schema(descriptor_set(schema)).messages.values()}
     assert files == {"s", "schema 1"}

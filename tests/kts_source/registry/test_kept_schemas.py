@@ -1,4 +1,4 @@
-"""What a registry said of an id is kept on disk, by where and by whom it was asked."""
+"""Tests the disk cache of registry schemas, whose keys include the registry and the user."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def kept_in(folder: Path | None) -> CacheSettings:
     )
 
 
-def test_an_id_is_asked_for_once_on_a_machine(server: Registry, tmp_path: Path) -> None:
-    place = RegistryPlace(server.url, cache=kept_in(tmp_path))
+def test_id_is_requested_once_per_machine(server: Registry, tmp_path: Path) -> None:
+    registry = RegistryPlace(server.url, cache=kept_in(tmp_path))
     for _ in range(3):
-        assert find_schema(place, 1) == SCHEMA
+        assert find_schema(registry, 1) == SCHEMA
     assert len(server.asked) == 1
     files = list(tmp_path.rglob("*.entry"))
     assert [path.stat().st_mode & 0o777 for path in files] == [0o600]
-    files[0].write_bytes(files[0].read_bytes()[:-1])  # what was cut is asked for again
-    assert find_schema(place, 1) == SCHEMA
+    files[0].write_bytes(files[0].read_bytes()[:-1])  # a truncated entry is requested again
+    assert find_schema(registry, 1) == SCHEMA
     assert len(server.asked) == 2
 
 
-def test_ids_mean_something_else_for_others(server: Registry, tmp_path: Path) -> None:
+def test_cached_ids_are_separate_per_user(server: Registry, tmp_path: Path) -> None:
     def asked_by(access: RegistryAccess) -> int:
         before = len(server.asked)
-        place = RegistryPlace(server.url, Secret(access), kept_in(tmp_path))
-        assert find_schema(place, 1) == SCHEMA
+        registry = RegistryPlace(server.url, Secret(access), kept_in(tmp_path))
+        assert find_schema(registry, 1) == SCHEMA
         return len(server.asked) - before
 
     assert asked_by(RegistryAccess("one", "word")) == 1
@@ -60,64 +60,64 @@ def test_ids_mean_something_else_for_others(server: Registry, tmp_path: Path) ->
     cluster = (("target-sr-cluster", "a"),)
     assert asked_by(RegistryAccess(token="token-1", headers=cluster)) == 1
     assert asked_by(RegistryAccess(token="token-2", headers=cluster)) == 0
-    # A token alone says whose ids they are, and no trace of it is left on disk.
+    # Without a cluster, a token alone identifies the user. It must leave no trace on disk.
     assert [asked_by(RegistryAccess(token="token-1")) for _ in range(2)] == [1, 1]
     for path in tmp_path.rglob("*.entry"):
         assert b"word" not in path.read_bytes()
         assert b"token" not in path.read_bytes()
 
 
-def test_kinds_of_ids_are_kept_apart(server: Registry, tmp_path: Path) -> None:
+def test_cached_ids_are_separate_per_kind(server: Registry, tmp_path: Path) -> None:
     for kind in ("globalId", "contentId"):
         server.documents[f"/ids/{kind}s/1?dereference=true"] = {"type": kind}
-    places = [
+    registries = [
         RegistryPlace(server.url, cache=kept_in(tmp_path)),
         RegistryPlace(server.url, cache=kept_in(tmp_path), ids="globalId"),
         RegistryPlace(server.url, cache=kept_in(tmp_path), ids="contentId"),
     ]
-    first = [find_schema(place, 1).parts[-1][1] for place in places]
+    first = [find_schema(registry, 1).parts[-1][1] for registry in registries]
     assert first == [b'"int"', b'{"type": "globalId"}', b'{"type": "contentId"}']
-    assert [find_schema(place, 1).parts[-1][1] for place in places] == first
+    assert [find_schema(registry, 1).parts[-1][1] for registry in registries] == first
     assert len(server.asked) == 3
 
 
-def test_nothing_is_kept_unless_it_may_be(
+def test_schemas_without_cache_folder_are_not_cached(
     server: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for cache in (NO_CACHE, kept_in(None)):  # the second one: a registry of this machine
+    for cache in (NO_CACHE, kept_in(None)):  # the second one: a registry on this machine
         for _ in range(2):
             assert find_schema(RegistryPlace(server.url, cache=cache), 1) == SCHEMA
     assert len(server.asked) == 4
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_ids_are_not_kept(server: Registry, tmp_path: Path) -> None:
-    place = RegistryPlace(server.url, cache=kept_in(tmp_path))
+def test_unknown_ids_are_not_cached(server: Registry, tmp_path: Path) -> None:
+    registry = RegistryPlace(server.url, cache=kept_in(tmp_path))
     with pytest.raises(LookupError):
-        find_schema(place, 2)
+        find_schema(registry, 2)
     server.documents["/schemas/ids/2"] = {"schema": '"long"'}
-    assert find_schema(place, 2).parts[-1][1] == b'"long"'
+    assert find_schema(registry, 2).parts[-1][1] == b'"long"'
 
 
-def test_threads_that_want_the_same_id_ask_once(server: Registry) -> None:
-    asked: ById[int, RegisteredSchema] = ById(
+def test_threads_with_same_id_send_one_request(server: Registry) -> None:
+    schemas: ById[int, RegisteredSchema] = ById(
         lambda number: find_schema(RegistryPlace(server.url), number)
     )
-    found: list[object] = []
+    results: list[object] = []
 
     def look() -> None:
         try:
-            found.append(asked.get(1))
-            asked.get(2)
+            results.append(schemas.get(1))
+            schemas.get(2)
         except LookupError as error:
-            found.append(str(error))
+            results.append(str(error))
 
     threads = [threading.Thread(target=look) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found.count(SCHEMA) == 8
-    assert len(found) == 16
+    assert results.count(SCHEMA) == 8
+    assert len(results) == 16
     assert sorted(server.asked) == ["/schemas/ids/1", "/schemas/ids/2"]

@@ -1,4 +1,4 @@
-"""Answers of a registry, and files of a folder, that say nothing of whether there is a schema."""
+"""Tests registry responses and schema files that do not prove that a schema is unknown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answering(raw: bytes) -> Iterator[str]:
-    """The URL of what always answers with these bytes."""
+    """Returns the URL of a server that always sends these bytes."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -69,13 +69,13 @@ def answering(raw: bytes) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("raw", ANSWERS.values(), ids=ANSWERS)
-def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
+def test_malformed_response_raises_registry_error(raw: bytes) -> None:
     with answering(raw) as url:
-        asked: ById[int, RegisteredSchema] = ById(
+        schemas: ById[int, RegisteredSchema] = ById(
             lambda number: find_schema(RegistryPlace(url), number)
         )
         with pytest.raises(RegistryError):
-            asked.get(21)
+            schemas.get(21)
 
 
 @pytest.mark.parametrize(
@@ -85,22 +85,22 @@ def test_a_broken_answer_is_no_unknown_schema(raw: bytes) -> None:
         *(b'"name": "%bNotFoundException"' % name for name in (b"Artifact", b"Content")),
     ],
 )
-def test_a_schema_that_a_registry_does_not_have_is_unknown(word: bytes) -> None:
+def test_missing_schema_raises_lookup_error(word: bytes) -> None:
     with answering(NOT_FOUND + b"{%b}" % word) as url:
-        asked: ById[int, RegisteredSchema] = ById(
+        schemas: ById[int, RegisteredSchema] = ById(
             lambda number: find_schema(RegistryPlace(url), number)
         )
         for _ in range(2):
             with pytest.raises(LookupError, match="does not know /schemas/ids/21"):
-                asked.get(21)
+                schemas.get(21)
 
 
 GUID = "00112233-4455-6677-8899-aabbccddeeff"
 
 
-@pytest.mark.parametrize("known", [{}, {"/schemas/ids/1": {"schema": '"int"'}}])
-def test_a_registry_that_looks_no_guids_up(known: dict[str, dict[str, Any]]) -> None:
-    server = Registry(known)
+@pytest.mark.parametrize("schemas", [{}, {"/schemas/ids/1": {"schema": '"int"'}}])
+def test_registry_without_guid_lookup_raises(schemas: dict[str, dict[str, Any]]) -> None:
+    server = Registry(schemas)
     server.unknown = lambda path: {"error_code": 0 if path.startswith("/schemas/guids") else 40403}
     server.authorization = None
     with server.serving(), pytest.raises(LookupError, match="too old for /schemas/guids/"):
@@ -108,7 +108,7 @@ def test_a_registry_that_looks_no_guids_up(known: dict[str, dict[str, Any]]) -> 
     assert server.asked == [f"/schemas/guids/{GUID}", "/schemas/ids/1"]
 
 
-def test_who_is_no_registry_does_not_say_that_a_guid_is_unknown() -> None:
+def test_other_server_does_not_make_guid_unknown() -> None:
     with answering(NOT_FOUND + b"<html>") as url, pytest.raises(RegistryError, match="404"):
         find_schema(RegistryPlace(url), GUID)
     unknown = pytest.raises(LookupError, match=f"does not know /schemas/guids/{GUID}")
@@ -116,14 +116,14 @@ def test_who_is_no_registry_does_not_say_that_a_guid_is_unknown() -> None:
         find_schema(RegistryPlace(url), GUID)
 
 
-def test_a_file_that_cannot_be_read_is_no_unknown_schema(tmp_path: Path) -> None:
+def test_unreadable_schema_file_raises_registry_error(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to("/proc/self/mem")
     (tmp_path / "21.avsc").symlink_to(loop)
-    asked: ById[int, RegisteredSchema] = ById(
+    schemas: ById[int, RegisteredSchema] = ById(
         lambda number: find_schema(RegistryPlace(str(tmp_path)), number)
     )
     with pytest.raises(RegistryError, match="cannot be read"):
-        asked.get(21)
+        schemas.get(21)
     with pytest.raises(LookupError, match="no schema 22"):
-        asked.get(22)
+        schemas.get(22)

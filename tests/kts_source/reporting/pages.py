@@ -1,4 +1,4 @@
-"""What a page holds, read without any code of the product: from the HTML alone."""
+"""Parses a report page from its HTML alone, without code of the product."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Page:
 
     Attributes:
         facts: The packed JSON.
-        columns: The packed columns, offsets and times as they are.
+        columns: The packed columns, with unchanged offsets and times.
         tags: Every start tag with its attributes.
-        texts: Tag to the texts inside of it.
+        texts: Maps a tag to the texts inside it.
     """
 
     facts: dict[str, Any]
@@ -31,7 +31,7 @@ class Page:
 
     @property
     def partitions(self) -> list[dict[str, Any]]:
-        """One dictionary a partition."""
+        """Returns one dictionary per partition."""
         table = self.facts["partitions"]
         return [dict(zip(table["names"], row, strict=True)) for row in table["rows"]]
 
@@ -51,7 +51,7 @@ class _Reader(HTMLParser):
 
 
 def read_page(html: str) -> Page:
-    """The page as a browser would split it."""
+    """Parses the page as a browser would."""
     reader = _Reader()
     reader.feed(html)
     (text,) = re.findall(r'<script type="application/octet-stream" id="facts">([^<]*)<', html)
@@ -63,17 +63,17 @@ def read_page(html: str) -> Page:
     columns = {}
     for number, name in enumerate(names):
         planes = rest[8 * count * number : 8 * count * (number + 1)]
-        total, found = 0, []
+        total, values = 0, []
         for row in range(count):
             folded = int.from_bytes(planes[row::count], "little")
             total += -(folded + 1) // 2 if folded % 2 else folded // 2
-            found.append(total)
-        columns[name] = found
-    start, stop, at = [], [], 0
+            values.append(total)
+        columns[name] = values
+    start, stop, position = [], [], 0
     for gap, length in zip(columns["gap"], columns["length"], strict=True):
-        start.append(at + gap)
-        at = start[-1] + length
-        stop.append(at)
+        start.append(position + gap)
+        position = start[-1] + length
+        stop.append(position)
     stored = [a - b for a, b in zip(columns["original"], columns["saved"], strict=True)]
     copied = [a + b for a, b in zip(columns["newest"], columns["delay"], strict=True)]
     more = {"start": start, "stop": stop, "stored": stored, "copied": copied}
@@ -81,9 +81,9 @@ def read_page(html: str) -> Page:
 
 
 def as_shown(value: Any) -> Any:  # noqa: ANN401  # of JSON
-    """A value as the page has it, where JavaScript could not hold it: large integers as text."""
+    """Returns a value in the form of the page: integers too large for JavaScript become text."""
     if isinstance(value, list | tuple):
-        return [as_shown(one) for one in value]
+        return [as_shown(item) for item in value]
     if type(value) is int and abs(value) > _EXACT:
         return str(value)
     return value

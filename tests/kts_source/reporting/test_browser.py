@@ -1,4 +1,4 @@
-"""The page in a real browser: it opens fast and in silence, and shows the numbers it holds."""
+"""Tests the page in a real browser: it opens fast, logs nothing, and shows the right numbers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NOW_MS = 1_800_000_000_000
 pytestmark = pytest.mark.slow
 
 
-def looked_at(
+def open_page(
     tmp_path: Path, html: str, look: Callable[[Browser], Awaitable[None]], name: str
 ) -> float:
-    """Opens a page, looks at it, and checks that it was silent and asked for nothing.
+    """Opens a page, runs `look`, and checks that the page logs nothing and sends no request.
 
     Returns:
-        Seconds until it was drawn.
+        Seconds until the page was drawn.
     """
     chromium()
     file = tmp_path / f"{name}.html"
@@ -53,7 +53,7 @@ def looked_at(
 
 
 def _keep(name: str, picture: bytes) -> None:
-    """Leaves a picture for people, where a variable names a folder."""
+    """Saves a screenshot if an environment variable names a folder."""
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000
     if folder := os.environ.get("KTS_SCREENSHOTS"):
@@ -65,7 +65,7 @@ def golden() -> TierReport:
     return kts_source.report(options, audit=kts_source.audit(options))
 
 
-def test_it_shows_the_numbers_of_describe(tmp_path: Path) -> None:
+def test_page_shows_the_numbers_of_describe(tmp_path: Path) -> None:
     described = kts_source.describe(tier_options(TOPICS)).partitions
 
     async def look(tab: Browser) -> None:
@@ -88,10 +88,10 @@ def test_it_shows_the_numbers_of_describe(tmp_path: Path) -> None:
         assert f"{sum(mark.stored_bytes for mark in described):,} bytes" in tiles
         assert f"{sum(mark.segments for mark in described):,} segments" in tiles
 
-    looked_at(tmp_path, golden().to_html(), look, "light")
+    open_page(tmp_path, golden().to_html(), look, "light")
 
 
-def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
+def test_page_supports_keys_search_and_mouse(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("/", *"txn-0")
         assert await tab.run("document.querySelector('input[type=search]').value") == "txn-0"
@@ -110,7 +110,7 @@ def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
             "(() => { const box = document.querySelector('.lanes').getBoundingClientRect();"
             " return [box.left, box.top, box.width]; })()"
         )
-        # Lane of `timeline`, which has segments over two months.
+        # The lane of `timeline`; the topic's segments span two months.
         await tab.move(box[0] + 210 + 60, box[1] + 28 + 22 * 9.5)
         await tab.settle()
         assert "timeline-0" in await tab.run("document.querySelector('.tip').textContent")
@@ -119,10 +119,10 @@ def test_keys_search_and_the_mouse(tmp_path: Path) -> None:
         await tab.run("document.querySelector('#audit tbody button').click()")
         assert await tab.run(f"{detail}.querySelector('h3').textContent") == "crashed-0"
 
-    looked_at(tmp_path, golden().to_html(), look, "used")
+    open_page(tmp_path, golden().to_html(), look, "used")
 
 
-def test_the_dark_and_on_paper(tmp_path: Path) -> None:
+def test_page_uses_dark_and_print_styles(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         light = await tab.screenshot()
         await tab.look(prefers_color_scheme="dark")
@@ -135,14 +135,14 @@ def test_the_dark_and_on_paper(tmp_path: Path) -> None:
             (Path(folder) / "paper.pdf").write_bytes(printed)
         assert await tab.run(paper) == "#12161c"
 
-    looked_at(tmp_path, golden().to_html(), look, "dark")
+    open_page(tmp_path, golden().to_html(), look, "dark")
 
 
-def test_holes_are_seen(tmp_path: Path) -> None:
+def test_page_shows_holes(tmp_path: Path) -> None:
     tier = write_tier(tmp_path / "tier", healthy_segments())
     tier.lose(2, "log", "indexes", "rsm-manifest")
     source = {"path": str(tier.root), "subscribe": TOPIC}
-    made = kts_source.report(source, audit=kts_source.audit(source))
+    report = kts_source.report(source, audit=kts_source.audit(source))
 
     async def look(tab: Browser) -> None:
         assert "41 offsets missing" in await tab.run(
@@ -153,10 +153,10 @@ def test_holes_are_seen(tmp_path: Path) -> None:
         await tab.press("ArrowDown")
         assert "[82, 123)" in await tab.run("document.querySelector('.detail').textContent")
 
-    looked_at(tmp_path, made.to_html(), look, "hole")
+    open_page(tmp_path, report.to_html(), look, "hole")
 
 
-def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
+def test_page_does_not_run_hostile_texts(tmp_path: Path) -> None:
     facts = kts_source.report(tier_options("epochs"), now_ms=NOW_MS).facts
     marks = tuple(
         replace(facts.partitions[0], topic=text, topic_id=text, reason=text, orphans=(text,))
@@ -180,11 +180,11 @@ def test_hostile_texts_do_nothing(tmp_path: Path) -> None:
         assert names[0] == f"{HOSTILE[0]}-0"
         assert len(names) == len(HOSTILE)
 
-    looked_at(tmp_path, page(hostile), look, "hostile")
+    open_page(tmp_path, page(hostile), look, "hostile")
 
 
-def test_the_policy_stops_a_script_that_gets_in(tmp_path: Path) -> None:
-    """Even if a text were made HTML one day: the browser runs nothing of it."""
+def test_content_security_policy_blocks_injected_script(tmp_path: Path) -> None:
+    """Even if text became HTML by mistake, the browser would not run it."""
     chromium()
     html = golden().to_html()
     file = tmp_path / "broken.html"
@@ -201,7 +201,7 @@ def test_the_policy_stops_a_script_that_gets_in(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_100_000_segments_open_in_two_seconds(tmp_path: Path) -> None:
+def test_page_of_100_000_segments_opens_in_two_seconds(tmp_path: Path) -> None:
     facts = kts_source.report(tier_options("codecs"), now_ms=NOW_MS).facts
     columns = columns_of(100_000)
     marks = tuple(replace(facts.partitions[0], partition=number) for number in range(30))
@@ -212,6 +212,6 @@ def test_100_000_segments_open_in_two_seconds(tmp_path: Path) -> None:
     async def look(tab: Browser) -> None:
         await tab.press("o")
 
-    # The machine may have other work, too.
-    times = [looked_at(tmp_path, html, look, "large") for _ in range(3)]
+    # The machine may be busy, so the fastest of three counts.
+    times = [open_page(tmp_path, html, look, "large") for _ in range(3)]
     assert min(times) <= 2, times

@@ -1,4 +1,4 @@
-"""Every number of a report is one of `describe`, or follows from segments told otherwise."""
+"""Checks that the numbers of a report equal those of `describe`, or follow from the segments."""
 
 from __future__ import annotations
 
@@ -28,19 +28,17 @@ NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
 
 
-def cli(capsys: pytest.CaptureFixture[str], command: str, *rest: str) -> str:
+def cli(capsys: pytest.CaptureFixture[str], command: str, *arguments: str) -> str:
     keys = [
         f"encryption.key.pairs.{path.name.removesuffix('.private.pem')}.private.key.file={path}"
         for path in sorted(KEYS.glob("*.private.pem"))
     ]
     flags = [text for key in keys for text in ("-o", key)]
-    assert main([command, str(TIER), "--keyPrefix", KEY_PREFIX, *flags, *rest]) == 0
+    assert main([command, str(TIER), "--keyPrefix", KEY_PREFIX, *flags, *arguments]) == 0
     return capsys.readouterr().out
 
 
-def test_the_page_s_numbers_are_those_of_kts_topics(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_page_numbers_match_kts_topics(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = json.loads(cli(capsys, "topics", "--json"))
     cli(capsys, "report", "-o", str(tmp_path / "report.html"))
     page = read_page((tmp_path / "report.html").read_text())
@@ -59,15 +57,15 @@ def test_the_page_s_numbers_are_those_of_kts_topics(
     assert totals["topics"] == len(TOPICS)
 
 
-def test_the_page_s_segments_are_those_of_kts_segments(
+def test_page_segments_match_kts_segments(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rows = json.loads(cli(capsys, "segments", "--json"))
     page = read_page(kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).to_html())
-    names = [(part["topic"], part["partition"]) for part in page.partitions]
+    names = [(partition["topic"], partition["partition"]) for partition in page.partitions]
     columns = page.columns
     ids = page.facts["ids"]
-    found = {
+    page_segments = {
         (
             *names[columns["partition"][row]],
             ids[str(row)],
@@ -100,53 +98,55 @@ def test_the_page_s_segments_are_those_of_kts_segments(
             row["state"] == "read",
         )
         for row in rows
-        # The part of a served segment that lies below the log start is no segment of its own.
+        # The part of a served segment below the log start is not a segment of its own.
         if row["state"] == "read" or (row["topic"], row["partition"], row["segment"]) not in used
     }
-    assert found == expected
+    assert page_segments == expected
     assert columns["partition"] == sorted(columns["partition"])
     states = {page.facts["states"][code] for code in columns["state"]}
     assert states == {"served", COVERED}
 
 
-def test_the_cost_of_a_full_read_is_the_plan_s() -> None:
+def test_full_read_cost_matches_plan() -> None:
     facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
     plan = kts_source.plan(tier_options(TOPICS, isolationLevel="read_committed"))
-    told = plan.explain().splitlines()[1]
-    assert f"{facts.cost.read_requests:,} requests for {facts.cost.read_bytes:,} stored" in told
+    summary = plan.explain().splitlines()[1]
+    assert f"{facts.cost.read_requests:,} requests for {facts.cost.read_bytes:,} stored" in summary
 
 
-def test_stored_bytes_are_those_of_the_objects() -> None:
+def test_stored_bytes_match_objects() -> None:
     facts = kts_source.report(tier_options(TOPICS), now_ms=NOW_MS).facts
-    told = sum(facts.cost.served_bytes.values()) + sum(facts.cost.unserved_bytes.values())
-    told += facts.cost.side_file_bytes + facts.cost.orphan_bytes
+    counted_bytes = sum(facts.cost.served_bytes.values()) + sum(facts.cost.unserved_bytes.values())
+    counted_bytes += facts.cost.side_file_bytes + facts.cost.orphan_bytes
     objects = [path for path in TIER.rglob("*") if path.is_file()]
     # The other incarnation of topic `recreated` is not described, and manifests are not counted.
     other = next(TIER.rglob("recreated-Y0eIqb0wSCGvx1A44Duolw"))
     counted = [p for p in objects if p.suffix != ".rsm-manifest" and other not in p.parents]
-    assert told == sum(path.stat().st_size for path in counted)
-    assert facts.cost.monthly == pytest.approx(told / 2**30 * 0.023)
+    assert counted_bytes == sum(path.stat().st_size for path in counted)
+    assert facts.cost.monthly == pytest.approx(counted_bytes / 2**30 * 0.023)
     assert monthly_cost({"DEEP_ARCHIVE": 2**40}) < monthly_cost({"of another store": 2**40})
 
 
 def dated_tier(root: Path, days: list[int]) -> dict[str, str]:
-    """One segment a day, and one whose records are dated in the future."""
+    """Writes one segment per day, and one with records in the future."""
     builder = LogBuilder()
     for day in [*days, 400]:
         builder.append([SimpleRecord(bytes(500), timestamp=NOW_MS + day * DAY_MS)])
         builder.roll()
     writer = AivenTierWriter(str(root), topic="dated")
-    for one in builder.build().segments:
-        writer.write_segment(one)
+    for segment in builder.build().segments:
+        writer.write_segment(segment)
     return {"path": str(root), "subscribe": "dated"}
 
 
-def test_growth_and_retention_follow_from_days(tmp_path: Path) -> None:
+def test_growth_and_retention_are_computed_from_days(tmp_path: Path) -> None:
     days = [-1000, -100, -40, -10, -10, -1]
     facts = kts_source.report(dated_tier(tmp_path, days), now_ms=NOW_MS).facts
     size = next(tmp_path.rglob("*.log")).stat().st_size
     today = NOW_MS // DAY_MS
-    assert [(one.day - today, one.segments, one.stored_bytes) for one in facts.growth.days] == [
+    assert [
+        (entry.day - today, entry.segments, entry.stored_bytes) for entry in facts.growth.days
+    ] == [
         (-1000, 1, size),
         (-100, 1, size),
         (-40, 1, size),
@@ -157,28 +157,28 @@ def test_growth_and_retention_follow_from_days(tmp_path: Path) -> None:
     assert facts.growth.undated_bytes == 0
     assert facts.growth.rate_days == 30
     assert facts.growth.rate == pytest.approx(3 * size / 30)
-    assert [(one.retention_days, one.older_segments) for one in facts.retentions] == [
+    assert [(entry.retention_days, entry.older_segments) for entry in facts.retentions] == [
         (limit, sum(-day > limit for day in days)) for limit in RETENTIONS
     ]
-    for one in facts.retentions:
-        assert one.older_bytes == one.older_segments * size
-        assert one.steady_bytes == round(facts.growth.rate * one.retention_days)
+    for entry in facts.retentions:
+        assert entry.older_bytes == entry.older_segments * size
+        assert entry.steady_bytes == round(facts.growth.rate * entry.retention_days)
 
 
-def test_what_is_lost_and_undecided_is_told(tmp_path: Path) -> None:
+def test_missing_and_undecided_offsets_are_reported(tmp_path: Path) -> None:
     tier = write_tier(tmp_path, healthy_segments())
     tier.lose(2, "log", "indexes", "rsm-manifest")
     source = {"path": str(tmp_path), "keyPrefix": "", "subscribe": TOPIC}
-    made = kts_source.report(source, now_ms=NOW_MS)
+    report = kts_source.report(source, now_ms=NOW_MS)
     described = kts_source.describe(source)
-    assert made.facts.partitions == described.partitions
-    assert made.facts.totals()["holes"] == 1
-    assert made.facts.totals()["missing_offsets"] == 41
-    (part,) = read_page(made.to_html()).partitions
-    assert part["holes"] == [[82, 123]]
+    assert report.facts.partitions == described.partitions
+    assert report.facts.totals()["holes"] == 1
+    assert report.facts.totals()["missing_offsets"] == 41
+    (partition,) = read_page(report.to_html()).partitions
+    assert partition["holes"] == [[82, 123]]
 
 
-def test_long_lists_are_cut_and_counted(tmp_path: Path) -> None:
+def test_long_lists_are_truncated_and_counted(tmp_path: Path) -> None:
     builder = LogBuilder()
     for _ in range(MAX_TEXTS + 5):
         builder.append([SimpleRecord(b"x")])
@@ -186,23 +186,23 @@ def test_long_lists_are_cut_and_counted(tmp_path: Path) -> None:
         builder.append([SimpleRecord(b"y")])
         builder.roll()
     writer = AivenTierWriter(str(tmp_path), topic="many")
-    for one in builder.build().segments[::2]:
-        writer.write_segment(one)
-    made = kts_source.report({"path": str(tmp_path), "subscribe": "many"}, now_ms=NOW_MS)
-    (part,) = read_page(made.to_html()).partitions
-    assert part["holes_count"] == MAX_TEXTS + 4 == made.facts.totals()["holes"]
-    assert len(part["holes"]) == MAX_TEXTS
+    for segment in builder.build().segments[::2]:
+        writer.write_segment(segment)
+    report = kts_source.report({"path": str(tmp_path), "subscribe": "many"}, now_ms=NOW_MS)
+    (partition,) = read_page(report.to_html()).partitions
+    assert partition["holes_count"] == MAX_TEXTS + 4 == report.facts.totals()["holes"]
+    assert len(partition["holes"]) == MAX_TEXTS
 
 
-def test_an_audit_is_shown_beside_and_of_another_tier_refused() -> None:
+def test_audit_is_shown_unless_of_another_tier() -> None:
     options = tier_options("crashed")
-    found = kts_source.audit(options)
-    assert AuditReport.from_json(found.to_json()) == found
-    page = read_page(kts_source.report(options, audit=found, now_ms=NOW_MS).to_html())
-    assert page.facts["audit"]["findings"] == found.to_dict()["findings"]
-    assert sum(page.facts["audit"]["counts"].values()) == len(found.findings) > 0
+    report = kts_source.audit(options)
+    assert AuditReport.from_json(report.to_json()) == report
+    page = read_page(kts_source.report(options, audit=report, now_ms=NOW_MS).to_html())
+    assert page.facts["audit"]["findings"] == report.to_dict()["findings"]
+    assert sum(page.facts["audit"]["counts"].values()) == len(report.findings) > 0
     with pytest.raises(InvalidOptionError, match="the audit is of file:///elsewhere"):
-        kts_source.report(options, audit=replace(found, path="file:///elsewhere"))
+        kts_source.report(options, audit=replace(report, path="file:///elsewhere"))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_an_audit_is_shown_beside_and_of_another_tier_refused() -> None:
         ),
     ],
 )
-def test_what_is_no_audit_is_refused(
+def test_invalid_audit_file_is_refused(
     change: object, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert callable(change)
@@ -232,7 +232,7 @@ def test_what_is_no_audit_is_refused(
     assert not (tmp_path / "x.html").exists()
 
 
-def test_the_command_wants_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_command_requires_one_output_file(capsys: pytest.CaptureFixture[str]) -> None:
     where = [str(TIER), "--keyPrefix", KEY_PREFIX, "--subscribe", "codecs"]
     assert main(["report", *where]) == 2
     assert "--output" in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_the_command_wants_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *where, "-o", "a.html", "-o", "b.html"]) == 2
 
 
-def test_partitions_whose_key_is_missing_are_named(
+def test_partitions_without_key_are_listed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     where = [str(TIER), "--keyPrefix", KEY_PREFIX]
@@ -253,7 +253,7 @@ def test_partitions_whose_key_is_missing_are_named(
     locked = [row for row in rows if row["log_start"] is None]
     assert {"encrypted", "epochs"} <= {row["topic"] for row in locked}
     assert len(open_rows) > 8
-    shown = [(part["topic"], part["partition"]) for part in page.partitions]
+    shown = [(partition["topic"], partition["partition"]) for partition in page.partitions]
     assert shown == [(row["topic"], row["partition"]) for row in open_rows]
     names = ("topic", "topic_id", "partition", "segments", "stored_bytes", "orphans", "keys_needed")
     assert page.facts["locked"] == [
@@ -264,7 +264,7 @@ def test_partitions_whose_key_is_missing_are_named(
     assert "encryption.key.pairs" in capsys.readouterr().err
 
 
-def test_a_tier_of_archived_segments_or_of_any_size_has_a_report() -> None:
+def test_report_supports_archived_and_large_tiers() -> None:
     options = tier_options("codecs")
     plain = kts_source.report(options, now_ms=NOW_MS).facts.cost
     small = {**options, "maxPlanBytes": "1", "maxPlanRequests": "1"}

@@ -1,4 +1,4 @@
-"""The page loads nothing, and what strangers wrote stays text in it."""
+"""Checks that the page loads nothing, and that texts from a tier never become HTML."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ HOSTILE = (
 SAFE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]*")
 
 
-def test_the_policy_lets_run_only_what_is_there() -> None:
+def test_content_security_policy_allows_only_own_code() -> None:
     html = kts_source.report(tier_options("epochs"), now_ms=NOW_MS).to_html()
-    found = read_page(html)
+    parsed = read_page(html)
     (policy,) = [
         attributes["content"]
-        for tag, attributes in found.tags
+        for tag, attributes in parsed.tags
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy is not None
@@ -52,15 +52,15 @@ def test_the_policy_lets_run_only_what_is_there() -> None:
         assert len(bodies) == 1
         digest = base64.b64encode(hashlib.sha256(bodies[0].encode()).digest()).decode()
         assert rules[rule] == f"'sha256-{digest}'"
-    # The policy stands before all that it is about.
+    # The policy must precede the content that it covers.
     assert html.index("Content-Security-Policy") < html.index("<style>") < html.index("<script")
-    names = {name for _, attributes in found.tags for name in attributes}
+    names = {name for _, attributes in parsed.tags for name in attributes}
     assert not names & {"src", "href", "style", "onclick", "onload"}
     assert "http://" not in html
     assert "https://" not in html
 
 
-def test_nothing_in_the_script_makes_html_of_texts() -> None:
+def test_script_does_not_create_html_from_text() -> None:
     html = kts_source.report(tier_options("epochs"), now_ms=NOW_MS).to_html()
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
     for word in (
@@ -77,43 +77,45 @@ def test_nothing_in_the_script_makes_html_of_texts() -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts_stay_texts(text: str) -> None:
+def test_hostile_texts_are_escaped(text: str) -> None:
     options = tier_options("epochs")
-    made = kts_source.report(options, now_ms=NOW_MS)
+    report = kts_source.report(options, now_ms=NOW_MS)
     mark = replace(
-        made.facts.partitions[0], topic=text, topic_id=text, reason=text, orphans=(text,)
+        report.facts.partitions[0], topic=text, topic_id=text, reason=text, orphans=(text,)
     )
     finding = Finding("half-copy", text, text, 0, 0, None, (text,), 5, text)
-    columns = replace(made.facts.segments, ids=(text,) * len(made.facts.segments), classes=(text,))
+    columns = replace(
+        report.facts.segments, ids=(text,) * len(report.facts.segments), classes=(text,)
+    )
     audit = AuditReport("metadata", NOW_MS, text, (finding,), ())
-    html = page(replace(made.facts, uri=text, partitions=(mark,), segments=columns, audit=audit))
-    plain = made.to_html()
-    html.encode()  # nothing in it is beyond UTF-8
-    found, before = read_page(html), read_page(plain)
-    assert [tag for tag, _ in found.tags] == [tag for tag, _ in before.tags]
+    html = page(replace(report.facts, uri=text, partitions=(mark,), segments=columns, audit=audit))
+    plain = report.to_html()
+    html.encode()  # the page can be encoded as UTF-8
+    parsed, before = read_page(html), read_page(plain)
+    assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in before.tags]
     assert html.count("<script") == plain.count("<script") == 2
     assert html.count("<!--") == plain.count("<!--") == 0
-    (part,) = found.partitions
+    (partition,) = parsed.partitions
     shown = [
-        *(part[name] for name in ("topic", "topic_id", "reason")),
-        part["orphans"][0],
-        found.facts["uri"],
-        found.facts["ids"]["0"],
-        found.facts["classes"][0],
-        found.facts["audit"]["findings"][0]["detail"],
-        found.facts["audit"]["findings"][0]["objects"][0],
-        found.texts["title"][0],
+        *(partition[name] for name in ("topic", "topic_id", "reason")),
+        partition["orphans"][0],
+        parsed.facts["uri"],
+        parsed.facts["ids"]["0"],
+        parsed.facts["classes"][0],
+        parsed.facts["audit"]["findings"][0]["detail"],
+        parsed.facts["audit"]["findings"][0]["objects"][0],
+        parsed.texts["title"][0],
     ]
-    assert all(SAFE.fullmatch(one) for one in shown)
+    assert all(SAFE.fullmatch(text_shown) for text_shown in shown)
     assert len({*shown[:-1]}) == 1
     if text.isprintable():
         assert shown[0] == text
 
 
 def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumns:
-    """Segments of random sizes and times, as a tier of 30 partitions may have them."""
+    """Returns segments of random sizes and times, as in a tier of 30 partitions."""
     random = np.random.default_rng(seed)
-    parts = np.sort(np.arange(count) % 30)
+    partitions = np.sort(np.arange(count) % 30)
     length = random.integers(1, 3_000_000, count)
     stop = np.cumsum(length)
     original = (1 << 30) - random.integers(0, 1 << 14, count)
@@ -121,7 +123,7 @@ def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumn
     state = np.zeros(count, np.int64)
     state[:unserved] = 2
     return SegmentColumns(
-        parts,
+        partitions,
         stop - length,
         stop,
         (original * random.uniform(0.1, 1, count)).astype(np.int64),
@@ -139,11 +141,11 @@ def columns_of(count: int, seed: int = 3, *, unserved: int = 0) -> SegmentColumn
 
 
 @pytest.mark.parametrize("count", [0, 1, 500])
-def test_columns_come_out_as_they_went_in(count: int) -> None:
+def test_packed_columns_round_trip(count: int) -> None:
     columns = columns_of(count)
     facts: dict[str, Any] = {"partitions": {"names": [], "rows": []}}
     html = f'<script type="application/octet-stream" id="facts">{packed(facts, columns)}</script>'
-    found = read_page(html).columns
+    columns_read = read_page(html).columns
     for name, values in (
         ("partition", columns.partition),
         ("start", columns.start),
@@ -157,39 +159,39 @@ def test_columns_come_out_as_they_went_in(count: int) -> None:
         ("flags", columns.flags),
         ("storageClass", columns.storage_class),
     ):
-        assert found[name] == values.tolist(), name
+        assert columns_read[name] == values.tolist(), name
 
 
-def test_offsets_beyond_what_javascript_holds_are_said_to_be_about() -> None:
+def test_offsets_beyond_javascript_integers_are_marked_inexact() -> None:
     columns = columns_of(3)
     facts: dict[str, Any] = {"partitions": {"names": [], "rows": []}}
     start = '<script type="application/octet-stream" id="facts">'
     assert read_page(f"{start}{packed(facts, columns)}</script>").facts["exact"]
     far = replace(columns, start=columns.start + (1 << 60), stop=columns.stop + (1 << 60))
-    found = read_page(f"{start}{packed(facts, far)}</script>")
-    assert not found.facts["exact"]
-    assert found.columns["stop"] == far.stop.tolist()
+    parsed = read_page(f"{start}{packed(facts, far)}</script>")
+    assert not parsed.facts["exact"]
+    assert parsed.columns["stop"] == far.stop.tolist()
 
 
-def test_a_page_of_100_000_segments_is_small() -> None:
-    made = kts_source.report(tier_options("epochs"), now_ms=NOW_MS)
+def test_page_of_100_000_segments_is_small() -> None:
+    report = kts_source.report(tier_options("epochs"), now_ms=NOW_MS)
     columns = columns_of(100_000, unserved=50)
-    html = page(replace(made.facts, segments=columns))
+    html = page(replace(report.facts, segments=columns))
     assert len(html.encode()) <= 2_000_000
     assert len(read_page(html).facts["ids"]) == 50
     many = columns_of(100_000, unserved=100_000)
-    assert len(read_page(page(replace(made.facts, segments=many))).facts["ids"]) == MAX_IDS
+    assert len(read_page(page(replace(report.facts, segments=many))).facts["ids"]) == MAX_IDS
 
 
-def test_large_numbers_are_text_in_the_page(tmp_path: Path) -> None:
+def test_large_numbers_are_stored_as_text(tmp_path: Path) -> None:
     far = (1 << 62) + 1
     builder = LogBuilder(start_offset=far)
     builder.append([SimpleRecord(b"x")])
     builder.roll()
     writer = AivenTierWriter(str(tmp_path), topic="far")
-    for one in builder.build().segments:
-        writer.write_segment(one)
-    made = kts_source.report({"path": str(tmp_path), "subscribe": "far"}, now_ms=NOW_MS)
-    found = read_page(made.to_html())
-    assert found.partitions[0]["log_start"] == str(far)
-    assert found.columns["start"] == [far]
+    for segment in builder.build().segments:
+        writer.write_segment(segment)
+    report = kts_source.report({"path": str(tmp_path), "subscribe": "far"}, now_ms=NOW_MS)
+    parsed = read_page(report.to_html())
+    assert parsed.partitions[0]["log_start"] == str(far)
+    assert parsed.columns["start"] == [far]

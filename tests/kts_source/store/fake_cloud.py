@@ -31,8 +31,9 @@ class FakeCloud(HttpDouble):
     """One object of `DATA` under every key.
 
     Attributes:
-        read: Gives the answer to a ranged read of [start, stop) instead of the right one.
-        next_token: The token of the page after the one with this token; `None` ends the listing.
+        read: Returns a replacement for the response to a ranged read of [start, stop).
+        next_token: Returns the token of the page after the one with this token; `None` ends the
+            listing.
         seen: Method, path with query, and headers of every request.
     """
 
@@ -71,11 +72,11 @@ class FakeCloud(HttpDouble):
         return [request for request in self.seen if "range" in request[2] or _azure(request[2])]
 
     def answer(self, path: str, headers: dict[str, str]) -> Reply:
-        parts = urllib.parse.urlsplit(path)
-        query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
-        asked = headers.get("range") or _azure(headers)
-        if asked:
-            first, last = map(int, asked.removeprefix("bytes=").split("-"))
+        url = urllib.parse.urlsplit(path)
+        query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
+        range_header = headers.get("range") or _azure(headers)
+        if range_header:
+            first, last = map(int, range_header.removeprefix("bytes=").split("-"))
             stop = min(last + 1, len(DATA))
             content_range = f"bytes {first}-{stop - 1}/{len(DATA)}"
             status, extra, body = self.read(first, stop) or (206, {}, DATA[first:stop])
@@ -84,10 +85,10 @@ class FakeCloud(HttpDouble):
             return 200, {}, self._s3_page(query)
         if query.get("comp") == "list":
             return 200, {"Content-Type": "application/xml"}, self._azure_page(query)
-        if parts.path.endswith("/o"):
+        if url.path.endswith("/o"):
             return 200, {}, self._google_page(query)
-        if "/storage/v1/b/" in parts.path:
-            name = urllib.parse.unquote(parts.path.rpartition("/o/")[2])
+        if "/storage/v1/b/" in url.path:
+            name = urllib.parse.unquote(url.path.rpartition("/o/")[2])
             return 200, {}, json.dumps(self._google_entry(name)).encode()
         return 200, {"x-ms-blob-type": "BlockBlob"}, DATA
 

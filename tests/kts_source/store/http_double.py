@@ -1,4 +1,4 @@
-"""An HTTP server in a thread; the doubles of stores answer through it."""
+"""An HTTP server in a thread, which test doubles of stores use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_arguments: object) -> None:
-        pass  # clients close connections whose answers they refuse
+        pass  # clients close connections after invalid responses
 
 
 class HttpDouble:

@@ -55,7 +55,7 @@ def _first_bytes(store: ObjectStore, key: str) -> bytes:
 class ObjectStoreSuite:
     """The behaviour of `ObjectStore`."""
 
-    # What a read of a pinned version costs.
+    # Requests for a read of a pinned version.
     requests_per_pinned_read = 1
     knows_missing_root = True
 
@@ -84,7 +84,7 @@ class ObjectStoreSuite:
     @pytest.fixture(scope="class")
     @classmethod
     def tree(cls, make_place: Callable[[], Place]) -> Iterator[ObjectStore]:
-        """A store on a filled place that all tests share and none changes."""
+        """A store with content that all tests share and no test changes."""
         place = make_place()
         for key, data in TREE.items():
             place.put(key, data)
@@ -135,7 +135,7 @@ class ObjectStoreSuite:
         for number, key in enumerate(keys, 1):
             later = [info.key for info in tree.list_objects(prefix, after=key)]
             assert later == keys[number:]
-        missing = f"{keys[0]}\U0001f5c4"  # behind the first, wherever other keys are
+        missing = f"{keys[0]}\U0001f5c4"  # after the first key, wherever other keys are
         assert [info.key for info in tree.list_objects(prefix, after=missing)] == [
             key for key in keys if key.encode() > missing.encode()
         ]
@@ -152,8 +152,8 @@ class ObjectStoreSuite:
 
     def test_listing_and_look_up_agree(self, tree: ObjectStore) -> None:
         for listed in tree.list_objects(""):
-            found = tree.head(listed.key)
-            assert (found.key, found.size, found.version) == (
+            looked_up = tree.head(listed.key)
+            assert (looked_up.key, looked_up.size, looked_up.version) == (
                 listed.key,
                 listed.size,
                 listed.version,
@@ -218,7 +218,7 @@ class ObjectStoreSuite:
         with pytest.raises(TruncatedObjectError):
             tree.get_range("tier/orders-1/1/b.log", 0, 1)
 
-    def test_whole_objects_are_read(self, tree: ObjectStore) -> None:
+    def test_full_objects_are_read(self, tree: ObjectStore) -> None:
         for key, data in TREE.items():
             version = tree.head(key).version
             assert tree.get_range(key, 0, len(data), version=version) == data
@@ -324,8 +324,8 @@ class ObjectStoreSuite:
 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             before = tree.counters
-            parts = list(pool.map(read, range(0, 1280, 10)))
-        assert b"".join(parts) == DATA
+            contents = list(pool.map(read, range(0, 1280, 10)))
+        assert b"".join(contents) == DATA
         assert (tree.counters - before).bytes == 1280
 
     # Newer Pythons warn of forks in processes with threads, as Spark's daemon makes them.
@@ -342,7 +342,7 @@ class ObjectStoreSuite:
         assert store.uri("a/b").endswith("/a/b")
         assert store.uri("a/b") != store.uri("a/c")
 
-    def test_errors_and_reprs_show_no_secret(self, place: Place, store: ObjectStore) -> None:
+    def test_errors_and_reprs_mask_secrets(self, place: Place, store: ObjectStore) -> None:
         shown = [repr(store), str(store), store.uri("k")]
         with pytest.raises(StoreError) as caught:
             store.get_range("missing", 0, 1)

@@ -1,4 +1,4 @@
-"""An S3 server with one object that records requests and can give wrong answers."""
+"""An S3 server with one object that records requests and can return wrong responses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 KEYS = {"s3.access-key-id": "AKGIVEN", "s3.secret-access-key": "secret-0123456789"}
-# An argument without effect that only s3fs knows.
+# An argument without effect that only s3fs supports.
 BY_S3FS = {"storageOptions": '{"use_ssl": true}'}
 
 
 class OneObject(HttpDouble):
-    """Serves one object under every key. Records requests, and can answer wrongly."""
+    """Serves one object under every key. Records requests, and can return wrong responses."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
@@ -67,5 +67,5 @@ class OneObject(HttpDouble):
         super().__init__(Handler)
 
     def store(self, **options: str) -> S3Store:
-        given = {"s3.endpoint": self.url, **options}
-        return S3Store("s3://bucket", storage_options_from(given), QUICK)
+        arguments = {"s3.endpoint": self.url, **options}
+        return S3Store("s3://bucket", storage_options_from(arguments), QUICK)

@@ -57,10 +57,10 @@ class Server:
         """Reads one request; empty if the client closed the connection."""
         data = b""
         while not data.endswith(b"\r\n\r\n"):
-            part = sock.recv(65536)
-            if not part:
+            received = sock.recv(65536)
+            if not received:
                 return b""
-            data += part
+            data += received
         self.requests.append(data)
         return data
 

@@ -1,4 +1,6 @@
-"""Every source of the AWS credential chain, against services on loopback, and what expires."""
+"""Tests every source of the AWS credential chain against services on loopback, and expiring
+keys.
+"""
 
 from __future__ import annotations
 
@@ -133,8 +135,8 @@ class Issuer:
 
 @pytest.fixture
 def issuer(clean_environment: None) -> Iterator[Issuer]:
-    with Issuer().serving() as found:
-        yield found
+    with Issuer().serving() as running:
+        yield running
 
 
 @pytest.fixture
@@ -145,8 +147,8 @@ def server(clean_environment: None) -> Iterator[FakeCloud]:
 
 @contextmanager
 def opened(server: FakeCloud, **options: str) -> Iterator[ObjectStore]:
-    given = {"s3.endpoint": server.url, "s3.region": "us-east-1", **options}
-    store = open_store("s3://bucket/t", storage_options_from(given), retry_policy=POLICY)
+    arguments = {"s3.endpoint": server.url, "s3.region": "us-east-1", **options}
+    store = open_store("s3://bucket/t", storage_options_from(arguments), retry_policy=POLICY)
     try:
         yield store
     finally:
@@ -248,7 +250,7 @@ def test_profile_is_read(
 
 
 @pytest.mark.parametrize("source", ISSUED)
-def test_issued_keys_are_used_until_they_expire(
+def test_issued_keys_are_used_until_expiry(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],
@@ -274,7 +276,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
     tmp_path: Path,
     source: str,
 ) -> None:
-    """The keys hold for less than the margin before which botocore must renew them."""
+    """The keys are valid for less time than botocore's renewal margin."""
     prepare(source, issuer, monkeypatch, tmp_path)
     issuer.seconds = 5.0
     with opened(server, **reader) as store:
@@ -287,7 +289,7 @@ def test_expiring_keys_are_renewed_during_a_scan(
 
 @pytest.mark.parametrize("source", ["container", "imds"])
 @pytest.mark.parametrize("status", [400, 403])
-def test_keys_that_the_store_calls_expired_are_renewed(
+def test_keys_rejected_as_expired_are_renewed(
     server: FakeCloud,
     issuer: Issuer,
     monkeypatch: pytest.MonkeyPatch,
@@ -313,7 +315,7 @@ def test_keys_that_the_store_calls_expired_are_renewed(
     assert len(set(keys_of(server))) == 2
 
 
-def test_keys_that_cannot_be_renewed_are_an_error(
+def test_failed_key_renewal_raises(
     server: FakeCloud,
     issuer: Issuer,
     reader: dict[str, str],
@@ -383,8 +385,8 @@ def test_keys_of_the_customer_are_sent_by_s3fs(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-env-01")
     key = "k" * 32
-    given = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
-    options = {"storageOptions": json.dumps({"s3_additional_kwargs": given})}
+    arguments = {"SSECustomerAlgorithm": "AES256", "SSECustomerKey": key}
+    options = {"storageOptions": json.dumps({"s3_additional_kwargs": arguments})}
     with opened(server, **options) as store:
         read_all(store)
         assert key not in repr(store)

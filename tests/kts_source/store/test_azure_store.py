@@ -145,7 +145,7 @@ def test_expired_tokens_are_renewed(service: OneObject) -> None:
     assert store.remarks == ()
     settings, giver = store._ranges._settings, Giver()
     assert isinstance(settings, AzureSettings)
-    assert hasattr(settings.token, "get_token"), "that of adlfs, which was asked for nothing yet"
+    assert hasattr(settings.token, "get_token"), "adlfs has not requested a token yet"
     use(
         store,
         replace(settings, endpoint=service.url, client_options={"allow_http": True}, token=giver),
@@ -238,16 +238,16 @@ def test_tokens_go_through_encrypted_connections_only(
 def test_unquoted_versions_are_read_by_adlfs(
     service: OneObject, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    seen: list[str | None] = []
+    versions_read: list[str | None] = []
 
-    def read(_store: Any, _key: str, start: int, stop: int, given: str | None) -> bytes:  # noqa: ANN401
-        seen.append(given)
+    def read(_store: Any, _key: str, start: int, stop: int, requested: str | None) -> bytes:  # noqa: ANN401
+        versions_read.append(requested)
         return DATA[start:stop]
 
     monkeypatch.setattr(FsspecStore, "_read", read)
     store = opened(by_key(service))
     assert store.get_range("x", 0, 4, version=version) == DATA[:4]
-    assert (seen, service.seen) == ([version], [])
+    assert (versions_read, service.seen) == ([version], [])
     store.close()
 
 

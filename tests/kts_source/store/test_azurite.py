@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# Every Azurite's account and key: they are in its manual.
+# The fixed account and key of every Azurite, from its manual.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -32,9 +32,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     command = npm_script("azurite@3.37.0", "dist/src/blob/main.js")
     port = free_port()
     folder = tmp_path_factory.mktemp("azurite")
-    places = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+    arguments = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
     quiet = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
-    with running([*command, *places, *quiet], port):
+    with running([*command, *arguments, *quiet], port):
         server = Service(f"http://127.0.0.1:{port}/{ACCOUNT}")
         yield server
         server.client.close()
@@ -101,5 +101,5 @@ def test_golden_topics_are_read(service: Service, topic: str) -> None:
     for file in TIER.rglob("*"):
         if file.is_file():
             place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
-    given = {**tier_options(topic), **service.options, "path": place.path}
-    assert_same_rows(scan(given), expected_table(topic, "read_committed"))
+    source_options = {**tier_options(topic), **service.options, "path": place.path}
+    assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

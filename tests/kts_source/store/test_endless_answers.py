@@ -36,7 +36,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
 
         def do_GET(self) -> None:
             self.send_response(206)
-            # All that the client checks is as it asked for; the length is not.
+            # Everything that the client checks is right, except the length.
             for name, text in {
                 "ETag": ETAG,
                 "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT",
@@ -64,7 +64,7 @@ def _endless(sent: list[int]) -> Iterator[str]:
         thread.join(10)
 
 
-def test_endless_answer_is_given_up(clean_environment: None) -> None:
+def test_endless_answer_is_aborted(clean_environment: None) -> None:
     """The requested size bounds its memory."""
     sent: list[int] = []
     with _endless(sent) as endpoint:

@@ -32,14 +32,14 @@ MODULE = "github.com/fsouza/fake-gcs-server@v1.52.2"
 def service() -> Iterator[Service]:
     from gcsfs.core import GCSFileSystem
 
-    # gcsfs's default class asks another service, over gRPC, what kind of bucket it has: the
-    # emulator has no such service, and gcsfs waits for it for minutes.
+    # gcsfs's default class asks another service over gRPC for the bucket type. The emulator has no
+    # such service, so gcsfs would wait for minutes.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
     program = go_program(MODULE)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-external-url", url]
-    # By this name it answers the XML interface, which obstore reads by.
+    # The server answers the XML interface, which obstore uses, under this name.
     public = ["-public-host", f"127.0.0.1:{port}"]
     with running([program, "-backend", "memory", *place, *public], port):
         yield Service(url)
@@ -54,16 +54,16 @@ class Service:
     @property
     def options(self) -> dict[str, str]:
         """The data source's options that reach it."""
-        given = {"endpoint_url": self.url, "token": "anon"}
-        return {"storageOptions": json.dumps(given)}
+        arguments = {"endpoint_url": self.url, "token": "anon"}
+        return {"storageOptions": json.dumps(arguments)}
 
     def make_bucket(self, name: str) -> Bucket:
-        """A new, empty bucket."""
+        """Creates an empty bucket."""
         self.ask("POST", "/storage/v1/b", json.dumps({"name": name}).encode())
         return Bucket(self, name)
 
     def ask(self, method: str, path: str, data: bytes | None = None) -> None:
-        """One request, which must succeed."""
+        """Sends a request, which must succeed."""
         request = urllib.request.Request(self.url + path, data, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass
@@ -114,5 +114,5 @@ def test_golden_topics_are_read(service: Service, topic: str) -> None:
     for file in TIER.rglob("*"):
         if file.is_file():
             place.put(file.relative_to(TIER).as_posix(), file.read_bytes())
-    given = {**tier_options(topic), **service.options, "path": place.path}
-    assert_same_rows(scan(given), expected_table(topic, "read_committed"))
+    source_options = {**tier_options(topic), **service.options, "path": place.path}
+    assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

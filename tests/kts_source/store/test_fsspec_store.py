@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Memory:
-    """A folder of fsspec's memory, which is one for the whole process."""
+    """A folder in fsspec's memory file system, which the process shares."""
 
     path: str
     root: str = field(default_factory=lambda: f"/place-{next(_numbers)}")
@@ -98,7 +98,7 @@ def test_unknown_schemes_are_refused() -> None:
         open_store("nosuch://x", NOTHING)
 
 
-def test_path_with_credentials_is_refused_without_showing_them() -> None:
+def test_path_with_credentials_is_refused_and_masked() -> None:
     with pytest.raises(InvalidOptionError, match="credentials") as caught:
         open_store("sftp://user:very-secret@host/x", NOTHING)
     assert "very-secret" not in str(caught.value)
@@ -136,7 +136,7 @@ class FailingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has n
 
 
 class CachingFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Memory that keeps its listings, as the file systems of the clouds do."""
+    """A memory file system that caches its listings, as the cloud file systems do."""
 
     protocol = "caching"
 
@@ -185,7 +185,7 @@ def test_cached_listings_are_ignored() -> None:
 
 
 class HttpError(Exception):
-    """As the clients of the clouds raise them."""
+    """An error as the cloud clients raise it."""
 
     def __init__(self, **names: int) -> None:
         super().__init__("no luck at https://user:pw@host/x?sig=abcdef")
@@ -247,7 +247,7 @@ def test_short_answers_are_refused(failing: ObjectStore, monkeypatch: pytest.Mon
         failing.get_range("x", 0, 10)
 
 
-def test_errors_hold_no_secret(failing: ObjectStore) -> None:
+def test_errors_contain_no_secret(failing: ObjectStore) -> None:
     FailingFileSystem.failures += [HttpError(status=400)]
     with pytest.raises(StoreError) as caught:
         failing.get_range("x", 0, 10)
@@ -278,7 +278,7 @@ def test_asynchronous_file_system_reads_ranges(tmp_path: Path) -> None:
             assert store.get_range("x", 0, len(DATA)) == DATA
             with pytest.raises(ObjectNotFoundError):
                 store.get_range("y", 0, 1)
-            # This server knows no ranges: the whole object is not the range.
+            # This server ignores ranges and returns the full object.
             with pytest.raises(StoreError):
                 store.get_range("x", 0, 10)
             store.close()

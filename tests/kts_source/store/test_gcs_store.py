@@ -43,7 +43,7 @@ GENERATION = "1795555436959178"
 def service(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneObject]:
     from gcsfs.core import GCSFileSystem
 
-    # Its default class asks over gRPC what kind of bucket it has.
+    # The default class asks over gRPC for the bucket type.
     fsspec.register_implementation("gs", GCSFileSystem, clobber=True)
     for name in list(os.environ):
         if name.startswith(("GOOGLE_", "STORAGE_EMULATOR")):
@@ -65,14 +65,14 @@ def opened(service: OneObject, path: str = "gs://orders/a b", **more: object) ->
 @pytest.fixture
 def by_gcsfs(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """Lists the versions that were requested of gcsfs."""
-    asked: list[str | None] = []
+    versions: list[str | None] = []
 
     def read(_store: Any, _key: str, start: int, stop: int, version: str | None) -> bytes:  # noqa: ANN401
-        asked.append(version)
+        versions.append(version)
         return DATA[start:stop]
 
     monkeypatch.setattr(FsspecStore, "_read", read)
-    return asked
+    return versions
 
 
 def use(store: GcsStore, settings: GcsSettings) -> None:
@@ -177,8 +177,10 @@ def test_refused_token_is_renewed_once(service: OneObject) -> None:
     login = Lasting(gives=True)
     store = refused(service, login, token="token-0")
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(16)))
-    assert found == [DATA[at : at + 4] for at in range(16)]
+        contents = list(
+            pool.map(lambda position: store.get_range("x", position, position + 4), range(16))
+        )
+    assert contents == [DATA[position : position + 4] for position in range(16)]
     assert login.asked == 1, "one of the threads"
     assert store.counters.requests == len(service.seen)
     assert store.remarks == ()
@@ -199,13 +201,13 @@ def test_second_refusal_raises_access_denied(service: OneObject, gives: bool) ->
 
 
 class Hiccup(Login):
-    """Fails as if the metadata server did not answer."""
+    """Fails as if the metadata server did not respond."""
 
     def maybe_refresh(self) -> None:
         raise OSError("no token")
 
 
-def test_gcsfs_reads_if_no_token_can_be_had(service: OneObject, by_gcsfs: list[str | None]) -> None:
+def test_gcsfs_reads_without_a_token(service: OneObject, by_gcsfs: list[str | None]) -> None:
     """gcsfs retries and reports the cause; obstore reports "permission denied" for all of them."""
     store = opened(service)
     assert not store.remarks
@@ -214,7 +216,7 @@ def test_gcsfs_reads_if_no_token_can_be_had(service: OneObject, by_gcsfs: list[s
     use(store, replace(settings, login=Hiccup()))
     assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert (by_gcsfs, service.seen) == ([GENERATION], [])
-    assert store.counters.requests == 1, "obstore made none"
+    assert store.counters.requests == 1, "obstore sent no request"
     assert "gcsfs did not" in store.remarks[0]
     store.close()
 
@@ -318,7 +320,7 @@ def test_gcsfs_confirms_missing_objects_and_bad_requests(
     for _ in range(2):
         assert store.get_range("x", 0, 4, version=GENERATION) == DATA[:4]
     assert by_gcsfs == [GENERATION] * 2
-    assert len(service.seen) == 1, "obstore is not asked again"
+    assert len(service.seen) == 1, "obstore sends no second request"
     assert "gcsfs did not" in store.remarks[0]
     store.close()
 

@@ -61,13 +61,13 @@ def test_late_answers_are_replaced_without_mixing(
     store = server.store(cloud, str(tmp_path), POLICY)
     version = {"obstore gcs": GENERATION}.get(cloud, ETAG)
 
-    def one(number: int) -> bytes:
+    def read_one(number: int) -> bytes:
         start = number * 10
         return bytes(store.get_range("x", start, start + 10, version=version))
 
     with ThreadPoolExecutor(8) as pool:
-        parts = list(pool.map(one, range(READS)))
-    assert b"".join(parts) == DATA[: READS * 10]
+        contents = list(pool.map(read_one, range(READS)))
+    assert b"".join(contents) == DATA[: READS * 10]
     counters = store.counters
     assert counters.hedges >= 1
     assert counters.requests == READS + counters.hedges + counters.retries

@@ -239,7 +239,7 @@ def test_cancellation_ends_the_request(
             cancel(server, HttpSettings(server.url, 2.0, 5.0))
 
 
-def test_truncated_answer_of_a_cancelled_request_is_no_failure() -> None:
+def test_truncated_answer_of_a_cancelled_request_is_not_a_failure() -> None:
     """It would count as a retry, or end the caller's last attempt."""
     cancellation = Cancellation()
 
@@ -364,7 +364,7 @@ def test_second_request_wins_over_a_silent_first() -> None:
         answer = hedged(lambda: ask(client), after_seconds=0.1, on_second=lambda: hedges.append(1))
         assert answer == BODY
         assert hedges == [1]
-        assert time.monotonic() - start < 4, "the first request was waited for"
+        assert time.monotonic() - start < 4, "the client waited for the first request"
 
 
 def test_early_failure_sends_no_second_request() -> None:
@@ -418,7 +418,7 @@ def test_only_given_headers_are_sent() -> None:
     assert set(lines[1:]) == {"Host: x", "Token: it", "Accept-Encoding: identity", ""}
 
 
-def test_plain_request_through_a_proxy_has_the_whole_url() -> None:
+def test_plain_request_through_a_proxy_has_the_full_url() -> None:
     with serving(answers) as proxy:
         settings = HttpSettings(
             "http://store.invalid:9000",
@@ -458,7 +458,7 @@ def test_encrypted_request_through_a_proxy_uses_a_tunnel(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 407 No\r\n\r\n", b"nonsense\r\n\r\n", b""])
-def test_proxy_that_opens_no_tunnel_leaves_nothing_open(answer: bytes) -> None:
+def test_proxy_refusing_a_tunnel_leaks_no_socket(answer: bytes) -> None:
     def serve(server: Server, sock: socket.socket) -> None:
         server.request(sock)
         sock.sendall(answer)

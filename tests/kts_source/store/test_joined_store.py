@@ -27,8 +27,8 @@ def store(tmp_path: Path) -> JoinedStore:
             path = tmp_path / root / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    first, one, two = (LocalStore(tmp_path / root) for root in FILES)
-    return JoinedStore(first, (one, two))
+    first, second, third = (LocalStore(tmp_path / root) for root in FILES)
+    return JoinedStore(first, (second, third))
 
 
 def test_key_prefix_selects_the_store(store: JoinedStore, tmp_path: Path) -> None:

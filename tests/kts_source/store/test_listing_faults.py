@@ -73,15 +73,15 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[tuple[type[Any], FsspecSt
 
 def failing(end: str, error: Exception, times: int = 99) -> tuple[Any, list[str]]:
     """Raises a number of times for a folder, and records the calls."""
-    asked: list[str] = []
+    listed_paths: list[str] = []
 
     def fault(path: str) -> None:
         if path.rstrip("/").endswith(end):
-            asked.append(path)
-            if len(asked) <= times:
+            listed_paths.append(path)
+            if len(listed_paths) <= times:
                 raise error
 
-    return staticmethod(fault), asked
+    return staticmethod(fault), listed_paths
 
 
 @pytest.mark.parametrize("folder", ["t", "t/0", "t/1", "t/1/deep"])
@@ -103,12 +103,12 @@ def test_unlistable_folder_raises(
 ) -> None:
     filesystem, store = faulty
     assert [info.key for info in store.list_objects("")] == KEYS
-    filesystem.fault, asked = failing(folder, error)
+    filesystem.fault, listed_paths = failing(folder, error)
     with pytest.raises(kind) as caught:
         list(store.list_objects(""))
     assert type(caught.value) is kind
     assert folder in str(caught.value)
-    assert len(asked) == attempts
+    assert len(listed_paths) == attempts
     with pytest.raises(kind):
         list(store.list_objects(f"{folder}/"))
     with pytest.raises(kind):
@@ -167,7 +167,7 @@ def test_entry_of_the_folder_itself_is_skipped(
 
 @pytest.fixture
 def hanging() -> Iterator[threading.Event]:
-    """Until the event, every listing and read waits."""
+    """Makes every listing and read wait until the event."""
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     event = threading.Event()
     Faulty.fault = staticmethod(lambda _path: event.wait(30))
@@ -194,9 +194,10 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
         store.list_folders("t/")
     assert caught.value.uri == "faulty://hangs/t/"
     assert len(caught.value.attempts) == 2
-    left = [one for one in threading.enumerate() if one.name == "kts-store-call"]
-    assert left
-    assert all(one.daemon for one in left)  # they keep no process from ending
+    remaining = [thread for thread in threading.enumerate() if thread.name == "kts-store-call"]
+    assert remaining
+    # Daemon threads do not block interpreter exit.
+    assert all(thread.daemon for thread in remaining)
     hanging.set()
     store._retry_policy = QUICK  # a machine that is busy may need longer than such a deadline
     assert store.list_folders("t/") == []
@@ -204,18 +205,18 @@ def test_hanging_file_system_hits_the_deadline(hanging: threading.Event) -> None
 
 @pytest.mark.usefixtures("hanging")
 def test_hanging_connection_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
+    connections_made: list[object] = []
     real = fsspec.filesystem
 
     def connect(*arguments: object, **named: object) -> object:
-        made.append(real(*arguments, **named))
-        return made[-1]
+        connections_made.append(real(*arguments, **named))
+        return connections_made[-1]
 
     monkeypatch.setattr(fsspec, "filesystem", connect)
     with pytest.raises(StoreUnavailableError):
         impatient().list_folders("t/")
-    assert len(made) == 2
-    assert made[0] is not made[1]
+    assert len(connections_made) == 2
+    assert connections_made[0] is not connections_made[1]
 
 
 def test_deadline_covers_reads_and_connecting(
@@ -240,10 +241,10 @@ def test_cancelled_call_ends_at_once() -> None:
     with cancellation.scope(), pytest.raises(CancelledFetchError):
         store.list_folders("")
     # The call still runs, but no thread waits for it.
-    assert [one for one in threading.enumerate() if one.name == "kts-store-call"]
+    assert [thread for thread in threading.enumerate() if thread.name == "kts-store-call"]
 
 
-# -- folders of this machine
+# -- local folders
 
 
 def test_unlistable_local_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_unreadable_local_entry_raises(tmp_path: Path) -> None:
             look()
 
 
-def test_listing_that_fails_midway_comes_entirely_from_the_mirror(
+def test_listing_failing_midway_is_read_from_the_mirror(
     tmp_path: Path,
 ) -> None:
     for place, keys in (("first", "ab"), ("mirror", "abc")):

@@ -298,7 +298,7 @@ def test_folder_replaced_by_link_after_a_read_is_refused(
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("replaced", ["topic", "topic/0"])
-def test_folder_replaced_by_link_while_it_is_opened_is_refused(
+def test_folder_replaced_by_link_during_open_is_refused(
     nested: Path, monkeypatch: pytest.MonkeyPatch, read: str, replaced: str
 ) -> None:
     """The folder becomes a link after all checks, right before the last system call on it."""
@@ -329,7 +329,7 @@ def test_folder_replaced_by_link_during_a_listing_is_refused(nested: Path) -> No
         list(listing)
 
 
-def test_replaced_folder_is_read_from_the_new_one(nested: Path) -> None:
+def test_replaced_folder_is_read_from_the_new_folder(nested: Path) -> None:
     store = LocalStore(nested)
     assert store.get_range("topic/0/one", 0, 6) == b"inside"
     (nested / "topic").rename(nested.parent / "moved")

@@ -1,4 +1,4 @@
-"""Paths that are nearly URLs: no option and no output may take one for a local folder."""
+"""Tests paths that are nearly URLs: no option and no output treats one as a local folder."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_local_path_with_a_colon_stays_local(path: str) -> None:
     assert local_file(path).is_absolute()
 
 
-def test_error_of_a_path_shows_no_credentials() -> None:
+def test_path_error_masks_credentials() -> None:
     with pytest.raises(InvalidOptionError) as caught:
         scheme_of("s3:key:secret@bucket")
     assert "secret" not in str(caught.value)
@@ -92,10 +92,10 @@ def test_output_paths_are_read_without_blanks() -> None:
 
 
 def run(tmp_path: Path, command: list[str], path: str) -> int:
-    """The exit code of a command that is to write to `path`."""
+    """Returns the exit code of a command that writes to `path`."""
     tier_of(tmp_path / "tier", ["a"])
-    name, *rest = command
-    arguments = [name, str(tmp_path / "tier"), *rest, path]
+    name, *flags = command
+    arguments = [name, str(tmp_path / "tier"), *flags, path]
     return main([str(tmp_path / "out") if text == "TARGET" else text for text in arguments])
 
 

@@ -111,9 +111,9 @@ def test_tier_is_read_through_a_presigned_list(s3_server: S3Server) -> None:
     urls = {name: presigned(s3_server, bucket, name) for name in names}
     s3_server.put(bucket, "lists/epochs.json", json.dumps(urls).encode())
     path = presigned(s3_server, bucket, "lists/epochs.json")
-    given = {**tier_options("epochs"), "path": path}
-    assert_same_rows(scan(given), expected_table("epochs", "read_committed"))
-    assert path.partition("?")[2] not in repr(parse_options(given))
+    source_options = {**tier_options("epochs"), "path": path}
+    assert_same_rows(scan(source_options), expected_table("epochs", "read_committed"))
+    assert path.partition("?")[2] not in repr(parse_options(source_options))
 
 
 @pytest.mark.parametrize("text", ["[1]", '["ftp://x/y"]', '{"a": 3}', "[", "nonsense"])

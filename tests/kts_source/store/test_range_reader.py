@@ -38,12 +38,12 @@ def test_credential_provider_timeout_fails_the_read(
     bucket: OneObject, monkeypatch: pytest.MonkeyPatch, number: int, is_cancelled: bool
 ) -> None:
     """At the first read, or after a refusal. No thread waits longer than its deadline."""
-    asked, answer, scope = list[object](), threading.Event(), Cancellation()
+    requests_made, answer, scope = list[object](), threading.Event(), Cancellation()
 
     def credentials(session: object) -> Credentials:
-        if session not in asked:
-            asked.append(session)
-        if asked.index(session) == number - 1:
+        if session not in requests_made:
+            requests_made.append(session)
+        if requests_made.index(session) == number - 1:
             answer.wait(20)
         return Credentials("AKENV", "secret-0123456789")
 
@@ -62,20 +62,20 @@ def test_credential_provider_timeout_fails_the_read(
     with ThreadPoolExecutor(4) as pool:
         began = time.monotonic()
         reading = [pool.submit(read, number) for number in range(4)]
-        while len(asked) < number:
+        while len(requests_made) < number:
             assert time.monotonic() - began < 8
             time.sleep(0.001)
         if is_cancelled:
             scope.cancel()
-        found = {one.result() for one in reading}
+        results = {future.result() for future in reading}
         store.close()
         assert time.monotonic() - began < 8
     answer.set()
-    assert found == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
+    assert results == {"CancelledFetchError" if is_cancelled else "StoreUnavailableError"}
 
 
 def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
-    """Locks that another thread held at the fork are replaced."""
+    """A child replaces the locks that another thread had acquired at the fork."""
     store = bucket.store(**KEYS)
     assert store.get_range("x", 0, 9) == DATA[:9]
     with store._ranges._lock, store._ranges._deciding, s3_ranges._http_clients._lock:
@@ -93,8 +93,8 @@ def test_threads_read_after_a_fork_with_held_locks(bucket: OneObject) -> None:
                     store._ranges.reset()
                     s3_ranges._http_clients.reset()
                     with ThreadPoolExecutor(16) as pool:
-                        found = list(pool.map(read, range(16), timeout=10))
-                    assert found == [DATA[start : start + 9] for start in range(16)]
+                        contents = list(pool.map(read, range(16), timeout=10))
+                    assert contents == [DATA[start : start + 9] for start in range(16)]
                 os._exit(0)
             finally:
                 os._exit(1)

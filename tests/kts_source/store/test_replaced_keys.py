@@ -30,9 +30,9 @@ def _from_a_file(key: str) -> None:
 
 
 def _from_a_process(key: str) -> None:
-    told = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": f"secret-of-{key}"}
+    document = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": f"secret-of-{key}"}
     answer = Path(os.environ["AWS_CONFIG_FILE"]).with_name("answer.json")
-    answer.write_text(json.dumps(told))
+    answer.write_text(json.dumps(document))
     command = f"[default]\ncredential_process = cat {answer}\n"
     Path(os.environ["AWS_CONFIG_FILE"]).write_text(command)
 
@@ -40,7 +40,7 @@ def _from_a_process(key: str) -> None:
 @pytest.mark.parametrize("write", [_from_a_file, _from_a_process])
 @pytest.mark.parametrize("options", [{}, BY_S3FS], ids=["own", "s3fs"])
 @pytest.mark.parametrize("refusal", [(400, "ExpiredToken"), (403, "InvalidAccessKeyId")])
-def test_refused_keys_are_replaced_by_newer_ones(
+def test_refused_keys_are_replaced_by_newer_keys(
     bucket: OneObject,
     write: Callable[[str], None],
     options: dict[str, str],
@@ -56,14 +56,14 @@ def test_refused_keys_are_replaced_by_newer_ones(
     write("AKNEW")
     before = store.counters
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda at: store.get_range("x", at, at + 4), range(32)))
-    assert found == [DATA[at : at + 4] for at in range(32)]
+        contents = list(pool.map(lambda start: store.get_range("x", start, start + 4), range(32)))
+    assert contents == [DATA[start : start + 4] for start in range(32)]
     assert (store.counters - before).retries == 0
     assert bool(store._ranges.reason) == bool(options)
     store.close()
     other, requests = bucket.store(**options, **{"s3.connect-timeout": "10"}), len(bucket.seen)
     assert other.get_range("x", 0, 4, version=ETAG) == DATA[:4]
-    assert len(bucket.seen) == requests + 1, "the refused keys are in no other store"
+    assert len(bucket.seen) == requests + 1, "no other store uses the refused keys"
     other.close()
 
 
@@ -73,8 +73,8 @@ def test_refusal_without_newer_keys_raises_access_denied(
 ) -> None:
     _from_a_file("AKOLD")
     bucket.refusal, bucket.refuses = (400, "ExpiredToken"), lambda _headers: True
-    for number, given in enumerate((KEYS, {})):
-        store = bucket.store(**options, **given)
+    for number, new_keys in enumerate((KEYS, {})):
+        store = bucket.store(**options, **new_keys)
         bucket.seen.clear()
         with pytest.raises(AccessDeniedError, match="ExpiredToken"):
             store.get_range("x", 0, 4)

@@ -52,7 +52,7 @@ class FailingStore(LocalStore):
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> tuple[FailingStore, FailingStore]:
+def stores(tmp_path: Path) -> tuple[FailingStore, FailingStore]:
     for name in ("first", "mirror"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_bytes(b"0123456789")
@@ -60,8 +60,8 @@ def places(tmp_path: Path) -> tuple[FailingStore, FailingStore]:
 
 
 @pytest.fixture
-def store(places: tuple[FailingStore, FailingStore]) -> FallbackStore:
-    return FallbackStore(*places)
+def store(stores: tuple[FailingStore, FailingStore]) -> FallbackStore:
+    return FallbackStore(*stores)
 
 
 FAILURES = [
@@ -70,13 +70,13 @@ FAILURES = [
 ]
 
 
-def test_mirror_is_not_asked_while_the_first_store_answers(
-    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+def test_mirror_is_not_used_while_the_first_store_answers(
+    store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
     (info,) = store.list_objects("")
     assert store.get_range("x", 2, 5, version=info.version) == b"234"
     assert store.head("x") == info
-    assert places[1].asked == 0
+    assert stores[1].asked == 0
     assert store.counters.mirrored == 0
     assert isinstance(store, ObjectStore)
 
@@ -84,18 +84,18 @@ def test_mirror_is_not_asked_while_the_first_store_answers(
 @pytest.mark.parametrize("failure", FAILURES)
 def test_mirror_answers_if_the_first_store_fails(
     store: FallbackStore,
-    places: tuple[FailingStore, FailingStore],
+    stores: tuple[FailingStore, FailingStore],
     failure: StoreError,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     version = store.head("x").version
-    places[0].failure = failure
+    stores[0].failure = failure
     assert store.get_range("x", 2, 5, version=version) == b"234"
     assert "the first store fails" in caplog.text
     assert store.counters.mirrored == 1
-    before = places[0].asked
+    before = stores[0].asked
     assert store.get_range("x", 0, 1, version=version) == b"0"
-    assert places[0].asked == before, "a store that is down is left alone for a while"
+    assert stores[0].asked == before, "a failed store is skipped for a while"
 
 
 def test_missing_object_comes_from_the_mirror(store: FallbackStore, tmp_path: Path) -> None:
@@ -109,20 +109,20 @@ def test_missing_object_comes_from_the_mirror(store: FallbackStore, tmp_path: Pa
 
 
 def test_mirrored_object_of_another_size_is_refused(
-    store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
+    store: FallbackStore, stores: tuple[FailingStore, FailingStore], tmp_path: Path
 ) -> None:
     version = store.head("x").version
     (tmp_path / "mirror/x").write_bytes(b"0123456789+")
-    places[0].failure = FAILURES[0]
+    stores[0].failure = FAILURES[0]
     with pytest.raises(ObjectChangedError, match="11 bytes, 10 were planned"):
         store.get_range("x", 2, 5, version=version)
 
 
 def test_mirrored_object_changed_between_reads_is_refused(
-    store: FallbackStore, places: tuple[FailingStore, FailingStore], tmp_path: Path
+    store: FallbackStore, stores: tuple[FailingStore, FailingStore], tmp_path: Path
 ) -> None:
     version = store.head("x").version
-    places[0].failure = FAILURES[0]
+    stores[0].failure = FAILURES[0]
     assert store.get_range("x", 2, 5, version=version) == b"234"
     (tmp_path / "mirror/x").write_bytes(b"9876543210")
     with pytest.raises(ObjectChangedError):
@@ -137,26 +137,26 @@ def test_change_in_the_first_store_is_not_hidden(store: FallbackStore, tmp_path:
 
 
 def test_plan_of_the_mirror_is_read_from_the_mirror(
-    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+    store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
-    places[0].failure = FAILURES[0]
+    stores[0].failure = FAILURES[0]
     (info,) = store.list_objects("")
-    places[0].failure = None
-    fresh = pickle.loads(pickle.dumps(FallbackStore(*places)))
+    stores[0].failure = None
+    fresh = pickle.loads(pickle.dumps(FallbackStore(*stores)))
     assert fresh.get_range("x", 2, 5, version=info.version) == b"234"
     assert fresh.counters.mirrored == 1
-    # And the other way round when the mirror goes too.
+    # The same in the other direction, if the mirror fails too.
     assert isinstance(fresh, FallbackStore)
-    mirror_down = FallbackStore(*places)
-    places[1].failure = FAILURES[0]
+    mirror_down = FallbackStore(*stores)
+    stores[1].failure = FAILURES[0]
     assert mirror_down.get_range("x", 2, 5, version=info.version) == b"234"
 
 
 def test_failure_of_both_stores_reports_both(
-    store: FallbackStore, places: tuple[FailingStore, FailingStore]
+    store: FallbackStore, stores: tuple[FailingStore, FailingStore]
 ) -> None:
-    places[0].failure = StoreUnavailableError("throttled", uri="u", attempts=("a",))
-    places[1].failure = AccessDeniedError("expired", uri="m")
+    stores[0].failure = StoreUnavailableError("throttled", uri="u", attempts=("a",))
+    stores[1].failure = AccessDeniedError("expired", uri="m")
     with pytest.raises(StoreUnavailableError) as caught:
         store.get_range("x", 0, 1)
     assert "throttled" in str(caught.value)
@@ -169,8 +169,8 @@ def test_pinning_describes_both_stores(store: FallbackStore) -> None:
 
 def test_scan_continues_in_the_mirror(tmp_path: Path) -> None:
     options = {**tier_options("epochs"), "path": str(tmp_path / "nowhere")}
-    given = {**options, "fallbackPath": TIER.as_uri()}
-    assert_same_rows(scan(given), expected_table("epochs", "read_committed"))
+    source_options = {**options, "fallbackPath": TIER.as_uri()}
+    assert_same_rows(scan(source_options), expected_table("epochs", "read_committed"))
 
 
 def test_options_of_a_mirror_need_a_mirror() -> None:
@@ -179,7 +179,7 @@ def test_options_of_a_mirror_need_a_mirror() -> None:
 
 
 def test_the_mirror_may_have_its_own_credentials() -> None:
-    given = {
+    source_options = {
         **tier_options("epochs"),
         "fallbackPath": "s3://mirror",
         "s3.access-key-id": "one",
@@ -188,7 +188,7 @@ def test_the_mirror_may_have_its_own_credentials() -> None:
         "fallback.s3.access-key-id": "two",
         "fallback.s3.secret-access-key": "secret-two",
     }
-    fetch = parse_options(given).fetch
+    fetch = parse_options(source_options).fetch
     assert fetch.fallback_storage.reveal() == {
         "s3.access-key-id": "two",
         "s3.secret-access-key": "secret-two",
@@ -198,17 +198,17 @@ def test_the_mirror_may_have_its_own_credentials() -> None:
 
 
 def test_option_names_of_the_kip_are_accepted() -> None:
-    given = {
+    source_options = {
         **tier_options("epochs"),
         "fetch.remote.connect.timeout.ms": "1500",
         "fetch.remote.read.timeout.ms": "2500",
         "hedgeAfterMs": "300",
         "maxAttempts": "2",
     }
-    policy = parse_options(given).fetch.retry_policy
+    policy = parse_options(source_options).fetch.retry_policy
     assert policy.connect_timeout_seconds == 1.5
     assert policy.read_timeout_seconds == 2.5
     assert policy.hedge_after_seconds == 0.3
     assert policy.max_attempts == 2
     with pytest.raises(InvalidOptionError, match="disagree"):
-        parse_options({**given, "fetchConnectTimeoutMs": "1"})
+        parse_options({**source_options, "fetchConnectTimeoutMs": "1"})

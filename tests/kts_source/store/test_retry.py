@@ -13,7 +13,7 @@ from kts_source.store.request_policy import RetryPolicy, TransientError
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were asked for instead of made."""
+    """Records the requested pauses instead of waiting."""
     pauses: list[float] = []
     monkeypatch.setattr(request_policy, "pause", pauses.append)
     return pauses
@@ -117,7 +117,7 @@ def test_first_attempt_counts_towards_the_time_limit(pauses: list[float]) -> Non
     assert pauses == []
 
 
-def test_permanent_error_is_not_chained_to_a_transient_one(pauses: list[float]) -> None:
+def test_permanent_error_is_not_chained_to_a_transient_error(pauses: list[float]) -> None:
     operation = Flaky(1)
 
     def then_broken() -> None:

@@ -1,4 +1,4 @@
-"""Answers that S3 never gives, but a proxy or a gateway may."""
+"""Tests responses that S3 never sends, but that a proxy or gateway may send."""
 
 from __future__ import annotations
 

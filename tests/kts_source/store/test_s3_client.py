@@ -1,4 +1,4 @@
-"""The fast session of s3fs knows all services that botocore knows."""
+"""Checks that the fast session of s3fs supports all services of botocore."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ def loader_of(filesystem: Any) -> Any:  # noqa: ANN401
 
 @pytest.mark.parametrize("kind", ["service-2", "endpoint-rule-set-1", "paginators-1", "waiters-2"])
 def test_loader_knows_every_service(kind: str) -> None:
-    theirs = botocore.session.get_session().get_component("data_loader")
-    names = theirs.list_available_services(kind)
+    botocore_loader = botocore.session.get_session().get_component("data_loader")
+    names = botocore_loader.list_available_services(kind)
     assert "s3" in names
     assert set(names) <= set(loader_of(connect(s3_arguments(KEYS))).list_available_services(kind))
 
 
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
 def test_loader_returns_the_descriptions_of_botocore(service: str) -> None:
-    theirs = botocore.session.get_session().get_component("data_loader")
-    # A new one: clients of a loader write down in its descriptions how they call an operation.
-    ours = s3_store._loader.__wrapped__(None)
+    botocore_loader = botocore.session.get_session().get_component("data_loader")
+    # Uses a new loader, because clients store in its descriptions how to call an operation.
+    own_loader = s3_store._loader.__wrapped__(None)
     for kind in ("service-2", "endpoint-rule-set-1"):
-        assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
+        assert own_loader.load_service_model(service, kind) == botocore_loader.load_service_model(
+            service, kind
+        )
 
 
 def test_profile_of_the_options_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_profile_of_the_options_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def region_of(filesystem: Any) -> str:  # noqa: ANN401
-    """The region of a client that is made for it."""
+    """Returns the region of a client for this file system."""
 
     async def region() -> str:
         client = await filesystem.set_session()

@@ -92,10 +92,10 @@ def test_options_win_over_the_environment(
 
 def test_proxy_of_the_options_is_used(bucket: OneObject) -> None:
     """The endpoint does not exist; the test server is the proxy."""
-    there = "http://store.invalid:9000"
-    store = bucket.store(**KEYS, **{"s3.endpoint": there, "s3.proxy-uri": bucket.url})
+    server_address = "http://store.invalid:9000"
+    store = bucket.store(**KEYS, **{"s3.endpoint": server_address, "s3.proxy-uri": bucket.url})
     assert store.get_range("x", 3, 9, version=ETAG) == DATA[3:9]
-    assert [path for path, _ in bucket.seen] == [f"{there}/bucket/x"]
+    assert [path for path, _ in bucket.seen] == [f"{server_address}/bucket/x"]
     assert store._ranges.reason == ""
     store.close()
 
@@ -141,10 +141,10 @@ def test_expiring_credentials_are_renewed(
 
 def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may lead to any host, which would get the token. s3fs looks up the region instead."""
-    asked = list[str]()
+    keys_read = list[str]()
 
     def by_s3fs(_store: S3Store, key: str, *_range: object) -> bytes:
-        asked.append(key)
+        keys_read.append(key)
         return DATA[:4]
 
     monkeypatch.setattr(S3Store, "_read_by_s3fs", by_s3fs)
@@ -153,7 +153,7 @@ def test_redirect_is_not_followed(bucket: OneObject, monkeypatch: pytest.MonkeyP
         bucket.headers = {"Location": f"{elsewhere.url}/bucket/x"}
         store = bucket.store(**KEYS, **{"s3.session-token": "token-0123456789"})
         assert store.get_range("x", 0, 4) == DATA[:4]
-        assert asked == ["x"]
+        assert keys_read == ["x"]
         assert len(bucket.seen) == 1
         assert bucket.seen[0][1]["x-amz-security-token"] == "token-0123456789"
         assert elsewhere.seen == []
@@ -169,8 +169,8 @@ def test_threads_share_the_decision_and_the_connections(
     for number in range(5):
         store = bucket.store()
         with ThreadPoolExecutor(16) as pool:
-            found = list(pool.map(lambda at: store.get_range("x", at, at + 9), range(64)))  # noqa: B023
-        assert found == [DATA[at : at + 9] for at in range(64)]
+            contents = list(pool.map(lambda n: store.get_range("x", n, n + 9), range(64)))  # noqa: B023
+        assert contents == [DATA[n : n + 9] for n in range(64)]
         assert store._ranges.reason == ""
         assert len(sessions) == number + 1, "the settings are made once"
         store.close()
@@ -282,7 +282,7 @@ def test_s3fs_reads_after_a_wrong_region(
     with caplog.at_level(logging.INFO, "kts_source.store.range_reader"):
         assert store.get_range("x", 0, 4) == DATA[:4]
         assert store.get_range("x", 0, 4) == DATA[:4]
-    assert len(bucket.seen) == 1, "it is not asked again"
+    assert len(bucket.seen) == 1, "the server receives no second request"
     assert store.counters.requests == 3
     assert [record.levelname for record in caplog.records] == ["INFO"]
     store.close()
@@ -319,8 +319,8 @@ def test_certificate_bundle_is_trusted(
         monkeypatch.setenv(name, authority)
         store = bucket.store(**KEYS)
         for start in range(5):
-            found = store.get_range("x", start, start + 999, version=ETAG)
-            assert found == DATA[start : start + 999]
+            content = store.get_range("x", start, start + 999, version=ETAG)
+            assert content == DATA[start : start + 999]
         assert store._ranges.reason == ""
         store.close()
 

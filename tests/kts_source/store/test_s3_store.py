@@ -132,7 +132,7 @@ def one_store(
     assert isinstance(store, S3Store)
     assert bool(store._ranges.reason) == bool(request.param)
     yield store
-    assert bool(store._ranges.reason) == bool(request.param), "it never changed its mind"
+    assert bool(store._ranges.reason) == bool(request.param), "the library changed during the tests"
     store.close()
 
 
@@ -143,14 +143,14 @@ def is_by_s3fs(store: ObjectStore) -> bool:
 
 @pytest.fixture
 def store(one_store: ObjectStore) -> ObjectStore:
-    """The bucket seen through the proxy, which one test after the other may spoil."""
+    """The bucket seen through the proxy, whose faults each test sets."""
     return one_store
 
 
 # -- retried errors
 
-# aiohttp itself repeats a request once when a connection ends without a word; so one failed attempt
-# of ours takes two.
+# aiohttp repeats a request once after a connection ends without a response, so one failed attempt
+# takes two drops.
 DROPS = (drop, drop)
 
 PASSING: dict[str, Fault | tuple[Fault, ...]] = {
@@ -185,7 +185,7 @@ def test_transient_errors_are_retried(
     assert store.get_range("x", 10, 110, version=version) == DATA[10:110]
     done = store.counters - before
     assert (done.requests, done.retries, done.bytes) == (3, 2, 100)
-    assert len(proxy.seen) == 2 + 2 * len(faults), "nobody but the store retries"
+    assert len(proxy.seen) == 2 + 2 * len(faults), "only the store may retry"
     assert bucket.name in proxy.seen[0][1]
 
 
@@ -362,7 +362,7 @@ def test_aws_chain_is_the_default(bucket: Bucket, monkeypatch: pytest.MonkeyPatc
 def authorizations(
     bucket: Bucket, options: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, str]]:
-    """The headers with which the object is read."""
+    """Returns the headers of the request that reads the object."""
     sent: list[dict[str, str]] = []
     with faulty_proxy(bucket.server.endpoint) as proxy:
         import http.server
@@ -536,8 +536,8 @@ def test_secrets_echoed_by_the_server_are_masked(
     def echo(number: int) -> Callable[[Answer], object]:
         def fault(answer: Answer) -> None:
             answer.error(number, "Odd")
-            told = f"bad {bucket.server.secret_key} http://u:p@host/x?X-Amz-Signature=abc"
-            answer.body = answer.body.replace(b"by the proxy", told.encode())
+            message = f"bad {bucket.server.secret_key} http://u:p@host/x?X-Amz-Signature=abc"
+            answer.body = answer.body.replace(b"by the proxy", message.encode())
 
         return fault
 

@@ -41,11 +41,11 @@ class TlsCloud:
     """A `FakeCloud` with TLS.
 
     Attributes:
-        cloud: Gives the answers.
-        url: For the name in its certificate.
+        cloud: Returns the responses.
+        url: URL with the name in its certificate.
         handshakes: One entry per connection, true if it resumed a session.
-        record_bytes: The size of the records it sends; `None` leaves that to the library.
-        closes: True closes the connection after each answer.
+        record_bytes: Size of the TLS records; `None` for the library's default.
+        closes: True to close the connection after each response.
     """
 
     cloud: FakeCloud
@@ -67,7 +67,7 @@ def server(
     context = certificates.server_context()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
     cloud = FakeCloud("0.0.0.0")
-    found = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
+    tls_cloud = TlsCloud(cloud, cloud.url.replace("http://127.0.0.1", "https://localhost"), [])
     handler: Any = cloud.server.RequestHandlerClass
 
     class Handler(handler):  # type: ignore[misc]  # made at run time
@@ -76,7 +76,7 @@ def server(
 
         def setup(self) -> None:
             self.request = context.wrap_socket(self.request, server_side=True)
-            found.handshakes.append(self.request.session_reused)
+            tls_cloud.handshakes.append(self.request.session_reused)
             super().setup()
 
         def finish(self) -> None:
@@ -87,18 +87,18 @@ def server(
 
         def do_GET(self) -> None:  # noqa: N802  # a name of the library
             super().do_GET()
-            self.close_connection = self.close_connection or found.closes
+            self.close_connection = self.close_connection or tls_cloud.closes
 
         do_HEAD = do_GET  # noqa: N815  # a name of the library
 
         def end_headers(self) -> None:
             super().end_headers()
-            if found.record_bytes is not None:
-                self.wfile = _Records(self.request, found.record_bytes)
+            if tls_cloud.record_bytes is not None:
+                self.wfile = _Records(self.request, tls_cloud.record_bytes)
 
     cloud.server.RequestHandlerClass = Handler
     with cloud.serving():
-        yield found
+        yield tls_cloud
 
 
 class _Records:
@@ -113,7 +113,7 @@ class _Records:
             self._connection.sendall(data[start : start + self._size])
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
     def close(self) -> None:
         """The connection is closed by the server."""
@@ -122,7 +122,7 @@ class _Records:
 
 @contextlib.contextmanager
 def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectStore]:
-    given = {
+    arguments = {
         "s3.endpoint": url,
         "s3.access-key-id": "AK",
         "s3.secret-access-key": "secret-0123456789",
@@ -130,7 +130,7 @@ def opened(url: str, bucket: str = "bucket", **options: str) -> Iterator[ObjectS
         "s3.path-style-access": "true",
         **{name.replace("_", "."): text for name, text in options.items()},
     }
-    store = open_store(f"s3://{bucket}/t", storage_options_from(given), retry_policy=POLICY)
+    store = open_store(f"s3://{bucket}/t", storage_options_from(arguments), retry_policy=POLICY)
     try:
         yield store
     finally:
@@ -201,7 +201,10 @@ def test_new_connections_after_each_answer_are_read(
     """Session tickets of earlier connections may be used for later ones, or not."""
     server.closes = True
     with opened(server.url, **reader) as store, ThreadPoolExecutor(4) as pool:
-        reads = pool.map(lambda at: bytes(store.get_range("x", at, at + 50)), range(0, 1000, 50))
+        reads = pool.map(
+            lambda position: bytes(store.get_range("x", position, position + 50)),
+            range(0, 1000, 50),
+        )
         assert b"".join(reads) == DATA[:1000]
     assert len(server.handshakes) >= 20
 
@@ -277,12 +280,12 @@ class ConnectProxy:
                 self._pipe(client, upstream)
 
     @staticmethod
-    def _pipe(one: socket.socket, other: socket.socket) -> None:
+    def _pipe(client: socket.socket, other: socket.socket) -> None:
         while True:
-            for ready in select.select([one, other], [], [])[0]:
+            for ready in select.select([client, other], [], [])[0]:
                 if not (data := ready.recv(65536)):
                     return
-                (other if ready is one else one).sendall(data)
+                (other if ready is client else client).sendall(data)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -291,9 +294,9 @@ class ConnectProxy:
 
 @pytest.fixture
 def proxy() -> Iterator[ConnectProxy]:
-    found = ConnectProxy()
-    yield found
-    found.close()
+    connect_proxy = ConnectProxy()
+    yield connect_proxy
+    connect_proxy.close()
 
 
 def test_proxy_of_the_options_tunnels_every_request(
@@ -323,7 +326,7 @@ def test_proxy_of_the_environment_tunnels_every_request(
 
 
 @pytest.mark.parametrize("excluded", ["localhost", "example.com,localhost", "*"])
-def test_no_proxy_is_obeyed(
+def test_no_proxy_setting_is_respected(
     server: TlsCloud,
     proxy: ConnectProxy,
     monkeypatch: pytest.MonkeyPatch,
@@ -338,7 +341,7 @@ def test_no_proxy_is_obeyed(
 
 
 @pytest.mark.parametrize("status", [b"403 Forbidden", b"407 Proxy Authentication Required"])
-def test_proxy_that_refuses_is_an_error(
+def test_proxy_refusal_raises(
     server: TlsCloud, proxy: ConnectProxy, reader: dict[str, str], status: bytes
 ) -> None:
     proxy.refusal = b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status

@@ -125,7 +125,7 @@ def test_invalid_options_are_reported(options: dict[str, str], text: str) -> Non
         storage_options_from(options)
 
 
-def test_errors_show_no_value() -> None:
+def test_option_errors_mask_values() -> None:
     for options in (
         {"storageOptions": '{"secret": "hush-hush", }'},
         {"s3.anonymous": "hush-hush"},

@@ -1,4 +1,4 @@
-"""The suite of all stores on versitygw, a real S3 gateway over a folder, built from its source."""
+"""Runs the suite of all stores on versitygw, a real S3 gateway over a folder, built from source."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ def test_golden_topics_are_read(gateway: tuple[S3Server, Path], topic: str) -> N
     bucket = f"tier-{topic}"
     (root / bucket).mkdir()
     server.upload(TIER, bucket)
-    given = {**tier_options(topic), **server.options, "path": f"s3://{bucket}"}
-    assert_same_rows(scan(given), expected_table(topic, "read_committed"))
+    source_options = {**tier_options(topic), **server.options, "path": f"s3://{bucket}"}
+    assert_same_rows(scan(source_options), expected_table(topic, "read_committed"))

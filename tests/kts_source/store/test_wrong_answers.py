@@ -1,4 +1,4 @@
-"""Successful answers with other bytes, and endless listings, in every store."""
+"""Tests successful responses with wrong bytes, and endless listings, in every store."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_answer_of_another_range_is_refused(
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_whole_object_instead_of_a_range_is_refused(
+def test_full_object_instead_of_a_range_is_refused(
     server: FakeCloud, store: ObjectStore, start: int
 ) -> None:
     server.read = lambda _start, _stop: (200, {"Content-Range": None}, DATA)
@@ -114,7 +114,7 @@ def test_compressed_objects_are_read_as_stored(
     assert store.get_range("x", start, len(stored)) == stored[start:]
 
 
-def test_failures_that_may_pass_are_asked_for_once_an_attempt(
+def test_transient_failures_are_requested_once_per_attempt(
     server: FakeCloud, store: ObjectStore
 ) -> None:
     server.read = lambda _start, _stop: (503, {"Content-Range": None}, b"busy")
@@ -123,7 +123,9 @@ def test_failures_that_may_pass_are_asked_for_once_an_attempt(
     assert len(server.reads) == QUICK.max_attempts == store.counters.requests
 
 
-def test_cut_answers_are_asked_for_once_an_attempt(server: FakeCloud, store: ObjectStore) -> None:
+def test_truncated_answers_are_requested_once_per_attempt(
+    server: FakeCloud, store: ObjectStore
+) -> None:
     server.read = lambda first, stop: (
         206,
         {"Content-Length": str(stop - first), "Connection": "close"},
@@ -141,9 +143,7 @@ LISTED = ("s3", "gcsfs", "adlfs")
 
 @pytest.mark.parametrize("cloud", LISTED, indirect=True)
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_listing_tokens_in_a_circle_are_an_error(
-    server: FakeCloud, store: ObjectStore, length: int
-) -> None:
+def test_listing_token_cycle_raises(server: FakeCloud, store: ObjectStore, length: int) -> None:
     server.next_token = lambda token: str((int(token or 0) + 1) % length)
     with pytest.raises(StoreError, match="continuation token twice"):
         list(store.list_objects("t/"))
@@ -162,9 +162,9 @@ def test_listing_of_many_pages_is_read_twice(server: FakeCloud, store: ObjectSto
 
 
 def test_parts_of_a_range_are_checked_in_any_order() -> None:
-    parts = [Answer(206, f"bytes {at}-{at + 9}/90", 10) for at in (25, 5, 15)]
-    Exchange("x", parts).require_range(5, 35)
-    for wrong in (parts[:2], [*parts[1:], Answer(206, "bytes 26-35/90", 10)]):
+    ranges = [Answer(206, f"bytes {position}-{position + 9}/90", 10) for position in (25, 5, 15)]
+    Exchange("x", ranges).require_range(5, 35)
+    for wrong in (ranges[:2], [*ranges[1:], Answer(206, "bytes 26-35/90", 10)]):
         with pytest.raises(TransientError):
             Exchange("x", wrong).require_range(5, 35)
     Exchange("x", []).require_range(5, 35)

@@ -1,4 +1,6 @@
-"""Checkpoints of offsets, and `partition.metadata`, as brokers write them, and what is refused."""
+"""Tests of offset checkpoints and `partition.metadata` as brokers write them, and of invalid
+ones.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ def test_invalid_offset_checkpoint_raises(data: bytes) -> None:
 
 
 def test_partition_metadata_parses() -> None:
-    found = parse_partition_metadata(b"version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
-    assert uuid_to_text(found) == "LWgrMmVrT0a__7a4SasuPA"
+    metadata = parse_partition_metadata(b"version: 0\ntopic_id: LWgrMmVrT0a__7a4SasuPA")
+    assert uuid_to_text(metadata) == "LWgrMmVrT0a__7a4SasuPA"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_invalid_partition_metadata_raises(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "expected"),
     [
         ("orders-0", ("orders", 0, "")),
         ("a-1-22", ("a-1", 22, "")),
@@ -70,13 +72,13 @@ def test_invalid_partition_metadata_raises(data: bytes) -> None:
         ("orders-4294967296", None),
     ],
 )
-def test_partition_directory_names_parse(name: str, parts: tuple[str, int, str] | None) -> None:
-    found = parse_partition_directory(name)
-    assert (found and (found.topic, found.partition, found.state)) == parts
+def test_partition_directory_names_parse(name: str, expected: tuple[str, int, str] | None) -> None:
+    parsed = parse_partition_directory(name)
+    assert (parsed and (parsed.topic, parsed.partition, parsed.state)) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "expected"),
     [
         ("00000000000000000025.log", (25, "log", "")),
         ("00000000000000000025.snapshot.deleted", (25, "snapshot", "deleted")),
@@ -88,6 +90,6 @@ def test_partition_directory_names_parse(name: str, parts: tuple[str, int, str] 
         ("leader-epoch-checkpoint", None),
     ],
 )
-def test_log_file_names_parse(name: str, parts: tuple[int, str, str] | None) -> None:
-    found = parse_log_file_name(name)
-    assert (found and (found.offset, found.kind, found.state)) == parts
+def test_log_file_names_parse(name: str, expected: tuple[int, str, str] | None) -> None:
+    parsed = parse_log_file_name(name)
+    assert (parsed and (parsed.offset, parsed.kind, parsed.state)) == expected

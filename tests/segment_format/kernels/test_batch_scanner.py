@@ -1,4 +1,4 @@
-"""The scan of batch headers against the readable parsers: same facts or the same class of error."""
+"""Compares the batch header scanner with the readable parsers: equal facts or equal errors."""
 
 from __future__ import annotations
 
@@ -59,33 +59,33 @@ def rows(table: BatchTable) -> list[Facts]:
 
 
 def scanned(
-    data: bytes, cut: Sequence[int] = (), *, start: int = 0, most: int = 1 << 20
+    data: bytes, cut: Sequence[int] = (), *, start: int = 0, max_batch_bytes: int = 1 << 20
 ) -> tuple[list[Facts], type | None]:
-    """All batches, and the class of what ended them."""
-    scanner = BatchScanner(len(data), max_batch_bytes=most, start_offset=start)
-    found: list[Facts] = []
+    """Returns the facts of all batches and the class of the error that ended the scan."""
+    scanner = BatchScanner(len(data), max_batch_bytes=max_batch_bytes, start_offset=start)
+    batches: list[Facts] = []
     error = None
     try:
         for piece in pieces(data, cut or [1 << 20]):
             for table in scanner.feed(piece):
-                found += rows(table)
+                batches += rows(table)
         scanner.finish()
     except SegmentFormatError as failure:
         error = type(failure)
-    return found + rows(scanner.rest()), error
+    return batches + rows(scanner.rest()), error
 
 
 def readable(data: bytes, *, start: int = 0) -> tuple[list[Facts], type | None]:
-    """The same by the parsers of single entries."""
-    found: list[Facts] = []
+    """Returns the same results from the parsers of single entries."""
+    facts_of_entries: list[Facts] = []
     try:
-        found.extend(  # what comes before an error, too
+        facts_of_entries.extend(  # before the error, if any
             facts(data[entry.position : entry.stop], entry.position, start)
             for entry in iter_entries(data)
         )
     except SegmentFormatError as failure:
-        return found, type(failure)
-    return found, None
+        return facts_of_entries, type(failure)
+    return facts_of_entries, None
 
 
 def facts(batch: bytes, position: int, start: int) -> Facts:
@@ -121,63 +121,67 @@ CUTS = st.lists(st.integers(1, 200), max_size=3)
 
 
 @MANY
-@given(log=strategies.logs(legacy=True), cut=CUTS, at=st.integers(0, 60))
-def test_logs(log: BuiltLog, cut: list[int], at: int) -> None:
+@given(log=strategies.logs(legacy=True), cut=CUTS, skipped_offsets=st.integers(0, 60))
+def test_scan_of_generated_log_matches_readable_parsers(
+    log: BuiltLog, cut: list[int], skipped_offsets: int
+) -> None:
     for segment in log.segments:
-        start = segment.base_offset + at
+        start = segment.base_offset + skipped_offsets
         assert scanned(segment.log, cut, start=start) == readable(segment.log, start=start)
 
 
 @MANY
 @given(data=st.data(), log=strategies.logs(max_steps=6), cut=CUTS)
-def test_spoiled_logs(data: st.DataObject, log: BuiltLog, cut: list[int]) -> None:
-    spoiled = data.draw(strategies.mutations(log.segments[0].log))
-    found, error = scanned(spoiled, cut)
-    expected, expected_error = readable(spoiled)
-    # Which of two errors it is depends on whether the entry's end is seen first.
-    assert (found, error is None) == (expected, expected_error is None)
+def test_scan_of_corrupt_log_matches_readable_parsers(
+    data: st.DataObject, log: BuiltLog, cut: list[int]
+) -> None:
+    corrupt = data.draw(strategies.mutations(log.segments[0].log))
+    batches, error = scanned(corrupt, cut)
+    expected, expected_error = readable(corrupt)
+    # Which of two errors is raised depends on whether the scanner sees the end of the entry first.
+    assert (batches, error is None) == (expected, expected_error is None)
 
 
 @pytest.mark.parametrize("path", plain_segments(), ids=lambda path: path.parent.name[:20])
-def test_logs_of_brokers(path: Any) -> None:  # noqa: ANN401
+def test_scan_of_broker_log_matches_readable_parsers(path: Any) -> None:  # noqa: ANN401
     data = path.read_bytes()
     assert scanned(data, [4096]) == readable(data)
     assert readable(data)[1] is None
 
 
-def test_more_batches_than_a_table_has_room_for() -> None:
-    one = write_batch([SimpleRecord(b"x")], base_offset=0)
+def test_scan_returns_more_batches_than_fit_in_one_table() -> None:
+    batch = write_batch([SimpleRecord(b"x")], base_offset=0)
     count = 10_000
-    data = np.tile(np.frombuffer(one, np.uint8), count).reshape(count, -1)
+    data = np.tile(np.frombuffer(batch, np.uint8), count).reshape(count, -1)
     data[:, :8] = np.arange(count).astype(">i8").view(np.uint8).reshape(-1, 8)
-    found, error = scanned(data.tobytes(), [100_000])
+    batches, error = scanned(data.tobytes(), [100_000])
     assert error is None
-    assert [row[1] for row in found] == list(range(count))
+    assert [row[1] for row in batches] == list(range(count))
 
 
-def test_what_is_too_large_is_not_waited_for() -> None:
+def test_scan_of_too_large_batch_raises_before_its_end() -> None:
     first = write_batch([SimpleRecord(b"x")], base_offset=0)
     large = write_batch([SimpleRecord(bytes(5000))], base_offset=1)
-    found, error = scanned(first + large, [100], most=1000)
-    assert ([row[1] for row in found], error) == ([0], CorruptRecordError)
+    batches, error = scanned(first + large, [100], max_batch_bytes=1000)
+    assert ([row[1] for row in batches], error) == ([0], CorruptRecordError)
     lying = first + large[:8] + (2**31 - 1).to_bytes(4, "big") + large[12:]
-    found, error = scanned(lying, [100], most=2**31 - 1)
-    assert ([row[1] for row in found], error) == ([0], TruncatedBatchError)
+    batches, error = scanned(lying, [100], max_batch_bytes=2**31 - 1)
+    assert ([row[1] for row in batches], error) == ([0], TruncatedBatchError)
     unknown = first + large[:16] + b"\x03" + large[17:]
     assert scanned(unknown)[1] is UnsupportedMagicError
 
 
-def test_the_log_of_old_messages() -> None:
+def test_scan_of_message_set_checks_crc() -> None:
     data = write_message_set([SimpleRecord(b"a"), SimpleRecord(b"b")], base_offset=4, magic=1)
-    spoiled = data[:-1] + bytes([data[-1] ^ 1])
-    assert [row[5] for row in scanned(spoiled, [3])[0]] == [True, False]
+    corrupt = data[:-1] + bytes([data[-1] ^ 1])
+    assert [row[5] for row in scanned(corrupt, [3])[0]] == [True, False]
     assert scanned(data, [3]) == readable(data)
 
 
-def test_a_log_that_ends_early() -> None:
-    one = write_batch([SimpleRecord(b"x")], base_offset=0)
-    scanner = BatchScanner(2 * len(one), max_batch_bytes=1000)
-    assert list(scanner.feed(one)) == []
+def test_scan_of_truncated_log_raises() -> None:
+    batch = write_batch([SimpleRecord(b"x")], base_offset=0)
+    scanner = BatchScanner(2 * len(batch), max_batch_bytes=1000)
+    assert list(scanner.feed(batch)) == []
     with pytest.raises(TruncatedBatchError):
         scanner.finish()
     assert len(scanner.rest()) == 1

@@ -11,17 +11,17 @@ from segment_format.testing import SimpleRecord, write_batch
 from tests.segment_format.kernels.yardstick import ALL_COLUMNS, Row, actual, expected, rows_of
 
 
-def a_log(batches: int, records: int = 10) -> bytes:
-    """Batches of which no two rows are equal."""
+def make_log(batches: int, records: int = 10) -> bytes:
+    """Returns a log in which no two rows are equal."""
     return b"".join(
         write_batch(
-            [a_record(batch, record) for record in range(records)], base_offset=batch * records
+            [make_record(batch, record) for record in range(records)], base_offset=batch * records
         )
         for batch in range(batches)
     )
 
 
-def a_record(batch: int, record: int) -> SimpleRecord:
+def make_record(batch: int, record: int) -> SimpleRecord:
     name = str(batch).encode()
     return SimpleRecord(
         value=None if record % 5 == 4 else f"{batch:04}{record:04}".encode() * 5,
@@ -30,68 +30,69 @@ def a_record(batch: int, record: int) -> SimpleRecord:
     )
 
 
-def test_batches_that_are_held_never_change() -> None:
-    data = a_log(200)
+def test_kept_batches_never_change() -> None:
+    data = make_log(200)
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
-    held: list[tuple[pa.RecordBatch, list[Row]]] = []
+    kept: list[tuple[pa.RecordBatch, list[Row]]] = []
     for number, batch in enumerate(decoder.feed(data)):
         if number % 3 != 1:
-            held.append((batch, rows_of([batch])))
-    rest = list(decoder.finish())
+            kept.append((batch, rows_of([batch])))
+    remaining = list(decoder.finish())
     list(RecordDecoder(columns=ALL_COLUMNS, max_rows=16).feed(data))
-    assert len(held) > 50
-    assert rest
-    for batch, rows in held:
+    assert len(kept) > 50
+    assert remaining
+    for batch, rows in kept:
         assert rows_of([batch]) == rows
 
 
 @pytest.mark.parametrize("column", ALL_COLUMNS)
-def test_a_single_column_that_is_held_never_changes(column: str) -> None:
+def test_kept_column_never_changes(column: str) -> None:
     decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=16)
-    held = [
+    kept = [
         (batch.column(column), batch.column(column).to_pylist())
-        for batch in decoder.feed(a_log(60))
+        for batch in decoder.feed(make_log(60))
     ]
-    assert len(held) > 20
-    for array, values in held:
+    assert len(kept) > 20
+    for array, values in kept:
         assert array.to_pylist() == values
 
 
-def test_a_slice_keeps_its_buffers() -> None:
+def test_kept_slice_never_changes() -> None:
     decoder = RecordDecoder(columns=("value",), max_rows=16)
     kept = [
-        (batch.slice(3, 2), batch.slice(3, 2).to_pylist()) for batch in decoder.feed(a_log(100))
+        (batch.slice(3, 2), batch.slice(3, 2).to_pylist()) for batch in decoder.feed(make_log(100))
     ]
-    for part, rows in kept:
-        assert part.to_pylist() == rows
+    for batch_slice, rows in kept:
+        assert batch_slice.to_pylist() == rows
 
 
-def test_memory_goes_back_to_arrow_with_the_last_batch() -> None:
+def test_memory_is_freed_with_the_last_batch() -> None:
     before = pa.total_allocated_bytes()
     decoder = RecordDecoder(columns=("offset", "value"), max_rows=16)
-    batches = list(decoder.feed(a_log(100)))
-    held = pa.total_allocated_bytes() - before
+    batches = list(decoder.feed(make_log(100)))
+    allocated = pa.total_allocated_bytes() - before
     shown = sum(batch.nbytes for batch in batches)
-    assert held > shown
+    assert allocated > shown
     del batches
     gc.collect()
-    assert pa.total_allocated_bytes() - before <= held - shown  # what the decoder fills now
+    # The buffers that the decoder currently fills stay allocated.
+    assert pa.total_allocated_bytes() - before <= allocated - shown
 
 
-def test_batches_of_few_rows_keep_little_memory() -> None:
-    """As the last ones of many segments do."""
+def test_batches_of_few_rows_use_little_memory() -> None:
+    """The last batch of a segment often has few rows."""
     before = pa.total_allocated_bytes()
-    held = []
+    batches = []
     for _ in range(50):
         decoder = RecordDecoder(columns=ALL_COLUMNS, max_rows=8192)
-        held += [*decoder.feed(a_log(1)), *decoder.finish()]
+        batches += [*decoder.feed(make_log(1)), *decoder.finish()]
     del decoder
     gc.collect()
     assert pa.total_allocated_bytes() - before < 50 * (8 << 10)
-    assert all(rows_of([batch]) == rows_of(held[:1]) for batch in held)
+    assert all(rows_of([batch]) == rows_of(batches[:1]) for batch in batches)
 
 
-def test_the_few_last_rows_of_a_slice_cost_the_next_one_no_copy(
+def test_last_rows_of_a_slice_are_not_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = b"".join(
@@ -110,7 +111,7 @@ def test_the_few_last_rows_of_a_slice_cost_the_next_one_no_copy(
     assert grown == []
 
 
-def test_a_large_record_does_not_make_the_batches_behind_it_large() -> None:
+def test_batches_after_a_large_record_use_little_memory() -> None:
     data = write_batch([SimpleRecord(b"v" * (64 << 20))], base_offset=0) + b"".join(
         write_batch([SimpleRecord(b"v")], base_offset=base) for base in range(1, 12)
     )
@@ -124,7 +125,7 @@ def test_a_large_record_does_not_make_the_batches_behind_it_large() -> None:
     assert before - pa.total_allocated_bytes() < 2 << 20
 
 
-def test_a_record_beyond_max_bytes_is_a_batch_of_its_own() -> None:
+def test_record_beyond_max_bytes_gets_its_own_batch() -> None:
     data = b"".join(
         write_batch(
             [
@@ -144,13 +145,13 @@ def test_a_record_beyond_max_bytes_is_a_batch_of_its_own() -> None:
 
 @pytest.mark.parametrize("max_bytes", [1, 50, 300, 4096])
 @pytest.mark.parametrize("max_rows", [1, 3, 64, 65, 4096])
-def test_bounds_do_not_change_the_rows(max_rows: int, max_bytes: int) -> None:
-    data = a_log(15)
+def test_batch_limits_do_not_change_rows(max_rows: int, max_bytes: int) -> None:
+    data = make_log(15)
     assert actual(data, max_rows=max_rows, max_bytes=max_bytes) == expected(data)
 
 
-def test_many_small_headers_are_bounded_too() -> None:
-    """Headers without bytes still cost room."""
+def test_batches_of_empty_headers_are_limited() -> None:
+    """Headers without bytes use memory too."""
     data = write_batch([SimpleRecord(b"", headers=(("", b""),) * 500)] * 40, base_offset=0)
     decoder = RecordDecoder(columns=("headers",), max_bytes=10_000)
     batches = [*decoder.feed(data), *decoder.finish()]
@@ -158,7 +159,7 @@ def test_many_small_headers_are_bounded_too() -> None:
     assert rows_of(batches) == [([("", b"")] * 500,)] * 40
 
 
-def test_nulls_across_words_of_the_bitmap() -> None:
+def test_nulls_across_bitmap_words_match() -> None:
     records = [
         SimpleRecord(value=None if row % 7 == 0 else b"%d" % row, key=None if row > 100 else b"k")
         for row in range(200)

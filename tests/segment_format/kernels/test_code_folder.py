@@ -11,9 +11,7 @@ import pytest
 from segment_format.kernels import code_folder
 
 
-def test_machine_code_goes_to_a_private_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = code_folder.code_folder()
@@ -23,7 +21,7 @@ def test_machine_code_goes_to_a_private_folder(
         assert stat.S_IMODE(level.stat().st_mode) == 0o700
 
 
-def test_a_folder_that_others_can_write_is_not_used(
+def test_code_folder_writable_by_others_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
@@ -43,14 +41,14 @@ def test_a_folder_that_others_can_write_is_not_used(
 
 @pytest.fixture
 def nowhere_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Homes and the system's temporary folder lead to nothing that could be used."""
+    """Points the home and temporary folders at paths that cannot be used."""
     (tmp_path / "a-file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a-file"))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "a-file"))
 
 
 def _owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as `lstat` tells; to give a file away takes root."""
+    """Patches `lstat` to report another owner, because changing the owner needs root."""
     real = Path.lstat
 
     def lstat(self: Path) -> os.stat_result:
@@ -62,15 +60,15 @@ def _owned_by_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "lstat", lstat)
 
 
-def test_the_folder_of_the_environment_is_used(
+def test_code_folder_from_environment_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
 ) -> None:
     del nowhere_else
-    given = tmp_path / "given"
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(given))
+    configured = tmp_path / "given"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(configured))
     folder = code_folder.code_folder()
     assert folder is not None
-    assert folder.is_relative_to(given)
+    assert folder.is_relative_to(configured)
     (tmp_path / "link").symlink_to("given/../given")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "link"))
     linked = code_folder.code_folder()
@@ -80,7 +78,7 @@ def test_the_folder_of_the_environment_is_used(
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
 @pytest.mark.parametrize("above", [0, 1, 2])
-def test_nor_is_one_that_the_environment_names_or_one_below_it(
+def test_code_folder_from_environment_writable_by_others_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     nowhere_else: None,
@@ -89,21 +87,21 @@ def test_nor_is_one_that_the_environment_names_or_one_below_it(
     mode: int,
 ) -> None:
     del nowhere_else
-    given = tmp_path / "a" / "b" / "c"
-    given.mkdir(parents=True)
-    (given, *parents) = given, given.parent, given.parent.parent
-    (given, *parents)[above].chmod(mode)
+    configured = tmp_path / "a" / "b" / "c"
+    configured.mkdir(parents=True)
+    (configured, *parents) = configured, configured.parent, configured.parent.parent
+    (configured, *parents)[above].chmod(mode)
     monkeypatch.setattr(code_folder, "_refused", set())
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(given))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(configured))
     assert code_folder.code_folder() is None
-    assert list(given.iterdir()) == []
+    assert list(configured.iterdir()) == []
     assert "NUMBA_CACHE_DIR is not used" in caplog.text
     caplog.clear()
     code_folder.code_folder()
     assert not caplog.text
 
 
-def test_a_folder_where_nobody_replaces_what_is_not_theirs_is_used(
+def test_code_folder_below_sticky_folder_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
 ) -> None:
     del nowhere_else
@@ -111,12 +109,12 @@ def test_a_folder_where_nobody_replaces_what_is_not_theirs_is_used(
     (tmp_path / "sticky").chmod(0o1777)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "sticky"))
     assert code_folder.code_folder() is not None
-    (tmp_path / "sticky" / "tiered-kafka").chmod(0o1777)  # which code is kept in
+    (tmp_path / "sticky" / "tiered-kafka").chmod(0o1777)  # code_folder() uses this subfolder
     assert code_folder.code_folder() is None
 
 
 @pytest.mark.parametrize("whose", ["a", "a/b", "a/b/tiered-kafka", "a/b/tiered-kafka/numba"])
-def test_a_folder_of_another_user_is_not_used(
+def test_code_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None, whose: str
 ) -> None:
     del nowhere_else
@@ -126,7 +124,7 @@ def test_a_folder_of_another_user_is_not_used(
     assert code_folder.code_folder() is None
 
 
-def test_links_that_others_can_lead_elsewhere_are_not_followed(
+def test_code_folder_link_in_shared_folder_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nowhere_else: None
 ) -> None:
     del nowhere_else
@@ -136,20 +134,22 @@ def test_links_that_others_can_lead_elsewhere_are_not_followed(
     (tmp_path / "outer").symlink_to(tmp_path / "shared" / "link")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "outer"))
     assert code_folder.code_folder() is not None
-    (tmp_path / "shared").chmod(0o777)  # two links away
+    (tmp_path / "shared").chmod(0o777)  # reached through two links
     assert code_folder.code_folder() is None
     (tmp_path / "shared").chmod(0o755)
     _owned_by_another(tmp_path / "shared" / "link", monkeypatch)
     assert code_folder.code_folder() is None
 
 
-def test_other_sources_get_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An upgrade must never run machine code of the version before."""
+def test_code_folder_depends_on_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """After an upgrade, machine code of the previous version must not run."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     before = code_folder.code_folder()
-    ours = Path(code_folder.__file__).parents[1]
-    for room in ("kernels", "values"):
-        shutil.copytree(ours / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc"))
+    package = Path(code_folder.__file__).parents[1]
+    for subpackage in ("kernels", "values"):
+        shutil.copytree(
+            package / subpackage, tmp_path / subpackage, ignore=shutil.ignore_patterns("*.pyc")
+        )
     copy = tmp_path / "kernels"
     monkeypatch.setattr(code_folder, "__file__", str(copy / "code_folder.py"))
     assert code_folder.code_folder() == before
@@ -160,7 +160,7 @@ def test_other_sources_get_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_p
         before = code_folder.code_folder()
 
 
-def test_other_settings_of_the_compiler_get_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_folder_depends_on_compiler_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     before = code_folder.code_folder()
     monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
     assert code_folder.code_folder() != before

@@ -33,7 +33,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_compiled_kernel_is_the_one_in_use() -> None:
+def test_compiled_kernel_is_used() -> None:
     from segment_format.kernels.decode_window import decode_window
 
     assert not compiled.numba_config.DISABLE_JIT
@@ -41,23 +41,23 @@ def test_the_compiled_kernel_is_the_one_in_use() -> None:
     assert len(decode_window.nopython_signatures) == 1
 
 
-def test_importing_the_package_brings_in_neither_numba_nor_pyarrow() -> None:
+def test_import_of_package_loads_neither_numba_nor_pyarrow() -> None:
     result = run("import sys, segment_format; print({'numba', 'pyarrow'} & set(sys.modules))")
     assert result.stdout.strip() == "set()", result.stderr
 
 
-def test_importing_the_arrow_face_brings_in_neither_numba_nor_pandas() -> None:
+def test_import_of_arrow_module_loads_neither_numba_nor_pandas() -> None:
     code = "import sys, segment_format.arrow; print({'numba', 'pandas'} & set(sys.modules))"
     assert run(code).stdout.strip() == "set()"
 
 
-def test_decoding_does_not_bring_in_pandas() -> None:
+def test_decoding_does_not_load_pandas() -> None:
     result = run(DECODE + "import sys; print('pandas' in sys.modules)")
     assert result.stdout.split() == ["3", "False"], result.stderr
 
 
 @pytest.mark.slow
-def test_no_folder_means_compiling_anew() -> None:
+def test_missing_code_folder_compiles_in_memory() -> None:
     nowhere = (
         "from segment_format.kernels import code_folder\n"
         "code_folder._candidates = lambda given: iter(())\n"
@@ -67,7 +67,7 @@ def test_no_folder_means_compiling_anew() -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_share_one_compilation(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "NUMBA_CACHE_DIR": ""}
     processes = [
         subprocess.Popen(
@@ -80,7 +80,7 @@ def test_many_processes_may_start_at_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.o"))) == 1
 
 
-def test_wrong_use_is_told() -> None:
+def test_wrong_call_order_raises() -> None:
     data = write_batch([SimpleRecord(b"v")] * 9, base_offset=0)
     decoder = RecordDecoder(columns=("offset",), max_rows=1)
     next(decoder.feed(data))

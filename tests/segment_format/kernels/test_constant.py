@@ -1,4 +1,4 @@
-"""Columns that are no part of a record."""
+"""Tests of constant columns, which are not part of a record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decoded(*columns: str, max_rows: int = 5) -> pa.Table:
     return pa.Table.from_batches([*decoder.feed(DATA), *decoder.finish()])
 
 
-def test_they_stand_where_they_were_asked_for() -> None:
+def test_constant_columns_keep_the_requested_order() -> None:
     table = decoded("partition", "offset", "topic", "value")
     assert table.schema.names == ["partition", "offset", "topic", "value"]
     assert table.schema.types == [pa.int32(), pa.int64(), pa.string(), pa.binary()]
@@ -30,24 +30,24 @@ def test_they_stand_where_they_were_asked_for() -> None:
     assert table.column("value").to_pylist() == [b"v%d" % row for row in range(ROWS)]
 
 
-def test_alone_they_have_as_many_rows_as_there_are_records() -> None:
+def test_single_constant_column_has_a_row_per_record() -> None:
     table = decoded("topic")
     assert table.column("topic").to_pylist() == ["orders-ü"] * ROWS
     assert [chunk.num_rows for chunk in table.to_batches()] == [5, 5, 5, 5, 3]
 
 
-def test_batches_may_grow() -> None:
-    """The last batch of one window is smaller than those of the next."""
+def test_constant_column_grows_with_the_next_batch() -> None:
+    """The last batch of a window is smaller than the batches of the next window."""
     decoder = RecordDecoder(columns=("topic",), constants=PLACE, max_rows=15)
     sizes = [batch.num_rows for batch in (*decoder.feed(DATA[:300]), *decoder.flush())]
-    rest = list(decoder.feed(DATA[300:]))
+    remaining = list(decoder.feed(DATA[300:]))
     assert sizes
-    assert rest[0].num_rows == 15 > sizes[0]
-    rest[0].validate(full=True)
-    assert rest[0].column("topic").to_pylist() == ["orders-ü"] * 15
+    assert remaining[0].num_rows == 15 > sizes[0]
+    remaining[0].validate(full=True)
+    assert remaining[0].column("topic").to_pylist() == ["orders-ü"] * 15
 
 
 @pytest.mark.parametrize("columns", [("topic", "topic"), ("topic", "offset", "place")])
-def test_unknown_and_repeated_columns(columns: tuple[str, ...]) -> None:
+def test_invalid_columns_raise(columns: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="distinct"):
         decoded(*columns)

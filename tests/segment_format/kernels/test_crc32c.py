@@ -61,23 +61,23 @@ def checksum(request: pytest.FixtureRequest) -> Callable[..., int]:
         pytest.skip("this CPU does not multiply 512-bit vectors without carry")
     if request.param == "instruction" and not INSTRUCTION_SET:
         pytest.skip("this CPU has no CRC instruction")
-    ways = {"folding": by_folding, "instruction": by_instruction, "tables": by_tables}
-    return _callable(ways[request.param])
+    implementations = {"folding": by_folding, "instruction": by_instruction, "tables": by_tables}
+    return _callable(implementations[request.param])
 
 
-def test_check_value(checksum: Callable[..., int]) -> None:
+def test_checksum_of_known_text_matches(checksum: Callable[..., int]) -> None:
     assert checksum(np.frombuffer(b"Some String", np.uint8)) == 608512271
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_equals_the_library(checksum: Callable[..., int], size: int) -> None:
+def test_checksum_matches_google_crc32c(checksum: Callable[..., int], size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size + 3, dtype=np.uint8)
     for skip in range(3):  # alignment
-        part = data[skip : skip + size]
-        assert checksum(part) == google_crc32c.value(part.tobytes())
+        unaligned = data[skip : skip + size]
+        assert checksum(unaligned) == google_crc32c.value(unaligned.tobytes())
 
 
-def test_the_fastest_way_there_is_is_used() -> None:
+def test_checksum_uses_fastest_supported_instructions() -> None:
     import llvmlite.binding as llvm
 
     features = llvm.get_host_cpu_features()

@@ -1,6 +1,7 @@
-"""The kernels' own decompressors: what they accept, the libraries accept, and with the same bytes.
+"""Tests of the kernels' own decompressors: their output must equal the libraries' output.
 
-They may leave anything to the libraries; how much of the ordinary they take is tested as well.
+The kernels may leave any payload to the libraries. Another test checks that they decompress what
+producers usually write.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ PAGES = GuardedPages(1 << 20)
 
 
 def in_kernel(codec: str, payload: bytes) -> bytes | None:
-    """What the kernel makes of a payload that no page follows; None if it leaves it to others."""
+    """Returns the kernel's output for a payload at the end of memory; None if the kernel leaves it
+    to the library.
+    """
     data = PAGES.ending_with(payload)
     bound = bound_of(codec == "lz4", data)
     if bound < 0 or bound > BOUND:
@@ -67,7 +70,7 @@ def in_kernel(codec: str, payload: bytes) -> bytes | None:
     target = np.full(bound + COPY_SLACK + 32, MARK, np.uint8)
     size = fill(codec == "lz4", data, target)
     if (target[bound + COPY_SLACK :] != MARK).any():
-        raise AssertionError("written behind the slack")
+        raise AssertionError("written after the slack")
     if size < 0:
         return None
     assert size <= bound
@@ -86,7 +89,7 @@ def texts() -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "snappy"])
-def test_what_producers_write_is_taken(codec: str) -> None:
+def test_kernel_decompresses_payloads_of_producers(codec: str) -> None:
     for text in texts():
         stored = compress(codec, text)
         if text or codec == "lz4":
@@ -94,19 +97,19 @@ def test_what_producers_write_is_taken(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["lz4", "snappy"])
-def test_every_cut_and_many_changes(codec: str) -> None:
+def test_kernel_output_of_cut_or_changed_payload_matches_library(codec: str) -> None:
     text = texts()[4][:3000] + bytes(100) + random.Random(2).randbytes(300)
     stored = compress(codec, text)
-    taken = 0
-    for at in range(len(stored)):
-        cut = in_kernel(codec, stored[:at])
-        assert cut is None or cut == reference(codec, stored[:at])
-        for value in (0, 1, 0x0F, 0x7F, 0xF0, 0xFF, stored[at] ^ 4):
-            changed = stored[:at] + bytes([value]) + stored[at + 1 :]
+    decompressed = 0
+    for position in range(len(stored)):
+        cut = in_kernel(codec, stored[:position])
+        assert cut is None or cut == reference(codec, stored[:position])
+        for value in (0, 1, 0x0F, 0x7F, 0xF0, 0xFF, stored[position] ^ 4):
+            changed = stored[:position] + bytes([value]) + stored[position + 1 :]
             content = in_kernel(codec, changed)
-            taken += content is not None
+            decompressed += content is not None
             assert content is None or content == reference(codec, changed)
-    assert taken > 1000
+    assert decompressed > 1000
 
 
 @UNHURRIED
@@ -115,7 +118,9 @@ def test_every_cut_and_many_changes(codec: str) -> None:
     st.lists(strategies.payloads(), max_size=5).map(b"".join),
     st.data(),
 )
-def test_spoiled_payloads(codec: str, text: bytes, data: st.DataObject) -> None:
+def test_kernel_output_of_corrupt_payload_matches_library(
+    codec: str, text: bytes, data: st.DataObject
+) -> None:
     stored = data.draw(strategies.mutations(compress(codec, text)))
     content = in_kernel(codec, stored)
     assert content is None or content == reference(codec, stored)
@@ -123,7 +128,9 @@ def test_spoiled_payloads(codec: str, text: bytes, data: st.DataObject) -> None:
 
 @UNHURRIED
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 200))
-def test_any_snappy_elements(elements: bytes, size: int) -> None:
+def test_kernel_output_of_random_snappy_elements_matches_library(
+    elements: bytes, size: int
+) -> None:
     prefix = bytes([size]) if size < 128 else bytes([size & 0x7F | 0x80, size >> 7])
     block = prefix + elements
     stored = compress("snappy", b"x")[:16] + len(block).to_bytes(4, "big") + block
@@ -133,7 +140,7 @@ def test_any_snappy_elements(elements: bytes, size: int) -> None:
 
 @UNHURRIED
 @given(st.binary(min_size=1, max_size=60))
-def test_any_lz4_sequences(sequences: bytes) -> None:
+def test_kernel_output_of_random_lz4_sequences_matches_library(sequences: bytes) -> None:
     stored = compress("lz4", b"")[:7] + len(sequences).to_bytes(4, "little") + sequences + bytes(4)
     content = in_kernel("lz4", stored)
     assert content is None or content == reference("lz4", stored)

@@ -1,4 +1,4 @@
-"""The kernels against the readable decoder: same rows or the same class of error, for any bytes."""
+"""Compares the kernels with the readable decoder: equal rows or equal errors, for any bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def vectors() -> dict[str, Any]:
 
 
 def plain_segments() -> list[Path]:
-    """Logs of the golden tiers that are stored as they were on the broker."""
+    """Returns the paths of uncompressed, unencrypted logs in the golden tiers."""
     plain = []
     for manifest in sorted(TIER.rglob("*.rsm-manifest")):
         document = json.loads(manifest.read_text())
@@ -60,7 +60,7 @@ def plain_segments() -> list[Path]:
 
 
 @pytest.mark.parametrize("cut", [(), (1,), (7, 50)])
-def test_golden_batches(cut: tuple[int, ...]) -> None:
+def test_golden_batches_match_reference(cut: tuple[int, ...]) -> None:
     for vector in vectors()["batches"]:
         data = bytes.fromhex(vector["hex"])
         rows = actual(data, cut=cut)
@@ -73,7 +73,7 @@ def test_golden_batches(cut: tuple[int, ...]) -> None:
         ]
 
 
-def test_codec_payloads_of_all_clients() -> None:
+def test_codec_payloads_of_all_clients_match_reference() -> None:
     numbers = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
     accepted = 0
     for case in vectors()["codec"]:
@@ -91,7 +91,7 @@ def test_codec_payloads_of_all_clients() -> None:
     assert 0 < accepted < len(vectors()["codec"])
 
 
-def test_segments_of_a_real_broker() -> None:
+def test_broker_segments_match_reference() -> None:
     segments = plain_segments()
     assert len(segments) > 90
     total = 0
@@ -103,18 +103,18 @@ def test_segments_of_a_real_broker() -> None:
     assert total > 50_000
 
 
-def test_rows_of_a_real_consumer() -> None:
-    """One topic all of whose segments are plain, against what the broker's consumer saw."""
+def test_rows_match_kafka_consumer() -> None:
+    """Compares a topic with plain segments only with the rows that the broker's consumer read."""
     table = pq.read_table(LOCAL_TIER / "expected" / "codecs.parquet")
     table = table.filter(table["in_tier"])
-    seen = []
+    rows = []
     for partition in sorted(set(table["partition"].to_pylist())):
         folders = list((LOCAL_TIER / "tier").rglob(f"codecs-{partition}-*"))
         for path in sorted(path for folder in folders for path in folder.glob("*.log")):
-            seen += [
+            rows += [
                 (partition, *row[:6]) for row in actual(path.read_bytes()) if isinstance(row, tuple)
             ]
-    wanted = [
+    expected_rows = [
         (
             row["partition"],
             row["key"],
@@ -129,10 +129,10 @@ def test_rows_of_a_real_consumer() -> None:
         )
         for row in table.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
     ]
-    assert seen == wanted
+    assert rows == expected_rows
 
 
-def test_golden_transaction_logs() -> None:
+def test_golden_transaction_logs_match_reference() -> None:
     document = json.loads((VECTORS / "kafka-txn-goldens.json").read_text())
     for log in document["logs"]:
         data = b"".join(
@@ -145,7 +145,7 @@ def test_golden_transaction_logs() -> None:
 
 @SLOW
 @given(strategies.logs(legacy=True) | strategies.logs(), CUTS, st.integers(1, 5))
-def test_whole_logs(log: BuiltLog, cut: tuple[int, ...], max_rows: int) -> None:
+def test_generated_logs_match_reference(log: BuiltLog, cut: tuple[int, ...], max_rows: int) -> None:
     data = b"".join(segment.log for segment in log.segments)
     rows = actual(data, cut=cut, max_rows=max_rows)
     assert rows == expected(data)
@@ -154,7 +154,7 @@ def test_whole_logs(log: BuiltLog, cut: tuple[int, ...], max_rows: int) -> None:
 
 @SLOW
 @given(st.data())
-def test_offset_ranges_and_aborted_transactions(data: st.DataObject) -> None:
+def test_offset_ranges_and_aborted_transactions_match_reference(data: st.DataObject) -> None:
     log = data.draw(strategies.logs())
     stored = b"".join(segment.log for segment in log.segments)
     first, last = log.segments[0].base_offset, log.segments[-1].next_offset
@@ -174,7 +174,7 @@ def test_offset_ranges_and_aborted_transactions(data: st.DataObject) -> None:
 
 @MANY
 @given(st.data())
-def test_timestamps_leave_out_only_batches_without_a_row_that_is_wanted(
+def test_first_timestamp_skips_only_batches_without_matching_rows(
     data: st.DataObject,
 ) -> None:
     log = data.draw(strategies.logs(legacy=data.draw(st.booleans())))
@@ -189,13 +189,13 @@ def test_timestamps_leave_out_only_batches_without_a_row_that_is_wanted(
     decoder = RecordDecoder(
         columns=ALL_COLUMNS, start_offset=START, first_timestamp=first, last_timestamp=last
     )
-    found = rows_of(decode_pieces(decoder, [stored]))
+    selected = rows_of(decode_pieces(decoder, [stored]))
 
     def dated(rows: list[Row]) -> list[Row]:
         return [row for row in rows if first * 1000 <= row[3] <= last * 1000]
 
-    assert dated(found) == dated(everything)
-    # No batch is decoded of which the header says that nothing is wanted.
+    assert dated(selected) == dated(everything)
+    # Batches are skipped only if their header proves that no row matches.
     late = TimestampType.LOG_APPEND_TIME
     needless = [
         batch
@@ -205,14 +205,14 @@ def test_timestamps_leave_out_only_batches_without_a_row_that_is_wanted(
         or (batch.timestamp_type == late and batch.max_timestamp > last)
     ]
     assert decoder.counters.batches_skipped_timestamp == len(needless)
-    assert len(found) == len(everything) - sum(len(batch.records) for batch in needless)
+    assert len(selected) == len(everything) - sum(len(batch.records) for batch in needless)
 
 
-def test_a_batch_that_timestamps_leave_out_has_its_checksum_compared() -> None:
+def test_batch_skipped_by_timestamp_has_its_checksum_verified() -> None:
     data = bytearray(write_batch([SimpleRecord(b"a", timestamp=1000)], base_offset=0))
     assert actual(bytes(data), first_timestamp=1000) == expected(bytes(data))
     assert actual(bytes(data), first_timestamp=1001) == []
-    data[35 + 6] ^= 3  # of the largest timestamp
+    data[35 + 6] ^= 3  # part of the largest timestamp
     assert actual(bytes(data), first_timestamp=1001) == CrcMismatchError.__name__
 
 
@@ -226,16 +226,16 @@ def _txn(producer_id: int, first: int, last: int) -> Any:  # noqa: ANN401
 @given(
     st.lists(
         st.tuples(
-            st.integers(0, 40) | st.integers(0, 9000),  # bytes of the value
-            st.sampled_from([0, 1, 63, 64, 127, 8191, 8192, 10**7, -1, -64, -65]),  # milliseconds
-            st.sampled_from([1, 1, 1, 2, 60, 64, 8192, 10**6]),  # from the last offset to this one
+            st.integers(0, 40) | st.integers(0, 9000),  # value size in bytes
+            st.sampled_from([0, 1, 63, 64, 127, 8191, 8192, 10**7, -1, -64, -65]),
+            st.sampled_from([1, 1, 1, 2, 60, 64, 8192, 10**6]),  # step from the previous offset
         ),
         max_size=120,
     ),
     st.integers(1, 40),
     st.data(),
 )
-def test_offsets_alone(
+def test_offset_column_alone_matches_reference(
     shapes: list[tuple[int, int, int]], max_rows: int, data: st.DataObject
 ) -> None:
     offset = 100
@@ -250,14 +250,16 @@ def test_offsets_alone(
     stop = data.draw(st.integers(90, offset + 5))
     options: dict[str, Any] = {"start_offset": start, "stop_offset": stop}
     rows = actual(stored, columns=("offset",), max_rows=max_rows, **options)
-    wanted = expected(stored, **options)
-    assert isinstance(wanted, list)
-    assert rows == [(row[2],) for row in wanted]
+    expected_rows = expected(stored, **options)
+    assert isinstance(expected_rows, list)
+    assert rows == [(row[2],) for row in expected_rows]
 
 
 @SLOW
 @given(st.data(), CUTS, st.booleans())
-def test_spoiled_logs(data: st.DataObject, cut: tuple[int, ...], check_crcs: bool) -> None:
+def test_corrupt_logs_match_reference(
+    data: st.DataObject, cut: tuple[int, ...], check_crcs: bool
+) -> None:
     log = data.draw(strategies.logs(max_steps=4, legacy=data.draw(st.booleans())))
     stored = data.draw(strategies.mutations(b"".join(segment.log for segment in log.segments)))
     assert actual(stored, cut=cut, check_crcs=check_crcs) == expected(stored, check_crcs=check_crcs)
@@ -285,15 +287,15 @@ def test_first_of_a_broken_skipped_entry_and_a_truncated_entry_is_reported(
 
 @MANY
 @given(st.data())
-def test_spoiled_records_under_a_right_checksum(data: st.DataObject) -> None:
-    """Nothing but the record decoder itself stands between these bytes and the columns."""
+def test_corrupt_records_with_valid_checksum_match_reference(data: st.DataObject) -> None:
+    """The batch checksum is valid, so only the record decoder can reject these bytes."""
     case = data.draw(
         strategies.batches(codec=st.sampled_from(["none", "none", "lz4", "snappy", "zstd"]))
     )
     changed = bytearray(case.data)
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(21, len(changed) - 1))
-        changed[at] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0x81, 0xFF]) | BYTES)
+        position = data.draw(st.integers(21, len(changed) - 1))
+        changed[position] = data.draw(st.sampled_from([0, 1, 2, 0x7F, 0x80, 0x81, 0xFF]) | BYTES)
     changed[17:21] = crc32c(bytes(changed[21:])).to_bytes(4, "big")
     assert actual(bytes(changed)) == expected(bytes(changed))
 
@@ -303,7 +305,7 @@ BYTES = st.integers(0, 255)
 
 @MANY
 @given(st.binary(max_size=80), st.integers(0, 5))
-def test_any_bytes_as_records(payload: bytes, count: int) -> None:
+def test_any_bytes_as_records_match_reference(payload: bytes, count: int) -> None:
     data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
     assert actual(data) == expected(data)
 
@@ -312,14 +314,14 @@ def test_any_bytes_as_records(payload: bytes, count: int) -> None:
     "length",
     [
         b"\x80\x80\x80\x80\x80\x01",  # six bytes
-        b"\x92\x80\x80\x80\x70",  # bits beyond 32 in the fifth
+        b"\x92\x80\x80\x80\x70",  # the fifth byte has bits beyond 32
         b"\xff\xff\xff\xff\x0f",  # −2147483648
         b"\xfe\xff\xff\xff\x0f",  # 2147483647
         b"\x80",
         b"",
     ],
 )
-def test_crafted_lengths(length: bytes) -> None:
+def test_crafted_lengths_match_reference(length: bytes) -> None:
     record = b"\x00\x00\x00\x01\x01\x00"
     for payload in (
         length + record + b"\x01\x01\x00",
@@ -336,8 +338,8 @@ def test_crafted_lengths(length: bytes) -> None:
 
 @SLOW
 @given(st.binary(max_size=40), st.binary(max_size=3) | st.none())
-@example(b"\xf0\x9f\x98\x00", None)  # as long after the replacement as before
-def test_header_keys_that_are_not_utf8(key: bytes, value: bytes | None) -> None:
+@example(b"\xf0\x9f\x98\x00", None)  # the replacement character has the same length
+def test_header_keys_with_invalid_utf8_match_reference(key: bytes, value: bytes | None) -> None:
     stored = b"\x01" if value is None else bytes([2 * len(value)]) + value
     body = b"\x00\x00\x00\x01\x01\x02" + bytes([len(key) << 1 & 0x7F | 0x80, len(key) >> 6]) + key
     body += stored
@@ -348,17 +350,17 @@ def test_header_keys_that_are_not_utf8(key: bytes, value: bytes | None) -> None:
     assert rows[0][5] == [(key.decode("utf-8", "replace"), value)]
 
 
-def test_every_flipped_byte_under_a_checksum_is_noticed() -> None:
+def test_flipped_byte_covered_by_checksum_raises() -> None:
     for vector in vectors()["batches"]:
         data = bytes.fromhex(vector["hex"])
         for entry in iter_entries(data):
-            for at in range(entry.position + (21 if entry.magic == 2 else 16), entry.stop):
-                changed = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-                assert isinstance(actual(changed), str), (vector["name"], at)
+            for position in range(entry.position + (21 if entry.magic == 2 else 16), entry.stop):
+                changed = data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :]
+                assert isinstance(actual(changed), str), (vector["name"], position)
 
 
-def test_the_yardstick_itself_tells_rows_apart() -> None:
-    """Two decodings of different bytes differ, so that equal ones mean something."""
-    one, two = (bytes.fromhex(vectors()["batches"][index]["hex"]) for index in (0, 2))
-    assert actual(one) != actual(two)
+def test_reference_rows_of_different_bytes_differ() -> None:
+    """Different bytes must give different rows; otherwise the other comparisons prove nothing."""
+    first, two = (bytes.fromhex(vectors()["batches"][index]["hex"]) for index in (0, 2))
+    assert actual(first) != actual(two)
     assert rows_of([]) == []

@@ -1,7 +1,7 @@
-"""Kernels neither read beyond their input nor write beyond their room.
+"""Checks that kernels neither read past their input nor write past their buffers.
 
-The input ends where a page without access begins: a load past it ends the process. Outputs have
-marks behind their room.
+The input ends at a page without access rights: a load past it ends the process. Output buffers are
+followed by marker bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK = 0xA5
 
 
 class GuardedPages:
-    """Memory whose last byte is the last one that may be touched."""
+    """Memory whose last byte is followed by a page without access rights."""
 
     def __init__(self, size: int) -> None:
         page = mmap.PAGESIZE
@@ -42,15 +42,15 @@ class GuardedPages:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def ending_with(self, data: bytes) -> Any:  # noqa: ANN401
-        """A view of `data`, placed so that the guard follows it."""
+        """Returns a view of a copy of `data` that ends at the guard page."""
         view = self._whole[self._usable - len(data) : self._usable]
         view[:] = np.frombuffer(data, np.uint8)
         return view
 
 
 def hostile_logs() -> list[bytes]:
-    """Batches cut and changed at every byte, with right checksums where they have one, and
-    payloads with less than a record in them.
+    """Returns batches cut and changed at every byte, with valid checksums where possible, and
+    payloads shorter than a record.
     """
     document = json.loads((VECTORS / "kafka-vectors.json").read_text())
     stored = [
@@ -71,12 +71,12 @@ def hostile_logs() -> list[bytes]:
     ]
     logs = list(stored)
     for data in stored:
-        for at in range(len(data)):
-            logs.append(data[:at])
+        for position in range(len(data)):
+            logs.append(data[:position])
             for value in (0x00, 0x7F, 0x80, 0xFF):
                 changed = bytearray(data)
-                changed[at] = value
-                if at >= 21:
+                changed[position] = value
+                if position >= 21:
                     changed[17:21] = crc32c(bytes(changed[21:])).to_bytes(4, "big")
                 logs.append(bytes(changed))
     for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
@@ -87,7 +87,7 @@ def hostile_logs() -> list[bytes]:
 
 
 def read_beside_the_guard() -> int:
-    """Decode every hostile log right in front of a guard page; the number of logs."""
+    """Decodes every hostile log in front of a guard page. Returns the number of logs."""
     logs = hostile_logs()
     pages = GuardedPages(max(map(len, logs)))
     for data in logs:
@@ -98,7 +98,7 @@ def read_beside_the_guard() -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="mprotect")
-def test_nothing_behind_the_window_is_read() -> None:
+def test_kernel_does_not_read_past_the_window() -> None:
     code = f"from {__name__} import read_beside_the_guard as run; print(run())"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
@@ -107,7 +107,7 @@ def test_nothing_behind_the_window_is_read() -> None:
     assert int(result.stdout) > 5000
 
 
-def test_the_guard_guards() -> None:
+def test_guard_page_ends_the_process() -> None:
     code = (
         f"from {__name__} import GuardedPages\n"
         "import numpy as np\n"
@@ -119,7 +119,7 @@ def test_the_guard_guards() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 2), (31, 32, 33), (511, 512, 513), (1000, 7, 0)])
-def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
+def test_kernel_does_not_write_past_the_buffers(sizes: tuple[int, ...]) -> None:
     from segment_format.kernels.columns import ColumnBuffers
     from segment_format.kernels.decode_window import decode_window
 
@@ -132,7 +132,7 @@ def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
     frame = np.zeros(c.FRAME_SIZE, np.int64)
     buffers = ColumnBuffers(frame.data, ("key", "value", "headers"), max_rows=3, max_bytes=1 << 20)
     outputs = {}
-    for slot, room in (
+    for slot, buffers_size in (
         (c.KEY_BYTES, c.KEY_ROOM),
         (c.VALUE_BYTES, c.VALUE_ROOM),
         (c.HEADER_KEY_BYTES, c.HEADER_KEY_ROOM),
@@ -140,7 +140,7 @@ def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
     ):
         outputs[slot] = np.full(total + c.COPY_SLACK + 64, MARK, np.uint8)
         frame[slot] = outputs[slot].ctypes.data
-        frame[room] = total
+        frame[buffers_size] = total
     frame[c.WANTED] = c.WANT_KEY | c.WANT_VALUE | c.WANT_HEADERS
     frame[[c.STOP_OFFSET, c.MAX_BYTES, c.MAX_BATCH_BYTES]] = 1 << 30
     frame[[c.FIRST_TIMESTAMP, c.LAST_TIMESTAMP]] = -(1 << 62), 1 << 62
@@ -152,15 +152,15 @@ def test_nothing_behind_the_room_is_written(sizes: tuple[int, ...]) -> None:
         assert (output[total + c.COPY_SLACK :] == MARK).all()
 
 
-def test_hostile_logs_give_what_the_yardstick_says() -> None:
+def test_hostile_logs_match_reference() -> None:
     logs = hostile_logs()[::7]
     outcomes = [actual(data) for data in logs]
     assert outcomes == [expected(data) for data in logs]
     assert {type(outcome) for outcome in outcomes} == {list, str}
 
 
-def test_a_hostile_length_is_not_waited_for() -> None:
-    """A length beyond the bound is an error at once, not a reason to gather gigabytes."""
+def test_hostile_length_raises_at_once() -> None:
+    """A length above the limit raises at once; the decoder does not buffer gigabytes first."""
     from segment_format.arrow import RecordDecoder
 
     data = bytearray(write_batch([SimpleRecord(b"v")], base_offset=5))

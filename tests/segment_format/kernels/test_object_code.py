@@ -56,7 +56,7 @@ def outcome(data: bytes, *, stored: bool) -> object:
             return type(error), str(error), error.position, error.offset
 
 
-def test_the_object_file_gives_the_rows_that_numba_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = decoded(LOG, monkeypatch, stored=True)
     assert sum(batch.num_rows for batch in rows) == 100
     assert rows == decoded(LOG, monkeypatch, stored=False)
@@ -64,29 +64,27 @@ def test_the_object_file_gives_the_rows_that_numba_gives(monkeypatch: pytest.Mon
 
 @settings(max_examples=60)
 @given(st.integers(0, len(LOG) - 1), st.integers(1, 255))
-def test_and_the_errors(position: int, flipped: int) -> None:
+def test_object_file_errors_match_numba(position: int, flipped: int) -> None:
     data = bytearray(LOG)
     data[position] ^= flipped
     assert outcome(bytes(data), stored=True) == outcome(bytes(data), stored=False)
 
 
-def test_a_broken_object_file_is_not_linked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_broken_object_file_is_not_linked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = object_code._path("decode_window")
     assert path is not None
-    whole = path.read_bytes()
+    content = path.read_bytes()
     copy = tmp_path / "copy.o"
     monkeypatch.setattr(object_code, "_path", lambda _name: copy)
     assert object_code.load() is None
-    for broken in (b"", whole[:-1], whole[:500], whole[:99] + b"?" + whole[100:]):
+    for broken in (b"", content[:-1], content[:500], content[:99] + b"?" + content[100:]):
         copy.write_bytes(broken)
         assert object_code.load() is None
-    copy.write_bytes(whole)
+    copy.write_bytes(content)
     assert object_code.load() is not None
 
 
-def test_what_the_kernel_raises_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_object_file_raises_runtime_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_code, "_entry", lambda *_: lambda *_arguments: -(2**63))
     kernel = object_code.load()
     assert kernel is not None
@@ -95,7 +93,7 @@ def test_what_the_kernel_raises_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         kernel(nothing, nothing, np.zeros(c.FRAME_SIZE, np.int64))
 
 
-def test_a_process_that_did_not_compile_reads_without_numba() -> None:
+def test_process_with_object_file_does_not_load_numba() -> None:
     code = """
 import sys, segment_format
 from segment_format.testing import SimpleRecord, write_batch
@@ -108,12 +106,12 @@ print(batch.num_rows, {"numba", "pandas"} & set(sys.modules))
     assert run.stdout.split() == ["1", "set()"]
 
 
-def test_without_the_compiler_there_is_no_object_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_file_is_not_used_with_jit_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert object_code.load() is None
 
 
-def test_switched_off_there_is_none_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_file_is_not_used_with_tuning_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert object_code.load() is not None
     monkeypatch.setenv("KTS_TUNING", "off")
     assert object_code.load() is None
@@ -127,7 +125,7 @@ AS_IT_IS = "i32 @kernel(ptr %retptr, ptr %excinfo, " + ", ".join(
 
 
 def emitted(head: str) -> bytes:
-    """The object file of a kernel with this head."""
+    """Returns the object file of a kernel with this function header."""
     from numba.core.registry import cpu_target
 
     result = head.split(" ", 1)[0]
@@ -137,7 +135,7 @@ def emitted(head: str) -> bytes:
     )
 
 
-def test_what_is_emitted_is_compared_with_what_is_called() -> None:
+def test_object_file_with_expected_signature_is_emitted() -> None:
     assert emitted(AS_IT_IS)
 
 
@@ -152,15 +150,15 @@ def test_what_is_emitted_is_compared_with_what_is_called() -> None:
         ("i64 %arg.frame.5.0", "i32 %arg.frame.5.0"),
     ],
 )
-def test_no_object_file_is_made_of_a_kernel_that_is_called_otherwise(
-    was: str, becomes: str
-) -> None:
+def test_object_file_with_other_signature_is_not_emitted(was: str, becomes: str) -> None:
     assert was in AS_IT_IS
     with pytest.raises(ValueError, match="the kernel is"):
         emitted(AS_IT_IS.replace(was, becomes))
 
 
-def test_nor_where_numba_has_other_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_file_with_other_calling_convention_is_not_emitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from numba.core import callconv
 
     from segment_format.kernels.decode_window import decode_window

@@ -1,4 +1,4 @@
-"""Base offsets, which no checksum covers, against the order that a log has."""
+"""Checks base offsets, which no checksum covers, against the offset order of a log."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.segment_format.kernels.yardstick import decode_pieces, pieces
 FIRST, STOP = 1000, 1060
 
 
-def a_log(codec: str = "none") -> bytes:
-    """Twelve batches of five records, no offset missing."""
+def make_log(codec: str = "none") -> bytes:
+    """Returns twelve batches of five records each, without missing offsets."""
     return b"".join(
         write_batch([SimpleRecord(b"v")] * 5, base_offset=base, codec=codec)
         for base in range(FIRST, STOP, 5)
@@ -37,12 +37,10 @@ def offsets_of(
 
 @pytest.mark.parametrize("cut", only(1, [50, 1, 100, 1 << 20]))
 @pytest.mark.parametrize(("start", "stop"), [(FIRST, STOP), (1017, 1033), (1020, 1035)])
-def test_no_bit_of_a_base_offset_changes_the_rows_of_a_log_without_gaps(
-    start: int, stop: int, cut: int
-) -> None:
-    data = a_log()
-    wanted = list(range(start, stop))
-    assert offsets_of(data, start, stop, cut) == wanted
+def test_flipped_base_offset_bit_does_not_change_rows(start: int, stop: int, cut: int) -> None:
+    data = make_log()
+    expected = list(range(start, stop))
+    assert offsets_of(data, start, stop, cut) == expected
     refused: list[tuple[int, int | None]] = []
     entries = list(iter_entries(data))
     for number, entry in enumerate(entries):
@@ -50,10 +48,10 @@ def test_no_bit_of_a_base_offset_changes_the_rows_of_a_log_without_gaps(
             changed = bytearray(data)
             changed[entry.position + bit // 8] ^= 1 << bit % 8
             try:
-                assert offsets_of(bytes(changed), start, stop, cut) == wanted
+                assert offsets_of(bytes(changed), start, stop, cut) == expected
             except SegmentFormatError as error:
                 refused.append((number, error.position))
-    # The entry itself is named, or the one behind it.
+    # The error names the changed entry or the next one.
     assert all(
         position in [entry.position for entry in entries[number : number + 2]]
         for number, position in refused
@@ -62,33 +60,33 @@ def test_no_bit_of_a_base_offset_changes_the_rows_of_a_log_without_gaps(
     assert len(refused) >= 64 * len(needed)
 
 
-def test_entries_twice_or_in_another_order_are_refused() -> None:
-    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+def test_repeated_or_reordered_entries_raise() -> None:
+    batches = [make_log()[entry.position : entry.stop] for entry in iter_entries(make_log())]
     for order in ([0, 0], [1, 0], [0, 2, 1]):
         with pytest.raises(CorruptRecordError, match="an entry has offsets"):
             offsets_of(b"".join(batches[number] for number in order), FIRST, STOP, 1 << 20)
 
 
-def test_gaps_are_no_error() -> None:
+def test_gaps_do_not_raise() -> None:
     source = random.Random(5)
-    batches = [a_log()[entry.position : entry.stop] for entry in iter_entries(a_log())]
+    batches = [make_log()[entry.position : entry.stop] for entry in iter_entries(make_log())]
     for _ in range(50):
         kept = sorted(source.sample(range(12), source.randint(0, 12)))
         start = source.randint(FIRST, STOP)
         stop = source.randint(start, STOP)
-        there = {FIRST + 5 * number + record for number in kept for record in range(5)}
+        existing = {FIRST + 5 * number + record for number in kept for record in range(5)}
         data = b"".join(batches[number] for number in kept)
         for cut in (7, 83, 1 << 20):
-            assert offsets_of(data, start, stop, cut) == sorted(there & set(range(start, stop)))
+            assert offsets_of(data, start, stop, cut) == sorted(existing & set(range(start, stop)))
 
 
 @pytest.mark.parametrize("bounds", [(FIRST + 1, STOP), (FIRST, STOP - 1)])
-def test_entries_outside_of_the_bounds_are_refused(bounds: tuple[int, int]) -> None:
+def test_entries_outside_segment_bounds_raise(bounds: tuple[int, int]) -> None:
     with pytest.raises(CorruptRecordError, match=rf"\[{bounds[0]}, |, {bounds[1]}\)"):
-        offsets_of(a_log(), 0, 2**40, 1 << 20, bounds)
+        offsets_of(make_log(), 0, 2**40, 1 << 20, bounds)
 
 
-def test_messages_of_old_magic_are_held_to_the_order_too() -> None:
+def test_message_sets_in_wrong_order_raise() -> None:
     data = b"".join(
         write_message_set([SimpleRecord(b"v")], base_offset=offset, magic=1) for offset in (3, 4, 9)
     )

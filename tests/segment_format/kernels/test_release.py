@@ -1,5 +1,7 @@
-"""A batch is released without the GIL: by a thread that Python does not know, while another holds
-the GIL and waits for it, as engines do. In a process of its own, since what goes wrong hangs.
+"""Tests that a batch can be released without the GIL.
+
+Engines release batches from a native thread while a Python thread keeps the GIL and waits. The test
+runs in its own process, because a failure hangs.
 """
 
 from __future__ import annotations
@@ -104,11 +106,9 @@ class _ArrowArray(ctypes.Structure):
 
 
 def release_under_a_held_gil(kind: str) -> int:
-    """Hands over pieces of batches and lets a native thread release them, which this thread waits
-    for without giving up the GIL.
-    """
-    c_library = ctypes.PyDLL(None)  # calls keep the GIL
-    decoded()  # what stays for ever is made before
+    """Releases pieces of batches in a native thread while this thread waits and keeps the GIL."""
+    c_library = ctypes.PyDLL(None)  # PyDLL keeps the GIL during calls
+    decoded()  # creates the objects that are never freed
     before = pa.total_allocated_bytes()
     pieces = PIECES[kind]()
     handed = (_ArrowArray * len(pieces))()
@@ -124,8 +124,8 @@ def release_under_a_held_gil(kind: str) -> int:
         if c_library.pthread_join(thread, None):
             raise OSError("no thread to wait for")
         assert not handed[number].release
-    left: int = pa.total_allocated_bytes() - before
-    return left
+    allocated: int = pa.total_allocated_bytes() - before
+    return allocated
 
 
 def _run(kinds: list[str], seconds: float) -> str:
@@ -144,14 +144,14 @@ for kind in {kinds!r}:
     ).stdout
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants pthreads by ctypes")
-def test_batches_are_released_while_the_gil_is_held() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
+def test_batches_are_released_while_gil_is_taken() -> None:
     kinds = sorted(set(PIECES) - {"over python"})
     assert _run(kinds, 60).splitlines() == [f"{kind} 0" for kind in kinds]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wants pthreads by ctypes")
-def test_and_what_python_owns_would_hang() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs pthreads through ctypes")
+def test_release_of_python_owned_buffer_hangs() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         _run(["whole", "over python"], 4)
     assert (caught.value.stdout or b"").decode() in ("", "whole 0\n")

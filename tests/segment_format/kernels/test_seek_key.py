@@ -1,4 +1,4 @@
-"""Records of some keys: the kernel gives what the readable decoder gives and a set lets through."""
+"""Compares the kernel's key filter with the readable decoder and a Python set."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ CUTS = st.lists(st.integers(1, 200), max_size=3).map(tuple)
 _MASK = (1 << 64) - 1
 
 
-def found(
+def kernel_rows(
     stored: bytes,
     keys: Iterable[bytes | None],
     *,
     cut: Sequence[int] = (),
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """The rows of some keys, and how many records were left out for having another one."""
+    """Returns the rows with the keys, and the number of records skipped for other keys."""
     arguments = {"columns": ALL_COLUMNS, "start_offset": START, **options}
     decoder = RecordDecoder(keys=KeySet.of(keys), **arguments)
     rows = rows_of(decode_pieces(decoder, pieces(stored, cut) if cut else [stored]))
     return rows, decoder.counters.records_skipped_key
 
 
-def wanted(
+def reference_rows(
     stored: bytes,
     keys: Iterable[bytes | None],
     **options: Any,  # noqa: ANN401
 ) -> tuple[list[Row], int]:
-    """The same by the readable decoder and Python's own set."""
+    """Returns the same from the readable decoder and a Python set."""
     rows = expected(stored, **options)
     assert isinstance(rows, list)
     sought = set(keys)
@@ -70,7 +70,9 @@ def log_of(log: BuiltLog) -> bytes:
 
 @SLOW
 @given(st.data(), CUTS, st.integers(1, 5))
-def test_any_keys_of_any_log(data: st.DataObject, cut: tuple[int, ...], max_rows: int) -> None:
+def test_key_filter_matches_reference(
+    data: st.DataObject, cut: tuple[int, ...], max_rows: int
+) -> None:
     some = data.draw(
         st.sampled_from([b"", b"a", b"ab", b"abcd", b"a key of more bytes", b"x" * 70])
     )
@@ -79,74 +81,80 @@ def test_any_keys_of_any_log(data: st.DataObject, cut: tuple[int, ...], max_rows
     stored = log_of(log)
     rows = expected(stored)
     assert isinstance(rows, list)
-    there = st.sampled_from([row[0] for row in rows])
-    keys = data.draw(st.lists(st.none() | there | strategies.payloads(), max_size=6))
+    existing = st.sampled_from([row[0] for row in rows])
+    keys = data.draw(st.lists(st.none() | existing | strategies.payloads(), max_size=6))
     options: dict[str, Any] = {}
     if data.draw(st.booleans()):
         first, last = log.segments[0].base_offset, log.segments[-1].next_offset
         options["start_offset"] = data.draw(st.integers(first - 1, last + 1))
         options["stop_offset"] = data.draw(st.integers(first - 1, last + 1))
-    assert found(stored, keys, cut=cut, max_rows=max_rows, **options) == wanted(
+    assert kernel_rows(stored, keys, cut=cut, max_rows=max_rows, **options) == reference_rows(
         stored, keys, **options
     )
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("columns", [("offset",), ("offset", "timestamp"), ("key", "offset")])
-def test_few_columns(codec: str, columns: tuple[str, ...]) -> None:
+def test_key_filter_of_selected_columns_matches_reference(
+    codec: str, columns: tuple[str, ...]
+) -> None:
     keys = [None, b"", b"k", b"key", b"longer key", b"longer kez"]
     records = [SimpleRecord(b"v" * 40, key=keys[n % 6], timestamp=n) for n in range(600)]
     stored = write_batch(records, base_offset=5, codec=codec)
     for key in keys:
         names = [ALL_COLUMNS.index(name) for name in columns]
-        rows = [tuple(row[at] for at in names) for row in wanted(stored, [key])[0]]
-        assert found(stored, [key], columns=columns, max_rows=7)[0] == rows
+        rows = [tuple(row[index] for index in names) for row in reference_rows(stored, [key])[0]]
+        assert kernel_rows(stored, [key], columns=columns, max_rows=7)[0] == rows
         assert len(rows) == 100
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 62, 63, 64, 300])
-def test_keys_that_differ_in_one_byte(size: int) -> None:
-    """One key by itself, and among others, against all that differ from it in one place."""
+def test_key_filter_compares_every_byte(size: int) -> None:
+    """One key, alone and with a second key, compared with keys that differ from it in one byte."""
     key = bytes(range(1, size + 1)) if size < 255 else b"k" * size
-    others = [key[:at] + bytes([key[at] ^ 0x40]) + key[at + 1 :] for at in range(size)]
+    others = [
+        key[:position] + bytes([key[position] ^ 0x40]) + key[position + 1 :]
+        for position in range(size)
+    ]
     others += [key + b"\x00", key[:-1], b"\x00" + key]
     records = [SimpleRecord(b"v", key=other) for other in (*others, key, *others)]
     stored = write_batch(records, base_offset=0)
     for keys in ([key], [key, b"none has this"]):
-        rows, skipped = found(stored, keys)
+        rows, skipped = kernel_rows(stored, keys)
         assert [row[2] for row in rows] == [len(others)]
         assert skipped == 2 * len(others)
 
 
-def test_a_hundred_thousand_keys() -> None:
+def test_key_filter_of_many_keys_matches_reference() -> None:
     random_ = random.Random(7)
     every = list({random_.randbytes(random_.randint(0, 24)) for _ in range(150_000)})
     sought = every[:100_000]
     records = [SimpleRecord(None, key=key) for key in random_.sample(every, 30_000)]
     stored = b"".join(
-        write_batch(records[at : at + 500], base_offset=at) for at in range(0, len(records), 500)
+        write_batch(records[position : position + 500], base_offset=position)
+        for position in range(0, len(records), 500)
     )
-    assert found(stored, sought) == wanted(stored, sought)
+    assert kernel_rows(stored, sought) == reference_rows(stored, sought)
 
 
-def test_keys_of_one_hash() -> None:
-    """Whoever knew the seed could choose keys of two words that collide: all bytes are compared."""
+def test_key_filter_with_colliding_hashes_compares_keys() -> None:
+    """A caller that knows the seed could choose colliding keys, so all bytes must be compared."""
     seed = 12345
     keys = colliding(seed, 50)
-    one = KeySet.of(keys, seed=seed)
-    assert len(set(one.tags.tolist())) == 1
-    assert max(one.borders[1:] - one.borders[:-1]) == 50
+    key_set = KeySet.of(keys, seed=seed)
+    assert len(set(key_set.tags.tolist())) == 1
+    assert max(key_set.borders[1:] - key_set.borders[:-1]) == 50
     strangers = colliding(seed, 100)[50:]
     stored = write_batch(
         [SimpleRecord(None, key=key) for key in (*keys, *strangers)], base_offset=0
     )
-    decoder = RecordDecoder(columns=("offset",), keys=one)
+    decoder = RecordDecoder(columns=("offset",), keys=key_set)
     rows = rows_of(decode_pieces(decoder, [stored]))
     assert rows == [(number,) for number in range(50)]
 
 
 def colliding(seed: int, count: int) -> list[bytes]:
-    """Keys of 16 bytes whose second word undoes what the first one did to the hash."""
+    """Returns keys of 16 bytes whose second word cancels the hash effect of the first word."""
     begun = (seed ^ 16 * MULTIPLIER) & _MASK
 
     def after(word: int) -> int:
@@ -159,30 +167,34 @@ def colliding(seed: int, count: int) -> list[bytes]:
     ]
 
 
-def test_no_key_at_all() -> None:
+def test_key_filter_without_keys_returns_no_rows() -> None:
     stored = write_batch([SimpleRecord(b"v", key=b"k"), SimpleRecord(b"v")], base_offset=0)
-    assert found(stored, []) == ([], 2)
-    assert [row[2] for row in found(stored, [None])[0]] == [1]
+    assert kernel_rows(stored, []) == ([], 2)
+    assert [row[2] for row in kernel_rows(stored, [None])[0]] == [1]
 
 
 @SLOW
 @given(st.binary(max_size=80), st.integers(0, 5), st.lists(st.none() | st.binary(max_size=3)))
-def test_any_bytes_as_records(payload: bytes, count: int, keys: list[bytes | None]) -> None:
-    """What is no record is an error, unless only what stands behind another key is wrong."""
+def test_key_filter_of_any_bytes_matches_or_raises(
+    payload: bytes, count: int, keys: list[bytes | None]
+) -> None:
+    """Invalid records raise, unless a key outside the set comes first: the rest is then not
+    read.
+    """
     data = frame_batch(payload, base_offset=7, record_count=count, last_offset_delta=4)
-    whole = actual(data)
+    all_rows = actual(data)
     rows: list[Row] | str
     try:
-        rows, _ = found(data, keys)
+        rows, _ = kernel_rows(data, keys)
     except SegmentFormatError as error:
         rows = type(error).__name__
-    if isinstance(whole, list):
-        assert rows == [row for row in whole if row[0] in keys]
+    if isinstance(all_rows, list):
+        assert rows == [row for row in all_rows if row[0] in keys]
     else:
-        assert rows == whole or isinstance(rows, list)
+        assert rows == all_rows or isinstance(rows, list)
 
 
-def test_a_set_travels_and_tells_nothing() -> None:
+def test_key_set_pickles_and_hides_its_keys() -> None:
     keys = KeySet.of([b"secret", None, b"secret", b""])
     assert len(keys) == 3
     assert repr(keys) == str(keys) == "KeySet(3 keys)"

@@ -1,4 +1,4 @@
-"""Batches are skipped, and reads end, only by headers that checksums or neighbors prove."""
+"""Checks that only headers proven by checksums or neighbors let a read skip a batch or end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ COLUMNS = {
 HEADER_BYTES = {0: 18, 1: 26, 2: 61}
 
 
-def a_log(magic: int, codec: str) -> bytes:
-    """Six batches of four records each, without gaps."""
+def make_log(magic: int, codec: str) -> bytes:
+    """Returns six batches of four records each, without gaps."""
     records = [SimpleRecord(b"v", key=b"k")] * 4
     if magic == 2:
         batches = [
@@ -60,62 +60,64 @@ def offsets_of(
     [(0, "none"), (1, "none"), (0, "gzip"), (1, "gzip"), (2, "none"), (2, "lz4")],
 )
 @pytest.mark.parametrize(("start", "stop"), [(70, 82), (72, 80), (70, 71)])
-def test_header_bit_flip_gives_right_rows_or_an_error(
+def test_header_bit_flip_returns_same_rows_or_raises(
     magic: int, codec: str, start: int, stop: int, cut: int
 ) -> None:
-    data = a_log(magic, codec)
-    wanted = list(range(start, stop))
-    assert offsets_of(data, start, stop, cut) == wanted
+    data = make_log(magic, codec)
+    expected = list(range(start, stop))
+    assert offsets_of(data, start, stop, cut) == expected
     refused = 0
     for entry in iter_entries(data):
         for bit in range(8 * HEADER_BYTES[magic]):
             flipped = bytearray(data)
             flipped[entry.position + bit // 8] ^= 1 << bit % 8
             try:
-                assert offsets_of(bytes(flipped), start, stop, cut) == wanted, (entry, bit)
+                assert offsets_of(bytes(flipped), start, stop, cut) == expected, (entry, bit)
             except SegmentFormatError:
                 refused += 1
     assert refused
 
 
-def changed(data: bytes, number: int, at: int, bits: int) -> bytes:
-    """The log with some bits of a byte of one entry flipped."""
+def flip_bits(data: bytes, number: int, position: int, bits: int) -> bytes:
+    """Flips some bits of a byte of one entry and returns the log."""
     entry = list(iter_entries(data))[number]
     flipped = bytearray(data)
-    flipped[entry.position + at] ^= bits
+    flipped[entry.position + position] ^= bits
     return bytes(flipped)
 
 
 @pytest.mark.parametrize("cut", [1 << 20, 50])
-def test_skipped_batch_with_a_wrong_checksum_is_refused_if_offsets_are_missing_after_it(
+def test_skipped_batch_with_wrong_checksum_before_gap_raises(
     cut: int,
 ) -> None:
-    data = changed(changed(a_log(2, "none"), 1, 26, 2), 1, 60, 6)  # offsets 68 and 69, two records
+    data = flip_bits(
+        flip_bits(make_log(2, "none"), 1, 26, 2), 1, 60, 6
+    )  # offsets 68 and 69, two records
     with pytest.raises(CrcMismatchError) as caught:
         offsets_of(data, 70, STOP, cut)
     assert (caught.value.position, caught.value.offset) == (len(data) // 6, 68)
 
 
-def test_skipped_batch_with_a_wrong_checksum_is_not_read_if_the_next_begins_in_time() -> None:
-    data = changed(a_log(2, "none"), 0, 30, 1)
+def test_skipped_batch_with_wrong_checksum_without_gap_is_ignored() -> None:
+    data = flip_bits(make_log(2, "none"), 0, 30, 1)
     assert offsets_of(data, 68, STOP) == list(range(68, STOP))
 
 
-def test_skipped_last_batch_with_a_wrong_checksum_is_refused() -> None:
-    data = changed(changed(a_log(2, "none"), 5, 26, 2), 5, 60, 6)
+def test_skipped_last_batch_with_wrong_checksum_raises() -> None:
+    data = flip_bits(flip_bits(make_log(2, "none"), 5, 26, 2), 5, 60, 6)
     with pytest.raises(CrcMismatchError):
         offsets_of(data, 86, STOP)
 
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_last_batch_beyond_its_segment_is_refused_instead_of_ending_the_read(magic: int) -> None:
-    data = a_log(magic, "gzip")
+def test_last_batch_beyond_segment_end_raises(magic: int) -> None:
+    data = make_log(magic, "gzip")
     with pytest.raises(CorruptRecordError, match=r"an entry has offsets|last inner offset"):
-        offsets_of(changed(data, 5, 7, 2), 64, 86)
+        offsets_of(flip_bits(data, 5, 7, 2), 64, 86)
 
 
 @pytest.mark.parametrize("stop", [66, 70])
-def test_gap_before_the_stop_offset_is_no_error(stop: int) -> None:
+def test_gap_before_stop_offset_does_not_raise(stop: int) -> None:
     batches = [write_batch([SimpleRecord(b"v")] * 2, base_offset=base) for base in (FIRST, 72, 80)]
     assert offsets_of(b"".join(batches), FIRST, stop) == [64, 65]
     assert offsets_of(b"".join(batches[:2]), 68, stop) == []
@@ -144,7 +146,7 @@ def batch_of(base: int, deltas: list[int], last_offset_delta: int) -> bytes:
         ([-1, 0], 2, r"a record of offset 67 where the batch has \[68, 70\] left"),
     ],
 )
-def test_batch_whose_offsets_would_come_twice_is_refused(
+def test_batch_with_overlapping_offsets_raises(
     deltas: list[int], last_offset_delta: int, text: str, columns: str
 ) -> None:
     data = batch_of(64, [0, 1, 2, 3], 3) + batch_of(68, deltas, last_offset_delta)
@@ -159,19 +161,19 @@ def test_batch_whose_offsets_would_come_twice_is_refused(
             list(read(data))
 
 
-def test_search_refuses_a_batch_whose_offsets_would_come_twice() -> None:
+def test_key_filter_batch_with_overlapping_offsets_raises() -> None:
     decoder = RecordDecoder(columns=("offset",), keys=KeySet.of([b"other"]))
     with pytest.raises(CorruptRecordError, match="a record of offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
-def test_count_refuses_a_batch_whose_offsets_would_come_twice() -> None:
+def test_count_batch_with_overlapping_offsets_raises() -> None:
     decoder = RecordDecoder(columns=())
     with pytest.raises(CorruptRecordError, match="a record of offset 71"):
         decode_pieces(decoder, [batch_of(68, [0, 3], 2)])
 
 
-def test_skipped_batch_with_more_records_than_offsets_is_refused_if_they_may_be_wanted() -> None:
+def test_skipped_batch_with_more_records_than_offsets_raises() -> None:
     data = batch_of(64, [0, 1, 2], 0) + batch_of(65, [0, 1, 2], 2) + batch_of(68, [0], 0)
     with pytest.raises(CorruptRecordError, match="3 records in a batch that ends at offset 64"):
         offsets_of(data, 66, STOP)
@@ -191,7 +193,7 @@ def test_skipped_batch_with_more_records_than_offsets_is_refused_if_they_may_be_
         (0, {"timestamp_type": 1}, False),
     ],
 )
-def test_batch_is_skipped_by_its_largest_timestamp_only_if_it_is_plausible(
+def test_implausible_max_timestamp_does_not_skip_batch(
     max_timestamp: int, options: dict[str, Any], is_read: bool
 ) -> None:
     records = [SimpleRecord(b"v", timestamp=1000), SimpleRecord(b"v", timestamp=2000)]
@@ -202,7 +204,7 @@ def test_batch_is_skipped_by_its_largest_timestamp_only_if_it_is_plausible(
     assert bool(entry.times) is is_read
 
 
-def test_inner_messages_must_agree_with_their_wrapper() -> None:
+def test_inner_offsets_contradicting_wrapper_raise() -> None:
     data = bytearray(
         write_message_set([SimpleRecord(b"v")] * 3, base_offset=5, magic=0, codec="gzip")
     )

@@ -1,5 +1,6 @@
-"""What the kernel says of a zstd frame is what the readable outline says, or that it does not
-know.
+"""Compares the kernel's size bound of a zstd frame with the readable parser.
+
+The kernel may return "unknown" instead.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ bound_of: Callable[..., int] = _bound
 
 
 def in_kernel(payload: bytes) -> int:
-    """What the kernel says of a payload that no page follows."""
+    """Returns the kernel's size bound for a payload at the end of memory."""
     return bound_of(PAGES.ending_with(payload))
 
 
 def readable(payload: bytes) -> int:
-    """The same by the readable outline; −1 for all that is not one frame without content size."""
+    """Returns the bound of the readable parser; −1 unless the payload is one frame without content
+    size.
+    """
     try:
         frames = scan_frames(memoryview(payload))
     except DecompressionError:
@@ -54,13 +57,13 @@ def readable(payload: bytes) -> int:
     return frames[0].max_output
 
 
-def test_what_producers_write_is_known() -> None:
+def test_zstd_bound_of_producer_payload_matches_parser() -> None:
     for text in filter(None, texts()):
         stored = compress("zstd", text)
         assert in_kernel(stored) == readable(stored) >= len(text)
 
 
-def test_checksums_and_small_windows_are_known() -> None:
+def test_zstd_bound_with_checksum_or_small_window_matches_parser() -> None:
     text = texts()[4]
     for window_log in range(10, 22):
         settings = zstandard.ZstdCompressionParameters(
@@ -77,35 +80,37 @@ def test_checksums_and_small_windows_are_known() -> None:
         pytest.param(zstandard.compress(b"stated size " * 9), id="content size"),
         pytest.param(compress("zstd", b"two") * 2, id="two frames"),
         pytest.param(compress("zstd", b"cut" * 50)[:-1], id="cut"),
-        pytest.param(compress("zstd", b"more" * 50) + b"\0", id="a byte behind it"),
+        pytest.param(compress("zstd", b"more" * 50) + b"\0", id="a byte after the frame"),
         pytest.param(b"\x50\x2a\x4d\x18\x04\0\0\0abcd", id="skippable"),
         pytest.param(b"", id="nothing"),
     ],
 )
-def test_what_is_left_to_the_readable_outline(stored: bytes) -> None:
+def test_zstd_bound_of_unusual_payload_is_unknown(stored: bytes) -> None:
     assert in_kernel(stored) == -1
 
 
-def test_every_cut_and_many_changes() -> None:
+def test_zstd_bound_of_cut_or_changed_frame_matches_or_is_unknown() -> None:
     stored = compress("zstd", texts()[4][:3000])
-    known = 0
-    for at in range(len(stored)):
-        assert in_kernel(stored[:at]) == -1
-        for value in (0, 1, 4, 0x0F, 0x7F, 0xF0, 0xFF, stored[at] ^ 4):
-            changed = stored[:at] + bytes([value]) + stored[at + 1 :]
+    bounded = 0
+    for position in range(len(stored)):
+        assert in_kernel(stored[:position]) == -1
+        for value in (0, 1, 4, 0x0F, 0x7F, 0xF0, 0xFF, stored[position] ^ 4):
+            changed = stored[:position] + bytes([value]) + stored[position + 1 :]
             assert in_kernel(changed) in (-1, readable(changed))
-            known += in_kernel(changed) >= 0
-    assert known > 1000
+            bounded += in_kernel(changed) >= 0
+    assert bounded > 1000
 
 
 @UNHURRIED
 @given(st.lists(strategies.payloads(), max_size=5).map(b"".join), st.data())
-def test_spoiled_frames(text: bytes, data: st.DataObject) -> None:
+def test_zstd_bound_of_corrupt_frame_matches_or_is_unknown(
+    text: bytes, data: st.DataObject
+) -> None:
     stored = data.draw(strategies.mutations(compress("zstd", text)))
     assert in_kernel(stored) in (-1, readable(stored))
 
 
-def test_a_known_bound_changes_speed_alone() -> None:
+def test_zstd_bound_does_not_change_output() -> None:
     number = CODEC_NUMBERS["zstd"]
     for text in texts():
         stored = compress("zstd", text)

@@ -1,4 +1,4 @@
-"""What the kernels must give, said with the readable decoder: rows, or a class of error."""
+"""Reference for the kernels: the readable decoder's rows, or its error class."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def expected(
     check_crcs: bool = True,
     max_batch_bytes: int = LARGEST_ENTRY,
 ) -> Outcome:
-    """Rows of `ALL_COLUMNS`, timestamps in microseconds, by the rules the decoder documents."""
+    """Returns rows of `ALL_COLUMNS`, with timestamps in microseconds, by the decoder's documented
+    rules.
+    """
     try:
         rows = _rows(data, start_offset, stop_offset, aborted, check_crcs, max_batch_bytes)
         return list(rows)
@@ -68,7 +70,7 @@ def _rows(
     data: bytes, start: int, stop: int, aborted: AbortedIntervals, check_crcs: bool, limit: int
 ) -> Iterator[Row]:
     position = 0
-    skipped: bytes | None = None  # the entry before this one, if it ends before `start`
+    skipped: bytes | None = None  # the previous entry, if it ends before `start`
     while position < len(data):
         length = int.from_bytes(data[position + 8 : position + 12], "big", signed=True)
         beyond = int.from_bytes(data[position : position + 8], "big", signed=True) >= stop
@@ -80,8 +82,8 @@ def _rows(
         try:
             entry = next(iter_entries(data, position=position))
         except TruncatedBatchError:
-            # Only the next entry shows whether a skipped one is needed. Without it, the first fault
-            # in the log is reported.
+            # A skipped entry is checked only if the next entry shows that it may matter. Otherwise
+            # the first fault in the log is reported.
             _check_skipped(skipped, limit)
             raise
         stored = data[entry.position : entry.stop]
@@ -121,7 +123,7 @@ def _rows(
 
 
 def _check_skipped(entry: bytes | None, limit: int) -> None:
-    """Raises for a skipped entry whose checksum, or wrapper, is wrong."""
+    """Raises if the checksum or wrapper of a skipped entry is wrong."""
     if entry is None:
         return
     if entry[16] < 2:
@@ -135,7 +137,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
     if not -(2**63) <= micros < 2**63:
         raise CorruptRecordError("timestamp")
 
-    def known(number: int | None) -> int | None:
+    def none_if_negative(number: int | None) -> int | None:
         return None if number is None or number < 0 else number
 
     return (
@@ -145,10 +147,10 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
         micros,
         int(record.timestamp_type),
         list(record.headers),
-        known(record.leader_epoch),
-        known(batch.producer_id),
-        known(batch.producer_epoch),
-        known(record.sequence),
+        none_if_negative(record.leader_epoch),
+        none_if_negative(batch.producer_id),
+        none_if_negative(batch.producer_epoch),
+        none_if_negative(record.sequence),
         batch.is_transactional,
         batch.base_offset,
         batch.compression_type.name.lower(),
@@ -156,7 +158,7 @@ def _row(batch: DecodedBatch, record: Record) -> Row:
 
 
 def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
-    """`data` cut into pieces of these sizes, in turn."""
+    """Yields `data` cut into pieces of these sizes, in turn."""
     stream = io.BytesIO(data)
     for size in itertools.cycle(sizes):
         piece = stream.read(size)
@@ -166,13 +168,13 @@ def pieces(data: bytes | memoryview, sizes: Iterable[int]) -> Iterator[bytes]:
 
 
 def decode_pieces(decoder: RecordDecoder, windows: Iterable[BytesLike]) -> list[pa.RecordBatch]:
-    """Every batch of a decoder that is fed some windows and finished."""
+    """Returns all batches of a decoder after feeding the windows and finishing."""
     batches = [batch for window in windows for batch in decoder.feed(window)]
     return batches + list(decoder.finish())
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
-    """Rows of batches, each checked for being valid Arrow."""
+    """Returns the rows of batches after validating each one as Arrow."""
     rows: list[Row] = []
     for batch in batches:
         batch.validate(full=True)
@@ -190,7 +192,9 @@ def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:
 
 
 def actual(data: bytes | memoryview, *, cut: Sequence[int] = (), **options: Any) -> Outcome:  # noqa: ANN401
-    """What the kernels give for the same bytes, fed whole or in pieces of the sizes in `cut`."""
+    """Returns the kernels' rows for the same bytes, fed in one piece or in pieces of the sizes in
+    `cut`.
+    """
     arguments = {"start_offset": START, "columns": ALL_COLUMNS, **options}
     try:
         decoder = RecordDecoder(**arguments)

@@ -55,7 +55,7 @@ def indexes(draw: st.DrawFn) -> Index:
 
 
 def table_by_counting(index: Index) -> list[Chunk]:
-    """The chunk table made by walking from the first chunk to the last."""
+    """Returns the chunk table, computed by walking from the first chunk to the last."""
     table: list[Chunk] = []
     position = transformed = 0
     while position < index.original_file_size:
@@ -87,7 +87,7 @@ def test_chunks_from_negative_position_raise() -> None:
             index.chunks(-1)
 
 
-def test_chunks_of_a_range_contain_its_bytes() -> None:
+def test_chunks_of_range_contain_its_bytes() -> None:
     index = FixedChunkIndex(10, 100, 10, 10)
 
     def ids(start: int, stop: int | None = None) -> list[int]:
@@ -109,7 +109,7 @@ def test_empty_file_has_no_chunks() -> None:
     for index in (
         FixedChunkIndex(100, 0, 100, 0),
         variable_index(100, 0, []),
-        variable_index(100, 0, [0]),  # what the plugin would write
+        variable_index(100, 0, [0]),  # the plugin's index of an empty file
     ):
         assert index.chunk_count == 0
         assert index.transformed_size == 0
@@ -153,7 +153,7 @@ def test_indexes_of_different_sizes_are_unequal() -> None:
 @pytest.mark.parametrize(
     "numbers",
     [(0, 1, 1, 1), (-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
-    + [tuple(2**31 if place == big else 1 for place in range(4)) for big in range(4)],
+    + [tuple(2**31 if index == big else 1 for index in range(4)) for big in range(4)],
 )
 def test_impossible_size_raises(numbers: tuple[int, int, int, int]) -> None:
     with pytest.raises(InvalidManifestError):
@@ -175,7 +175,7 @@ def test_chunks_of_empty_file_raise(sizes: list[int]) -> None:
 
 
 def test_text_of_chunk_sizes_is_kept() -> None:
-    # Two texts of one list: zstd frames differ between versions.
+    # The text of the same list differs between zstd versions.
     text = encode_chunk_sizes([10, 20, 30]).replace("=", "")
     assert VariableChunkIndex(100, 250, text).transformed_chunks == text
     assert variable_index(100, 250, [10, 20, 30]).transformed_chunks == text
@@ -192,7 +192,7 @@ def test_object_of_other_size_raises(
             index.check_object_size(size)
 
 
-def test_deferred_index_equals_decoded_one() -> None:
+def test_deferred_index_equals_decoded_index() -> None:
     table = variable_index(10, 35, [7, 0, 12, 3])
     deferred = VariableChunkIndex(10, 35, table.transformed_chunks, 22)
     assert (deferred.transformed_size, deferred.chunk_count) == (22, 4)

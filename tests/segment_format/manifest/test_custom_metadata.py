@@ -26,7 +26,7 @@ fields = st.builds(
 )
 
 
-def of(case: dict[str, Any]) -> CustomMetadata:
+def metadata_of(case: dict[str, Any]) -> CustomMetadata:
     values = case["fields"]
     return CustomMetadata(values.get("0"), values.get("1"), values.get("2"))
 
@@ -34,8 +34,8 @@ def of(case: dict[str, Any]) -> CustomMetadata:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["hex"][:12])
 def test_custom_metadata_matches_plugin_vectors(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["hex"])
-    assert parse_custom_metadata(data) == of(case)
-    assert write_custom_metadata(of(case)) == data
+    assert parse_custom_metadata(data) == metadata_of(case)
+    assert write_custom_metadata(metadata_of(case)) == data
 
 
 @pytest.mark.parametrize("data", [None, b"", b"\0"])
@@ -58,14 +58,14 @@ def test_custom_metadata_round_trips(metadata: CustomMetadata) -> None:
 @pytest.mark.parametrize(
     ("data", "position"),
     [
-        ("01", 1),  # a field announced, none there
+        ("01", 1),  # announces a field, but has none
         ("ffffffff0f", 5),  # more fields than bytes
-        ("8080808080808000", 5),  # number of six bytes
+        ("8080808080808000", 5),  # varint of six bytes
         ("02 01 02 0261 00 02 c801", 6),  # tags descending
         ("02 00 01 00 00 01 00", 5),  # the same tag twice
         ("01 00 02 c8", 3),  # value cut
         ("01 00 02 0000", 4),  # value longer than its number
-        ("01 00 01 80", 4),  # number unfinished
+        ("01 00 01 80", 4),  # unfinished varint
         ("01 01 02 0561", 4),  # text longer than its field
         ("01 01 02 02ff", 5),  # not UTF-8
         ("01 01 01 00", 4),  # null text

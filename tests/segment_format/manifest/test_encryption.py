@@ -114,9 +114,9 @@ def test_private_key_of_other_length_raises() -> None:
 
 def test_changed_wrapped_key_raises() -> None:
     wrapped = wrapped_in("aes")
-    for place in (0, 100, 255):
+    for position in (0, 100, 255):
         changed = bytearray(wrapped.ciphertext)
-        changed[place] ^= 1
+        changed[position] ^= 1
         with pytest.raises(DecryptionError):
             unwrap_data_key(WrappedDataKey("key1", bytes(changed)), VECTOR_KEY)
     for ciphertext in (b"", b"\0" * 256, b"\xff" * 256, wrapped.ciphertext[:-1]):
@@ -125,7 +125,7 @@ def test_changed_wrapped_key_raises() -> None:
 
 
 def oaep(message: bytes, *, label: bytes = b"", first: int = 0, filler: int = 0) -> int:
-    """An OAEP block for a 256-byte key by RFC 8017, with room for mistakes."""
+    """Builds an OAEP block for a 256-byte key by RFC 8017, with optional mistakes."""
 
     def mask(seed: bytes, size: int) -> bytes:
         blocks = [hashlib.sha3_512(seed + bytes([0, 0, 0, count])).digest() for count in range(4)]
@@ -287,7 +287,7 @@ def shows_secret(text: str) -> bool:
 
 
 def test_private_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    assert shows_secret(VECTOR_PEM.decode())  # the test sees what it looks for
+    assert shows_secret(VECTOR_PEM.decode())  # the check finds a key that is shown
     assert shows_secret(str(secret_numbers(VECTOR_PEM)))
     with caplog.at_level(logging.DEBUG):
         logging.getLogger(__name__).info("%s %r %s", VECTOR_KEY, VECTOR_KEY, [VECTOR_KEY])
@@ -352,9 +352,9 @@ def test_messages_have_unique_ivs() -> None:
 
 def test_message_with_changed_byte_raises() -> None:
     message = encrypt(b"some bytes of a segment", data_key=DATA_KEY, aad=b"aad")
-    for place in range(len(message)):
+    for position in range(len(message)):
         changed = bytearray(message)
-        changed[place] ^= 0x40
+        changed[position] ^= 0x40
         with pytest.raises(DecryptionError, match="wrong key, or changed bytes"):
             decrypt(bytes(changed), data_key=DATA_KEY, aad=b"aad")
 

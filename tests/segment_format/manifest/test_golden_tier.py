@@ -1,4 +1,4 @@
-"""Every object of the golden tier, as the plugin of a real broker wrote it."""
+"""Reads every object of the golden tier, which the plugin of a real broker wrote."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SEGMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 class Stored:
-    """The three objects of a segment and the key that opens them."""
+    """The three objects of a segment and the key that decrypts them."""
 
     def __init__(self, stem: Path, keys: Any = PRIVATE_KEYS) -> None:  # noqa: ANN401 - a dict
         self.raw = Path(f"{stem}.rsm-manifest").read_bytes()
@@ -119,7 +119,7 @@ def test_segment_of_broker_parses(stem: str) -> None:
     assert len(log) == manifest.chunk_index.original_file_size == metadata.segment_size_in_bytes
     if stored.is_plain:
         assert log == stored.stored_log
-    # A framing error, a lost or a moved chunk would not give whole batches up to the end offset.
+    # With a framing error or a lost or moved chunk, the batches would not reach the end offset.
     entries = list(iter_entries(log))
     assert entries[0].offset >= metadata.start_offset
     assert metadata.start_offset <= entries[-1].offset <= metadata.end_offset
@@ -150,9 +150,9 @@ def test_sizes_match_broker(stem: str) -> None:
     manifest = SegmentManifest.from_json((TIER / f"{stem}.rsm-manifest").read_bytes())
     metadata = manifest.metadata
     assert metadata is not None
-    of = metadata.segment_id.topic_id_partition
-    assert (of.topic, of.partition) == (topic["topic"], partition["partition"])
-    assert uuid_to_text(of.topic_id) == topic["topicId"]
+    names = metadata.segment_id.topic_id_partition
+    assert (names.topic, names.partition) == (topic["topic"], partition["partition"])
+    assert uuid_to_text(names.topic_id) == topic["topicId"]
     assert uuid_to_text(metadata.segment_id.id) == expected["id"]
     assert metadata.start_offset == expected["base_offset"]
     assert metadata.end_offset == expected["end_offset"]

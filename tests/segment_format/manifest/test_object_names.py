@@ -84,7 +84,7 @@ def test_invalid_topic_directory_is_rejected(name: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=120))
-def test_any_text_is_a_local_directory_or_rejected(text: str) -> None:
+def test_any_text_parses_as_local_directory_or_is_rejected(text: str) -> None:
     directory = parse_local_partition_directory(text)
     assert directory is None or local_directory(directory) == text
 

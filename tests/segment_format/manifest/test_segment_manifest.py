@@ -49,7 +49,7 @@ METADATA = RemoteLogSegmentMetadata(
     segment_leader_epochs=(EpochEntry(0, 1234), EpochEntry(3, 1250)),
     segment_size_in_bytes=10000,
 )
-# Per case of the vectors: chunk sizes, positions and sizes of the side files.
+# For each case of the vectors: chunk sizes, and positions and sizes of the side files.
 PLAIN_INDEXES = [(0, 80), (80, 120), (200, 10), (210, 15), (225, 34)]
 AES_INDEXES = [(0, 108), (108, 148), (256, 38), (294, 43), (337, 62)]
 EXPECTED: dict[str, tuple[list[int], list[tuple[int, int]], int]] = {
@@ -77,7 +77,7 @@ def parse(document: object) -> SegmentManifest:
     return SegmentManifest.from_json(json.dumps(document).encode())
 
 
-def changed(case: str, change: Callable[[Document], object]) -> Document:
+def manifest_with(case: str, change: Callable[[Document], object]) -> Document:
     document = copy.deepcopy(document_of(case))
     change(document)
     return document
@@ -125,7 +125,7 @@ def test_object_sizes_match_manifest(case: str) -> None:
 
 
 def test_manifest_has_the_length_of_the_plugins() -> None:
-    # The plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
+    # From the plugin's own test: a segment of 10 bytes, chunks of 123, four indexes of 10 bytes.
     manifest = SegmentManifest(
         FixedChunkIndex(123, 10, 123, 10),
         index_ranges(offset=10, timestamp=10, producer_snapshot=10, leader_epoch=10),
@@ -171,17 +171,17 @@ def test_index_ranges_are_contiguous(
 
 def test_manifest_accepted_by_plugin_parses() -> None:
     plain = SegmentManifest.from_json(manifest_bytes("plain"))
-    as_number = changed("plain", lambda d: d.update(version=1))
+    as_number = manifest_with("plain", lambda d: d.update(version=1))
     assert parse(as_number) == plain
-    assert parse(changed("plain", lambda d: d.update(encryption=None))) == plain
+    assert parse(manifest_with("plain", lambda d: d.update(encryption=None))) == plain
     last = document_of("plain")
     last["chunkIndex"]["type"] = last["chunkIndex"].pop("type")
     assert list(last["chunkIndex"])[-1] == "type"
     assert parse(dict(reversed(last.items()))) == plain
-    bare = parse(changed("plain", lambda d: d.pop("remoteLogSegmentMetadata")))
+    bare = parse(manifest_with("plain", lambda d: d.pop("remoteLogSegmentMetadata")))
     assert bare.metadata is None
     assert b"remoteLogSegmentMetadata" not in manifest_json(bare)
-    assert parse(changed("plain", lambda d: d.update(remoteLogSegmentMetadata=None))) == bare
+    assert parse(manifest_with("plain", lambda d: d.update(remoteLogSegmentMetadata=None))) == bare
 
 
 def test_unknown_members_are_accepted() -> None:
@@ -198,7 +198,9 @@ def test_unknown_members_are_accepted() -> None:
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_txn_idx_empty_of_newer_brokers_parses(empty: bool) -> None:
-    document = changed("plain", lambda d: d["remoteLogSegmentMetadata"].update(txnIdxEmpty=empty))
+    document = manifest_with(
+        "plain", lambda d: d["remoteLogSegmentMetadata"].update(txnIdxEmpty=empty)
+    )
     manifest = parse(document)
     assert manifest.metadata is not None
     assert manifest.metadata.txn_index_empty is empty
@@ -207,7 +209,7 @@ def test_txn_idx_empty_of_newer_brokers_parses(empty: bool) -> None:
 
 def test_epochs_are_sorted() -> None:
     epochs = {"10": 1290, "9": 1280, "2": 1234}
-    document = changed(
+    document = manifest_with(
         "plain", lambda d: d["remoteLogSegmentMetadata"].update(segmentLeaderEpochs=epochs)
     )
     metadata = parse(document).metadata
@@ -307,7 +309,7 @@ def test_invalid_manifest_raises(
     case: str, change: Callable[[Document], None], reason: str
 ) -> None:
     with pytest.raises(InvalidManifestError, match=reason):
-        parse(changed(case, change))
+        parse(manifest_with(case, change))
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,13 @@ def test_frame_with_wrong_size_raises_before_decompression() -> None:
 
 
 def test_frame_with_false_content_size_raises() -> None:
-    # States 16384 bytes and holds a megabyte: the size field is changed, the blocks are not.
+    # The frame states 16384 bytes but contains a megabyte: only the size field is changed.
     frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(1 << 20)))
     assert frame[4] == 0xA0  # single segment, four bytes of content size
     frame[5:9] = (16384).to_bytes(4, "little")
     with pytest.raises(ChunkError, match="does not decompress"):
         restore_chunk(bytes(frame), Chunk(0, 0, 16384, 0, len(frame)), compression=True)
-    # And the other way round.
+    # The frame states more than it contains.
     frame = bytearray(zstandard.ZstdCompressor(level=3).compress(bytes(70000)))
     frame[5:9] = (80000).to_bytes(4, "little")
     with pytest.raises(ChunkError):
@@ -133,11 +133,12 @@ def test_chunk_too_short_for_encryption_raises() -> None:
 
 
 def test_swapped_chunks_are_detected_by_length_only() -> None:
-    # The AAD binds no position: equal lengths pass, which is why batches are checked further on.
-    one, two = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))
-    assert restore_chunk(two, chunk_of(b"one", one), compression=False, data_key=KEY, aad=AAD) == (
-        b"two"
-    )
+    # The AAD contains no position, so swapped chunks of equal length pass. Batches are checked
+    # later.
+    first, second = (encrypt(text, data_key=KEY, aad=AAD) for text in (b"one", b"two"))
+    assert restore_chunk(
+        second, chunk_of(b"one", first), compression=False, data_key=KEY, aad=AAD
+    ) == (b"two")
 
 
 @keys
@@ -190,7 +191,7 @@ def test_changed_chunk_restores_to_its_size_or_raises(
 
 @settings(deadline=None)
 @given(st.binary(max_size=80), st.integers(1, 1000), st.booleans(), st.booleans())
-def test_any_bytes_are_a_chunk_or_refused(
+def test_any_bytes_restore_or_raise(
     stored: bytes, size: int, compression: bool, encrypted: bool
 ) -> None:
     outcome = value_or_error(

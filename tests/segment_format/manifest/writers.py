@@ -1,5 +1,7 @@
-"""Writes chunks, wrapped keys and manifests by the product's own types, to test that they are read
-back. `segment_format.testing.tiers` writes the same formats without them.
+"""Writes chunks, wrapped keys and manifests with the product's own types, to test reading them
+back.
+
+`segment_format.testing.tiers` writes the same formats without these types.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def transform_chunk(
     data_key: bytes | None = None,
     aad: bytes | None = None,
 ) -> bytes:
-    """Returns what the plugin stores for one chunk of a segment."""
+    """Returns the stored form of one chunk of a segment, as the plugin writes it."""
     data = bytes(original)
     if compression:
         data = zstandard.ZstdCompressor(level=3).compress(data)
@@ -90,7 +92,7 @@ def transform_chunk(
 def transform_index(
     original: bytes | memoryview, *, data_key: bytes | None = None, aad: bytes | None = None
 ) -> bytes:
-    """Returns what the plugin stores for one side file."""
+    """Returns the stored form of one side file, as the plugin writes it."""
     if data_key is None or not original:
         return bytes(original)
     assert aad is not None
@@ -100,7 +102,7 @@ def transform_index(
 def encode_chunk_sizes(sizes: Sequence[int] | npt.NDArray[np.integer]) -> str:
     """Returns the text for a manifest's `transformedChunks`.
 
-    The payload is the plugin's byte for byte; the zstd frame of a long list can differ between
+    The payload equals the plugin's, byte for byte. The zstd frame of a long list can differ between
     zstd versions.
     """
     payload = pack_chunk_sizes(sizes)

@@ -1,4 +1,4 @@
-"""Any metadata record that can be written, for property tests."""
+"""Generates any metadata record that can be written, for property tests."""
 
 from __future__ import annotations
 
@@ -109,5 +109,5 @@ written_records: st.SearchStrategy[Written] = st.one_of(
         st.builds(WireDetails, st.sampled_from([0, 1]), tags, topic_id_partition_tags=tags),
     ),
 )
-"""Records and how they can be written."""
+"""Records and their encoding choices."""
 written_values = written_records.map(lambda written: written[1])

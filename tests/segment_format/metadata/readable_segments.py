@@ -1,4 +1,4 @@
-"""Rebuilds the live set of segments event by event: the oracle for `LiveSegments`.
+"""Rebuilds the live set of segments event by event, as a reference for `LiveSegments`.
 
 Source: `org.apache.kafka.server.log.remote.metadata.storage.RemoteLogMetadataCache`, KIP-405; for
 partition deletes `RemotePartitionMetadataStore`.
@@ -27,37 +27,37 @@ _Key = tuple["uuid.UUID", int, "uuid.UUID"]
 
 
 def known_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """Every segment that the events leave behind, in any state before DELETE_SEGMENT_FINISHED.
+    """Returns every segment that the events leave in a state before DELETE_SEGMENT_FINISHED.
 
-    Events of one metadata partition must come in their order; several metadata partitions may be
-    chained. What a broker drops is dropped here: a segment that does not begin in
+    Events of one metadata partition must keep their order; several metadata partitions may be
+    chained. Drops the same events as a broker: a segment that does not begin in
     COPY_SEGMENT_STARTED, a segment announced again after it left that state, an update of an
-    unknown segment, a transition Kafka does not allow, snapshots (type 3). The end of a partition's
-    deletion forgets its segments.
+    unknown segment, a transition that Kafka does not allow, snapshots (type 3). The end of a
+    partition's deletion removes its segments.
 
     Args:
-        records: Parsed events; those of other topics may be among them.
+        records: Parsed events; events of other topics are allowed.
 
     Returns:
         The segments with their last state, broker, event time and custom metadata, in order of
         topic, topic id, partition, start offset and event time.
     """
-    known: dict[_Key, RemoteLogSegmentMetadata] = {}
+    segments: dict[_Key, RemoteLogSegmentMetadata] = {}
     for record in records:
         if isinstance(record, RemoteLogSegmentMetadata):
-            _add(known, record)
+            _add(segments, record)
         elif isinstance(record, RemoteLogSegmentMetadataUpdate):
-            _update(known, record)
+            _update(segments, record)
         elif isinstance(record, RemotePartitionDelete):
-            _forget_partition(known, record)
-    return tuple(sorted(known.values(), key=_order))
+            _forget_partition(segments, record)
+    return tuple(sorted(segments.values(), key=_order))
 
 
 def live_segments(records: Iterable[MetadataRecord]) -> tuple[RemoteLogSegmentMetadata, ...]:
-    """The segments that may be read: those of `known_segments` in state COPY_SEGMENT_FINISHED.
+    """Returns the readable segments: the `known_segments` in state COPY_SEGMENT_FINISHED.
 
-    The set can still hold duplicates, overlaps and segments of dead branches: leader epochs decide
-    between them.
+    The set can still contain duplicates, overlaps and segments of dead branches. Leader epochs
+    decide between them.
     """
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     return tuple(segment for segment in known_segments(records) if segment.state is finished)
@@ -80,25 +80,25 @@ def _order(segment: RemoteLogSegmentMetadata) -> tuple[str, bytes, int, int, int
     )
 
 
-def _add(known: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
+def _add(segments: dict[_Key, RemoteLogSegmentMetadata], record: RemoteLogSegmentMetadata) -> None:
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     key = _key(record.segment_id)
-    previous = known.get(key)
+    previous = segments.get(key)
     if record.state is started and (previous is None or previous.state is started):
-        known[key] = record
+        segments[key] = record
 
 
 def _update(
-    known: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
+    segments: dict[_Key, RemoteLogSegmentMetadata], update: RemoteLogSegmentMetadataUpdate
 ) -> None:
     key = _key(update.segment_id)
-    previous = known.get(key)
+    previous = segments.get(key)
     if previous is None or not previous.state.may_become(update.state):
         return
     if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-        del known[key]
+        del segments[key]
         return
-    known[key] = replace(
+    segments[key] = replace(
         previous,
         broker_id=update.broker_id,
         event_timestamp_ms=update.event_timestamp_ms,
@@ -108,10 +108,10 @@ def _update(
 
 
 def _forget_partition(
-    known: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
+    segments: dict[_Key, RemoteLogSegmentMetadata], delete: RemotePartitionDelete
 ) -> None:
     if delete.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
         return
     partition = delete.topic_id_partition
-    for key in [key for key in known if key[:2] == (partition.topic_id, partition.partition)]:
-        del known[key]
+    for key in [key for key in segments if key[:2] == (partition.topic_id, partition.partition)]:
+        del segments[key]

@@ -34,7 +34,7 @@ def read(values: list[bytes], kind: pa.DataType | None = None) -> list[MetadataR
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
-def test_usual_records_need_no_readable_parser(
+def test_usual_records_skip_the_readable_parser(
     monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
 ) -> None:
     expected = [parse_metadata_record(value) for value in REAL] + list(EXPECTED.values())
@@ -43,7 +43,7 @@ def test_usual_records_need_no_readable_parser(
 
 
 def test_metadata_topic_of_broker_parses_from_its_log() -> None:
-    found = []
+    rows = []
     for partition in range(3):
         folder = GOLDEN / "metadata-topic" / f"__remote_log_metadata-{partition}"
         log = (folder / "00000000000000000000.log").read_bytes()
@@ -52,13 +52,13 @@ def test_metadata_topic_of_broker_parses_from_its_log() -> None:
             for offset, record in zip(
                 batch["offset"].to_pylist(), metadata_records(columns), strict=True
             ):
-                found.append((partition, offset, record))
-    wanted = [
+                rows.append((partition, offset, record))
+    expected = [
         (line["partition"], line["offset"], parse_metadata_record(value))
         for line, value in zip(RECORDS, REAL, strict=True)
-    ][: len(found)]
-    assert len(found) == 271
-    assert sorted(found, key=lambda one: one[:2]) == sorted(wanted, key=lambda one: one[:2])
+    ][: len(rows)]
+    assert len(rows) == 271
+    assert sorted(rows, key=lambda row: row[:2]) == sorted(expected, key=lambda row: row[:2])
 
 
 @settings(deadline=None, max_examples=200)
@@ -70,11 +70,11 @@ def test_metadata_topic_of_broker_parses_from_its_log() -> None:
 def test_columns_match_readable_parser(
     written: list[Written], kind: pa.DataType, data: st.DataObject
 ) -> None:
-    wanted = [record for record, _ in written]
+    expected = [record for record, _ in written]
     values = pa.array([value for _, value in written], kind)
-    start = data.draw(st.integers(0, len(wanted)))
-    found = list(metadata_records(parse_metadata_columns(values.slice(start))))
-    assert found == wanted[start:]
+    start = data.draw(st.integers(0, len(expected)))
+    records_read = list(metadata_records(parse_metadata_columns(values.slice(start))))
+    assert records_read == expected[start:]
 
 
 def outcome(value: bytes) -> MetadataRecord | InvalidMetadataError:
@@ -105,33 +105,37 @@ def damaged(value: bytes, data: st.DataObject) -> bytes:
 def test_damaged_records_match_readable_parser(values: list[bytes], data: st.DataObject) -> None:
     values = [damaged(value, data) for value in values]
     outcomes = [outcome(value) for value in values]
-    refused = [place for place, one in enumerate(outcomes) if isinstance(one, InvalidMetadataError)]
+    refused = [
+        position
+        for position, result in enumerate(outcomes)
+        if isinstance(result, InvalidMetadataError)
+    ]
     if not refused:
         assert read(values) == outcomes
         return
     offsets = np.arange(100, 100 + len(values))
     with pytest.raises(InvalidMetadataError) as caught:
         parse_metadata_columns(pa.array(values, pa.binary()), offsets)
-    wanted = outcomes[refused[0]]
-    assert isinstance(wanted, InvalidMetadataError)
-    assert str(caught.value) == str(wanted.at(wanted.position, 100 + refused[0]))
+    expected = outcomes[refused[0]]
+    assert isinstance(expected, InvalidMetadataError)
+    assert str(caught.value) == str(expected.at(expected.position, 100 + refused[0]))
 
 
 def test_changed_bytes_match_readable_parser() -> None:
-    readable, wanted = [], []
+    readable, expected = [], []
     for position, byte in itertools.product(
         range(len(REAL[0])), (0, 1, 2, 3, 4, 14, 127, 128, 255)
     ):
         value = REAL[0][:position] + bytes([byte]) + REAL[0][position + 1 :]
-        one = outcome(value)
-        if isinstance(one, InvalidMetadataError):
+        result = outcome(value)
+        if isinstance(result, InvalidMetadataError):
             with pytest.raises(InvalidMetadataError):
                 read([value])
         else:
             readable.append(value)
-            wanted.append(one)
+            expected.append(result)
     assert len(readable) > 100
-    assert read(readable) == wanted
+    assert read(readable) == expected
 
 
 def test_overlong_varints_parse() -> None:
@@ -162,12 +166,12 @@ def test_unusual_records_parse_among_usual_ones() -> None:
 
 
 def test_columns_keep_order_of_many_records() -> None:
-    wanted = [
+    expected = [
         replace(COPY_STARTED, broker_id=number) if number % 3 else EXPECTED["type2"]
         for number in range(20_000)
     ]
-    values = {id(record): write_metadata_record(record) for record in wanted}
-    assert read([values[id(record)] for record in wanted]) == wanted
+    values = {id(record): write_metadata_record(record) for record in expected}
+    assert read([values[id(record)] for record in expected]) == expected
 
 
 def test_error_without_offsets_names_the_value() -> None:
@@ -208,7 +212,7 @@ def test_stated_lengths_allocate_nothing(value: bytes) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 2_000_000  # of 0.15 MB of values
+    assert peak < 2_000_000  # from 0.15 MB of values
     assert pa.default_memory_pool().bytes_allocated() - pool < 1_000_000
 
 

@@ -80,18 +80,18 @@ def test_live_segments_match_broker(records: Path, expected: Path) -> None:
             segment["custom_metadata_base64"],
         )
 
-    wanted = [
+    broker_rows = [
         row(topic, partition, segment)
         for topic in json.loads(expected.read_text())["topics"]
         if not topic.get("previous_incarnation")
         for partition in topic["partitions"]
         for segment in partition["remote_segments"]
     ]
-    found = [
+    segments = [
         (
-            (of := segment.segment_id.topic_id_partition).topic,
-            uuid_to_text(of.topic_id),
-            of.partition,
+            (segments_of := segment.segment_id.topic_id_partition).topic,
+            uuid_to_text(segments_of.topic_id),
+            segments_of.partition,
             segment.start_offset,
             segment.end_offset,
             uuid_to_text(segment.segment_id.id),
@@ -104,17 +104,17 @@ def test_live_segments_match_broker(records: Path, expected: Path) -> None:
         )
         for segment in live_segments(broker_records(records))
     ]
-    assert len(found) >= 10
-    assert found == sorted(wanted, key=lambda entry: entry[:4])  # type: ignore[index]
+    assert len(segments) >= 10
+    assert segments == sorted(broker_rows, key=lambda entry: entry[:4])  # type: ignore[index]
 
 
 def test_unfinished_uploads_are_not_live() -> None:
     records = broker_records(GOLDEN)
-    known = {segment.segment_id.id: segment.state for segment in known_segments(records)}
+    states = {segment.segment_id.id: segment.state for segment in known_segments(records)}
     live = {segment.segment_id.id for segment in live_segments(records)}
-    unfinished = {segment_id for segment_id, state in known.items() if state is STARTED}
+    unfinished = {segment_id for segment_id, state in states.items() if state is STARTED}
     assert len(unfinished) == 3  # the broker was killed during three uploads
-    assert live == set(known) - unfinished
+    assert live == set(states) - unfinished
 
 
 def test_update_replaces_its_fields() -> None:
@@ -142,13 +142,13 @@ def test_forbidden_transitions_are_dropped(
     }
     assert source.may_become(target) == (source is target or (source, target) in allowed)
     records: list[MetadataRecord] = [SEGMENT, *map(update, paths[source]), update(target, at=99)]
-    known = known_segments(records)
+    segments = known_segments(records)
     if source is DELETED or (source, target) == (DELETING, DELETED):
-        assert known == ()
+        assert segments == ()
     else:
         followed = source is target or (source, target) in allowed
-        assert known[0].state is (target if followed else source)
-        assert (known[0].event_timestamp_ms == 99) == followed
+        assert segments[0].state is (target if followed else source)
+        assert (segments[0].event_timestamp_ms == 99) == followed
 
 
 def test_updates_of_unknown_segments_are_dropped() -> None:
@@ -165,16 +165,16 @@ def test_segment_is_announced_again_only_before_it_finishes() -> None:
 
 
 def test_segments_differ_by_topic_id_and_partition() -> None:
-    others = [
+    other_segments = [
         replace(SEGMENT, segment_id=RemoteLogSegmentId(partition, SEGMENT.segment_id.id))
         for partition in (
             TopicIdPartition("orders", uuid.UUID(int=9), 0),
             TopicIdPartition("orders", uuid.UUID(int=1), 1),
         )
     ]
-    live = live_segments([SEGMENT, *others, update(FINISHED)])
+    live = live_segments([SEGMENT, *other_segments, update(FINISHED)])
     assert [segment.segment_id for segment in live] == [SEGMENT.segment_id]
-    assert len(known_segments([SEGMENT, *others])) == 3
+    assert len(known_segments([SEGMENT, *other_segments])) == 3
 
 
 def test_snapshot_and_begun_partition_delete_change_nothing() -> None:

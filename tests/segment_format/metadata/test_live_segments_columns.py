@@ -108,8 +108,8 @@ def test_any_history_matches_readable_segments(
         known = known_segments(events)
         assert tuple(metadata_records(live.segments())) == known
     for state in RemoteLogSegmentState:
-        found = tuple(metadata_records(live.segments(state)))
-        assert found == tuple(segment for segment in known if segment.state is state)
+        segments = tuple(metadata_records(live.segments(state)))
+        assert segments == tuple(segment for segment in known if segment.state is state)
 
 
 @settings(deadline=None, max_examples=100)
@@ -118,7 +118,7 @@ def test_dropped_events_are_counted(events: list[MetadataRecord], borders: list[
     unknown: list[MetadataRecord] = []
     forbidden: list[MetadataRecord] = []
     deleted = 0
-    for number, event in enumerate(events):  # each has a time of its own, so it shows
+    for number, event in enumerate(events):  # different event times show a wrong assignment
         if not isinstance(event, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate):
             continue
         before, after = known_segments(events[:number]), known_segments(events[: number + 1])
@@ -169,9 +169,9 @@ def update(number: int, state: RemoteLogSegmentState) -> RemoteLogSegmentMetadat
 def test_long_history_is_applied() -> None:
     again: list[MetadataRecord] = [update(1, FINISHED), update(1, STARTED), segment(1)] * 3000
     live = folded([segment(1), *again, update(1, DELETING)], [])
-    (found,) = metadata_records(live.segments())
-    assert isinstance(found, RemoteLogSegmentMetadata)
-    assert found.state is DELETING
+    (segments,) = metadata_records(live.segments())
+    assert isinstance(segments, RemoteLogSegmentMetadata)
+    assert segments.state is DELETING
     assert live.dropped.forbidden_transition == 6000
     assert len(live.dropped.first) == 10
 
@@ -189,7 +189,7 @@ def test_deleted_segments_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     tracemalloc.stop()
     assert live.deleted == 4000
     assert len(live.segments()) == 0
-    assert kept < 1_000_000  # of 3 MB of columns
+    assert kept < 1_000_000  # from 3 MB of columns
 
 
 def test_segment_is_unknown_after_its_partition_was_deleted() -> None:

@@ -24,24 +24,24 @@ CASES: list[dict[str, Any]] = json.loads((VECTORS / "kafka-vectors.json").read_t
 
 @pytest.mark.parametrize("case", CASES)
 def test_metadata_partition_matches_kafka_vectors(case: dict[str, Any]) -> None:
-    found = metadata_partition(
+    partitions = metadata_partition(
         uuid_from_text(case["topic_id"]), case["partition"], case["num_partitions"]
     )
-    assert found == case["metadata_partition"]
+    assert partitions == case["metadata_partition"]
 
 
 def test_metadata_partition_matches_broker() -> None:
     count = summary()["metadata_topic_partitions"]
-    seen = set()
+    partitions_seen = set()
     for line in (GOLDEN / "metadata-topic" / "records.jsonl").read_text().splitlines():
         document = json.loads(line)
         record = parse_metadata_record(base64.b64decode(document["value"]))
         if isinstance(record, RemoteLogSegmentMetadata):
             partition = record.segment_id.topic_id_partition
-            found = metadata_partition(partition.topic_id, partition.partition, count)
-            assert found == document["partition"]
-            seen.add(found)
-    assert seen == set(range(count))
+            partitions = metadata_partition(partition.topic_id, partition.partition, count)
+            assert partitions == document["partition"]
+            partitions_seen.add(partitions)
+    assert partitions_seen == set(range(count))
 
 
 @pytest.mark.parametrize(

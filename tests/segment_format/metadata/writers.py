@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WireDetails:
-    """What a written record has beyond its meaning.
+    """Choices of a written record that do not change its meaning.
 
     Attributes:
         version: Version of the record, 0 or 1.
         record_tags: Unknown tagged fields of the record.
-        segment_id_tags: Those of the segment id.
-        topic_id_partition_tags: Those of the partition.
+        segment_id_tags: Unknown tagged fields of the segment id.
+        topic_id_partition_tags: Unknown tagged fields of the partition.
         epochs: Order of the leader epochs, each with its tagged fields; empty for ascending ones.
     """
 
@@ -97,7 +97,9 @@ def _write_body(
 ) -> bytes:
     starts = {entry.epoch: entry.start_offset for entry in record.segment_leader_epochs}
     order = wire.epochs
-    if {epoch for epoch, _ in order} != set(starts):  # none kept, or the epochs were replaced
+    if {epoch for epoch, _ in order} != set(
+        starts
+    ):  # no order is kept, or the epochs were replaced
         order = tuple((epoch, ()) for epoch in starts)
     tags = wire.record_tags
     if record.txn_index_empty is not None:

@@ -225,7 +225,7 @@ def test_zstd_of_ten_gigabytes_raises_at_default_limit() -> None:
 
 def test_zstd_window_above_kafka_limit_raises() -> None:
     frame = bytearray(java_zstd(b"abc"))
-    frame[5] = 17 << 3  # 2^27, the greatest window allowed
+    frame[5] = 17 << 3  # 2^27, the largest allowed window
     assert decompress(ZSTD, frame) == b"abc"
 
     frame[5] = 17 << 3 | 1
@@ -261,30 +261,30 @@ def test_lz4_header_checksum_matches_library(flags: int, block_size: int) -> Non
         ]
     )
     assert frame[4:6] == bytes((flags, block_size))
-    at = 14 if flags & 8 else 6
+    position = 14 if flags & 8 else 6
 
     assert decompress(LZ4, frame) == b"abc"
     for wrong in range(256):
-        if wrong == frame[at]:
+        if wrong == frame[position]:
             continue
-        changed = frame[:at] + bytes((wrong,)) + frame[at + 1 :]
+        changed = frame[:position] + bytes((wrong,)) + frame[position + 1 :]
         with pytest.raises(DecompressionError):
             decompress(LZ4, changed)
         assert decompress(LZ4, changed, magic=0) == b"abc"
 
 
 @pytest.mark.parametrize(
-    "rest",
+    "trailing",
     [
-        b"\x1f\x8b\x07" + bytes(40),  # magic, but another method: no member begins here
+        b"\x1f\x8b\x07" + bytes(40),  # another compression method, so no member begins here
         b"\x1f\x8b",
         b"\x1f\x8b\x08" + bytes(10),  # too short for a member
         bytes(100),
         b"garbage",
     ],
 )
-def test_gzip_trailing_bytes_are_ignored(rest: bytes) -> None:
-    assert decompress(GZIP, gzip.compress(b"abc") + rest) == b"abc"
+def test_gzip_trailing_bytes_are_ignored(trailing: bytes) -> None:
+    assert decompress(GZIP, gzip.compress(b"abc") + trailing) == b"abc"
 
 
 def test_gzip_cut_second_member_raises() -> None:
@@ -346,8 +346,8 @@ def test_changed_payload_stays_within_limit_or_raises(
     changed = bytearray(stored)
     for _ in range(data.draw(st.integers(1, 4))):
         if changed:
-            at = data.draw(st.integers(0, len(changed) - 1))
-            changed[at] = data.draw(st.integers(0, 255))
+            position = data.draw(st.integers(0, len(changed) - 1))
+            changed[position] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(changed)))
     kept = bytes(changed[:cut])
 

@@ -20,13 +20,13 @@ LOG = b"".join(bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batch
 
 
 def test_entries_tile_log() -> None:
-    wanted = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
+    expected = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 
     entries = list(iter_entries(LOG))
 
-    assert [entry.magic for entry in entries] == [batch["magic"] for batch in wanted]
+    assert [entry.magic for entry in entries] == [batch["magic"] for batch in expected]
     assert [entry.offset for entry in entries] == [
-        batch["base"] if batch["magic"] == 2 else batch["last"] for batch in wanted
+        batch["base"] if batch["magic"] == 2 else batch["last"] for batch in expected
     ]
     assert [entry.position for entry in entries] == [0, *(entry.stop for entry in entries[:-1])]
     assert entries[-1].stop == len(LOG)

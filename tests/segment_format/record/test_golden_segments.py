@@ -1,6 +1,6 @@
-"""Segments a real broker uploaded, decoded to the rows a real consumer saw.
+"""Compares segments of a real broker with the rows that a real consumer read.
 
-Only segments whose `.log` object is the original file (neither compressed nor encrypted chunks).
+Only segments whose `.log` object is the original file, without compressed or encrypted chunks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ Segment = dict[str, Any]
 PARTS: dict[tuple[str, int], dict[str, Any]] = {
     (
         entry["topic"] + ("-previous" if entry.get("previous_incarnation") else ""),
-        part["partition"],
-    ): part
+        partition["partition"],
+    ): partition
     for entry in summary()["topics"]
-    for part in entry["partitions"]
+    for partition in entry["partitions"]
 }
-"""Name of the Parquet file and partition -> what `summary.json` says about the partition."""
+"""Maps the name of the Parquet file and the partition to the partition's entry in
+`summary.json`.
+"""
 
 
 def plain_segments(topic: str, partition: int) -> list[Segment]:
@@ -56,14 +58,14 @@ def log_of(segment: Segment) -> bytes:
 
 
 def side_files(segment: Segment) -> dict[str, bytes]:
-    """The parts of a plain `.indexes` object, by the manifest's names; absent ones are left out."""
+    """Returns the existing sections of a plain `.indexes` object, by the names in the manifest."""
     stem = segment["object_stem"]
     manifest = json.loads((TIER / f"{stem}.rsm-manifest").read_bytes())
     joined = (TIER / f"{stem}.indexes").read_bytes()
     return {
-        name: joined[part["position"] : part["position"] + part["size"]]
-        for name, part in manifest["segmentIndexes"].items()
-        if part is not None
+        name: joined[section["position"] : section["position"] + section["size"]]
+        for name, section in manifest["segmentIndexes"].items()
+        if section is not None
     }
 
 
@@ -124,30 +126,30 @@ def test_records_match_consumer(topic: str, partition: int) -> None:
             for record in batch.records
             if record.offset >= log_start
         ]
-        wanted = [
+        expected = [
             expected_row(row)
             for offset, row in rows.items()
             if max(segment["base_offset"], log_start) <= offset <= segment["end_offset"]
         ]
-        assert decoded == wanted
+        assert decoded == expected
 
 
 @every_partition
 def test_markers_match_broker(topic: str, partition: int) -> None:
-    part = PARTS[topic, partition]
+    partition_facts = PARTS[topic, partition]
     for segment in plain_segments(topic, partition):
-        found = []
+        markers = []
         for batch in iter_batches(log_of(segment)):
             kind = batch_control_type(batch)
             if kind is not None:
-                found.append((batch.base_offset, batch.producer_id, kind.name))
+                markers.append((batch.base_offset, batch.producer_id, kind.name))
         if topic == "compacted":
-            # Compaction removed markers; those that are left must be real.
-            assert all(kind in ("ABORT", "COMMIT") for _, _, kind in found)
+            # Compaction removes some markers; the remaining ones must be real.
+            assert all(kind in ("ABORT", "COMMIT") for _, _, kind in markers)
             continue
-        assert found == [
+        assert markers == [
             (marker["offset"], marker["producerId"], marker["type"])
-            for marker in part["markers"]
+            for marker in partition_facts["markers"]
             if segment["base_offset"] <= marker["offset"] <= segment["end_offset"]
         ]
 
@@ -184,7 +186,7 @@ def check_side_files(
     for entry in entries:
         data = last_data.get(entry.producer_id)
         if data is not None and data.producer_epoch == entry.producer_epoch:
-            # Compaction takes batches away, the state of their producers stays.
+            # Compaction removes batches, but keeps the state of their producers.
             later = compacted and entry.last_offset > data.last_offset
             assert later or entry.last_offset in (data.last_offset, -1)
     if end_offset is not None:
@@ -198,7 +200,7 @@ def check_offset_index(batches: list[DecodedBatch], data: bytes, base_offset: in
     for offset, position in zip(index.offsets.tolist(), index.positions.tolist(), strict=True):
         assert starts[position].base_offset <= offset
         assert offset in {batch.last_offset for batch in batches if batch.position >= position}
-        # Nothing before an entry's position belongs to its offset.
+        # All batches before the entry's position end before its offset.
         assert all(batch.last_offset < offset for batch in batches if batch.position < position)
     for batch in batches:
         for offset in (batch.base_offset, batch.last_offset):
@@ -248,16 +250,16 @@ LOCAL_SEGMENTS = sorted((LOCAL_TIER / "tier").rglob("*.log"))
     "log", LOCAL_SEGMENTS, ids=lambda path: f"{path.parent.name[:6]}/{path.name[:24]}"
 )
 def test_side_files_of_local_layout_match_log(log: Path) -> None:
-    def part(suffix: str) -> bytes | None:
+    def side_file(suffix: str) -> bytes | None:
         path = log.with_suffix(suffix)
         return path.read_bytes() if path.exists() else None
 
     files = {
-        "OFFSET": part(".index"),
-        "TIMESTAMP": part(".timeindex"),
-        "TRANSACTION": part(".txnindex"),
-        "LEADER_EPOCH": part(".leader_epoch_checkpoint"),
-        "PRODUCER_SNAPSHOT": part(".snapshot"),
+        "OFFSET": side_file(".index"),
+        "TIMESTAMP": side_file(".timeindex"),
+        "TRANSACTION": side_file(".txnindex"),
+        "LEADER_EPOCH": side_file(".leader_epoch_checkpoint"),
+        "PRODUCER_SNAPSHOT": side_file(".snapshot"),
     }
     check_side_files(
         log.read_bytes(),
@@ -269,9 +271,9 @@ def test_side_files_of_local_layout_match_log(log: Path) -> None:
 
 @pytest.mark.parametrize("partition", [0, 1])
 def test_read_committed_matches_broker_transactions(partition: int) -> None:
-    part = PARTS["txn", partition]
+    partition_facts = PARTS["txn", partition]
     segments = plain_segments("txn", partition)
-    stop = part["tier_end_offset"]
+    stop = partition_facts["tier_end_offset"]
     txns = [
         txn
         for segment in segments
@@ -295,9 +297,9 @@ def test_read_committed_matches_broker_transactions(partition: int) -> None:
         if record.offset < stable
     ]
 
-    assert stable == part["tier_last_stable_offset"]
+    assert stable == partition_facts["tier_last_stable_offset"]
     assert {(txn.producer_id, txn.first_offset) for txn in undecided} == {
-        (txn["producerId"], txn["first"]) for txn in part["undecided_in_tier"]
+        (txn["producerId"], txn["first"]) for txn in partition_facts["undecided_in_tier"]
     }
     assert visible == [
         offset

@@ -1,4 +1,4 @@
-"""The last offset of a log, told from the headers of its last batches."""
+"""Tests that the last offset of a log is found from the headers of its last batches."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def end_of(data: bytes, **facts: int) -> int:
     return last_offset(lambda start, stop: data[start:stop], len(data), **facts)
 
 
-def flipped(data: bytes, at: int, bits: int) -> bytes:
+def flipped(data: bytes, position: int, bits: int) -> bytes:
     changed = bytearray(data)
-    changed[at] ^= bits
+    changed[position] ^= bits
     return bytes(changed)
 
 
@@ -104,14 +104,14 @@ def test_gap_in_compacted_log_is_accepted() -> None:
 
 def test_last_batch_contradicting_index_is_compared_with_all_batches() -> None:
     data = batch(0) + batch(2) + batch(4)
-    at = 2 * len(batch(0))
-    assert end_of(data, position=at, indexed=5) == 5
+    position = 2 * len(batch(0))
+    assert end_of(data, position=position, indexed=5) == 5
     with pytest.raises(CorruptRecordError, match="begins at offset 12, and 4 would follow"):
-        end_of(flipped(data, at + 7, 8), position=at, indexed=5)
+        end_of(flipped(data, position + 7, 8), position=position, indexed=5)
 
 
 @pytest.mark.parametrize("newest", [41, 42, 5, 3])
-def test_gap_is_accepted_if_time_index_names_a_batch(newest: int) -> None:
+def test_gap_with_batch_in_time_index_is_accepted(newest: int) -> None:
     data = batch(2) + batch(5) + batch(41)
     assert end_of(data, base_offset=2, newest=newest) == 42
 
@@ -119,13 +119,13 @@ def test_gap_is_accepted_if_time_index_names_a_batch(newest: int) -> None:
 @pytest.mark.parametrize(
     ("bases", "newest"),
     [
-        ((2, 5, 41 + 64), 42),  # 41 with a flipped bit
-        ((2, 5, 41 - 32), 42),  # likewise
-        ((2, 5), 42),  # cut after a batch that follows a gap
+        ((2, 5, 41 + 64), 42),  # offset 41 with a flipped bit
+        ((2, 5, 41 - 32), 42),  # also a flipped bit
+        ((2, 5), 42),  # cut after the batch that follows a gap
         ((2, 5, 41), 20),
     ],
 )
-def test_gap_raises_if_time_index_names_no_batch(bases: tuple[int, ...], newest: int) -> None:
+def test_gap_without_batch_in_time_index_raises(bases: tuple[int, ...], newest: int) -> None:
     data = b"".join(map(batch, bases))
     with pytest.raises(CorruptRecordError, match=f"the time index ends with offset {newest}"):
         end_of(data, base_offset=2, newest=newest)

@@ -1,4 +1,6 @@
-"""Messages of magic 0 and 1 beyond the vectors: wrapper rules, old bugs, malformed sets."""
+"""Tests of messages with magic 0 and 1 beyond the vectors: wrapper rules, old bugs, malformed
+sets.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ def message(
     value: bytes | None = None,
     after: bytes = b"",
 ) -> bytes:
-    """One entry, written field by field."""
+    """Returns one entry, written field by field."""
     body = struct.pack(">bb", magic, attributes) + (struct.pack(">q", timestamp) if magic else b"")
-    for part in (key, value):
-        body += struct.pack(">i", -1) if part is None else struct.pack(">i", len(part)) + part
+    for field in (key, value):
+        body += struct.pack(">i", -1) if field is None else struct.pack(">i", len(field)) + field
     record = struct.pack(">I", zlib.crc32(body + after)) + body + after
     return struct.pack(">qi", offset, len(record)) + record
 
@@ -66,7 +68,7 @@ def test_wrapper_of_magic_0_has_absolute_offsets() -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
 def test_magic_0_in_wrapper_of_magic_1_decodes(codec: str) -> None:
-    """KAFKA-4298: offsets follow the wrapper, timestamps the inner messages."""
+    """KAFKA-4298: offsets come from the wrapper, timestamps from the inner messages."""
     log = write_message_set(
         [SimpleRecord(b"a", timestamp=5), SimpleRecord(b"b", timestamp=6)],
         base_offset=50,

@@ -1,4 +1,4 @@
-"""The short look at a batch tells the offsets and timestamps that the readable decoder tells."""
+"""Compares `iter_record_times` with the offsets and timestamps of the readable decoder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
     ]
 
 
-def found(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
+def record_times(data: bytes, dated_from_ms: int) -> list[tuple[int, int]]:
     entries = iter_record_times(data, dated_from_ms=dated_from_ms)
     return [pair for entry in entries for pair in entry.times]
 
@@ -44,18 +44,18 @@ def test_record_times_of_any_log_match_decoder(data: st.DataObject, log: BuiltLo
     for segment in log.segments:
         times = sorted({time for _, time in expected(segment.log, ALL)})
         for moment in (ALL, 0, data.draw(st.sampled_from(times or [0]))):
-            assert found(segment.log, moment) == expected(segment.log, moment)
+            assert record_times(segment.log, moment) == expected(segment.log, moment)
 
 
 def raw_logs() -> list[Path]:
-    """Those that are the file a broker wrote."""
+    """Returns the logs that are stored as the original file of the broker."""
     plain = []
     for path in sorted(TIER.rglob("*.log")):
         data = path.read_bytes()
         try:
             next(iter_batches(data))
         except SegmentFormatError:
-            continue  # chunks that are compressed or encrypted
+            continue  # compressed or encrypted chunks
         plain.append(path)
     return plain
 
@@ -65,7 +65,7 @@ def test_record_times_of_golden_segments_match_decoder() -> None:
     assert len(paths) > 50
     for path in paths:
         data = path.read_bytes()
-        assert found(data, ALL) == expected(data, ALL)
+        assert record_times(data, ALL) == expected(data, ALL)
 
 
 @settings(max_examples=80, deadline=None)
@@ -75,16 +75,16 @@ def test_record_times_of_damaged_log_match_decoder_or_raise(
 ) -> None:
     spoilt = data.draw(strategies.mutations(segment.log))
     try:
-        wanted = expected(spoilt, ALL)
+        expected_times = expected(spoilt, ALL)
     except SegmentFormatError:
         with pytest.raises(SegmentFormatError):
-            found(spoilt, ALL)
+            record_times(spoilt, ALL)
     else:
-        assert found(spoilt, ALL) == wanted
+        assert record_times(spoilt, ALL) == expected_times
 
 
 def sealed(data: bytearray) -> bytes:
-    """The batch with the checksum of what it holds now."""
+    """Returns the batch with a valid checksum for its current content."""
     data[17:21] = crc32c(bytes(data[CRC_START:])).to_bytes(4, "big")
     return bytes(data)
 
@@ -99,7 +99,7 @@ def test_wrong_checksum_raises_before_times() -> None:
     with pytest.raises(CrcMismatchError):
         next(iter_record_times(bytes(data), dated_from_ms=ALL))
     with pytest.raises(CrcMismatchError):
-        found(bytes(data), 100)  # where it would be left out, too
+        record_times(bytes(data), 100)  # even for a batch that the timestamp filter would skip
 
 
 @pytest.mark.parametrize("length", [0, 5, 127, 1 << 7])
@@ -110,7 +110,7 @@ def test_impossible_record_length_raises(length: int) -> None:
     with pytest.raises(CorruptRecordError):
         expected(sealed(data), ALL)
     with pytest.raises(CorruptRecordError, match="record") as caught:
-        found(sealed(data), ALL)
+        record_times(sealed(data), ALL)
     assert (caught.value.position, caught.value.offset) == (0, 7)
 
 
@@ -120,4 +120,4 @@ def test_wrong_record_count_raises(count: int) -> None:
     data[57:61] = count.to_bytes(4, "big")
     data[23:27] = (count - 1).to_bytes(4, "big")
     with pytest.raises(CorruptRecordError):
-        found(sealed(data), ALL)
+        record_times(sealed(data), ALL)

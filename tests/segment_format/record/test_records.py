@@ -1,4 +1,4 @@
-"""What Kafka's consumer checks while it iterates, and what no input may do."""
+"""Checks the validations of Kafka's consumer, and that no input causes another error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_NAMES = V2_NAMES + LEGACY_NAMES
 
 
 def varint(value: int) -> bytes:
-    """Zig-zag, shortest form."""
+    """Returns the shortest zig-zag encoding."""
     raw = (value << 1) ^ (value >> 63)
     out = bytearray()
     while raw > 0x7F:
@@ -84,7 +84,7 @@ def test_header_keys_repeat_and_invalid_utf8_is_replaced() -> None:
 
 
 def test_varint_fifth_byte_keeps_four_bits() -> None:
-    # Bits beyond the 32nd are shifted out by Java.
+    # Java shifts out the bits after the 32nd.
     decoded = decode_one(framed(b"\0\0\x84\x80\x80\x80\x70" + b"\x01\x01\0"))
 
     assert decoded.offset == 102
@@ -331,7 +331,7 @@ def test_records_round_trip(records: list[Record]) -> None:
 
 
 def test_fields_outside_crc_do_not_hide_batch() -> None:
-    """The leader epoch is not under the CRC: a follower rewrites it."""
+    """The CRC does not cover the leader epoch, because followers rewrite it."""
     batch = bytearray(record_set("v2-none-createtime"))
     struct.pack_into(">i", batch, 12, -1)
 
@@ -358,7 +358,9 @@ def test_control_batch_with_delete_horizon_keeps_timestamp() -> None:
 
 
 def test_batches_are_decoded_lazily() -> None:
-    """A batch is decoded when it is asked for: what lies behind a broken one was not needed."""
+    """A batch is decoded only when the caller asks for it, so a later broken batch does not
+    matter.
+    """
     good, bad = record_set("v2-min"), record_set("v2-none-createtime")[:-1]
     batches = iter_batches(good + bad)
 

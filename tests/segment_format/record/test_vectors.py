@@ -21,7 +21,7 @@ TIMESTAMP_TYPES = {
     "LogAppendTime": TimestampType.LOG_APPEND_TIME,
     "NoTimestampType": TimestampType.NO_TIMESTAMP_TYPE,
 }
-# Kafka's name of a codec case -> its entry in the table of deliberate differences.
+# Maps Kafka's name of a codec case to its entry in the table of deliberate differences.
 EXCEPTIONS = {
     ("lz4", "linked-block flag"): "lz4 linked blocks",
     ("lz4", "wrong content checksum"): "lz4 wrong content checksum",
@@ -30,7 +30,7 @@ EXCEPTIONS = {
 
 
 def as_vector(batch: DecodedBatch) -> dict[str, Any]:
-    """A decoded batch in the form of the vectors file."""
+    """Returns a decoded batch in the form of the vectors file."""
 
     def text(value: bytes | None) -> str | None:
         return None if value is None else value.hex()
@@ -76,11 +76,11 @@ def test_record_sets_decode_as_in_kafka(vector: dict[str, Any]) -> None:
 
 def test_record_sets_in_one_log_keep_positions() -> None:
     sets = [bytes.fromhex(vector["hex"]) for vector in kafka_vectors()["batches"]]
-    wanted = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
+    expected = [batch for vector in kafka_vectors()["batches"] for batch in vector["batches"]]
 
     decoded = list(iter_batches(b"".join(sets)))
 
-    assert [as_vector(batch) for batch in decoded] == wanted
+    assert [as_vector(batch) for batch in decoded] == expected
     assert [batch.position for batch in decoded] == np.cumsum(
         [0, *(batch.size for batch in decoded[:-1])]
     ).tolist()

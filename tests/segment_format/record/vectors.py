@@ -1,4 +1,4 @@
-"""The record sets and codec cases that Kafka's own classes wrote and judged."""
+"""Reads the record sets and codec cases that Kafka's own classes wrote and checked."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def kafka_vectors() -> dict[str, Any]:
 
 
 def record_set(name: str) -> bytes:
-    """The bytes of one record set."""
+    """Returns the bytes of one record set."""
     return bytes.fromhex(
         next(entry["hex"] for entry in kafka_vectors()["batches"] if entry["name"] == name)
     )
 
 
 def with_crc(batch: bytes) -> bytes:
-    """A batch of magic 2 with its length and CRC made right."""
+    """Returns a batch of magic 2 with its length and CRC corrected."""
     body = batch[:8] + struct.pack(">i", len(batch) - 12) + batch[12:]
     return body[:17] + struct.pack(">I", google_crc32c.value(body[21:])) + body[21:]
 
@@ -36,9 +36,9 @@ def with_crc(batch: bytes) -> bytes:
 def batch_with_payload(
     payload: bytes, *, codec: int, count: int, last_offset_delta: int | None = None
 ) -> bytes:
-    """The header of the record set `v2-none-createtime` in front of another payload.
+    """Returns the payload after the header of the record set `v2-none-createtime`.
 
-    The last offset delta is as given, or the least that allows `count` records.
+    Without `last_offset_delta`, the header has the smallest one that allows `count` records.
     """
     header = bytearray(record_set("v2-none-createtime")[:61])
     struct.pack_into(">h", header, 21, codec)

@@ -1,4 +1,4 @@
-"""The bytes of a segment back out of its remote objects, by the readers."""
+"""Restores a segment from its remote objects with the readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.golden_data import KEYS
 
 
 def restore(log: bytes, indexes: bytes, manifest_json: bytes) -> tuple[bytes, list[bytes | None]]:
-    """The segment's log and its side files, in the order of the `.indexes` object."""
+    """Returns the segment's log and its side files, in the order of the `.indexes` object."""
     manifest = SegmentManifest.from_json(manifest_json)
     data_key = aad = None
     if manifest.encryption is not None:
@@ -28,19 +28,21 @@ def restore(log: bytes, indexes: bytes, manifest_json: bytes) -> tuple[bytes, li
         )
         for chunk in manifest.chunk_index.chunks()
     )
-    parts = manifest.segment_indexes
+    contents = manifest.segment_indexes
     blobs = (
-        parts.offset,
-        parts.timestamp,
-        parts.producer_snapshot,
-        parts.leader_epoch,
-        parts.transaction,
+        contents.offset,
+        contents.timestamp,
+        contents.producer_snapshot,
+        contents.leader_epoch,
+        contents.transaction,
     )
     return restored, [
         None
-        if part is None
+        if content is None
         else bytes(
-            restore_index(indexes[part.position : part.stop], part, data_key=data_key, aad=aad)
+            restore_index(
+                indexes[content.position : content.stop], content, data_key=data_key, aad=aad
+            )
         )
-        for part in blobs
+        for content in blobs
     ]

@@ -1,4 +1,6 @@
-"""The side files that a real broker wrote beside its logs follow from the logs by our rules."""
+"""Checks that the test writer's rules produce the side files that a real broker wrote for its
+logs.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PARTITIONS = sorted((LOCAL_TIER / "tier" / "kafka-tiered-storage").iterdir())
-INDEX_INTERVAL_BYTES = {"codecs": 4096, "txn": 1024}  # as the topics were configured
+INDEX_INTERVAL_BYTES = {"codecs": 4096, "txn": 1024}  # configuration of the topics
 HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
 class Batch:
-    """A header of magic 2, and for a marker what its record says."""
+    """A header of magic 2, and for a marker its control type."""
 
-    def __init__(self, log: bytes, at: int) -> None:
+    def __init__(self, log: bytes, position: int) -> None:
         (
             self.base,
             length,
@@ -38,23 +40,26 @@ class Batch:
             self.producer_epoch,
             self.base_sequence,
             self.count,
-        ) = HEADER.unpack_from(log, at)
+        ) = HEADER.unpack_from(log, position)
         assert magic == 2
         self.size = 12 + length
         self.last = self.base + last_delta
         self.transactional = bool(self.attributes & 0x10)
         self.control = bool(self.attributes & 0x20)
-        # Length, attributes, two deltas of one byte each, key length, then the key: 6 bytes in.
-        self.marker_type = int.from_bytes(log[at + 68 : at + 70], "big") if self.control else -1
-        self.coordinator_epoch = int.from_bytes(log[at + 73 : at + 77], "big")
+        # The key starts 6 bytes into the record: length, attributes, two deltas of one byte, key
+        # length.
+        self.marker_type = (
+            int.from_bytes(log[position + 68 : position + 70], "big") if self.control else -1
+        )
+        self.coordinator_epoch = int.from_bytes(log[position + 73 : position + 77], "big")
 
 
 def batches_of(log: bytes) -> Iterator[Batch]:
-    at = 0
-    while at < len(log):
-        batch = Batch(log, at)
+    position = 0
+    while position < len(log):
+        batch = Batch(log, position)
         yield batch
-        at += batch.size
+        position += batch.size
 
 
 def parse_snapshot(data: bytes) -> set[ProducerEntry]:
@@ -66,7 +71,7 @@ def parse_snapshot(data: bytes) -> set[ProducerEntry]:
 
 
 @pytest.mark.parametrize("folder", PARTITIONS, ids=lambda folder: folder.name[:-23])
-def test_indexes_and_snapshots_follow_from_the_log(folder: Path) -> None:
+def test_indexes_and_snapshots_match_broker(folder: Path) -> None:
     states = ProducerStates()
     logs = sorted(folder.glob("*.log"))
     assert logs

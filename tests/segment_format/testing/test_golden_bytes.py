@@ -1,4 +1,6 @@
-"""The writer gives the bytes that Kafka and the storage plugin gave, where those are determined."""
+"""Compares the writer's bytes with Kafka and the storage plugin, where the formats fix every
+byte.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ DATA_BATCHES = ["v2-none-createtime", "v2-min", "v2-txn", "delete-horizon"]
 
 
 @pytest.mark.parametrize("name", DATA_BATCHES)
-def test_batch_without_codec_is_kafkas(name: str) -> None:
+def test_uncompressed_batch_matches_kafka(name: str) -> None:
     (batch,) = BATCHES[name]["batches"]
     transactional = batch["transactional"]
     written = write_batch(
@@ -83,7 +85,7 @@ def test_batch_without_codec_is_kafkas(name: str) -> None:
     assert written.hex() == BATCHES[name]["hex"]
 
 
-def test_log_append_time_batch_keeps_the_producers_deltas() -> None:
+def test_log_append_time_batch_keeps_producer_deltas() -> None:
     (produced,) = BATCHES["v2-none-createtime"]["batches"]
     written = write_batch(
         records_of(produced),
@@ -96,7 +98,7 @@ def test_log_append_time_batch_keeps_the_producers_deltas() -> None:
 
 
 @pytest.mark.parametrize("kind", ["abort", "commit"])
-def test_marker_is_kafkas(kind: str) -> None:
+def test_marker_matches_kafka(kind: str) -> None:
     (batch,) = BATCHES[kind]["batches"]
     written = write_control_batch(
         kind,
@@ -110,7 +112,7 @@ def test_marker_is_kafkas(kind: str) -> None:
     assert written.hex() == BATCHES[kind]["hex"]
 
 
-def test_empty_batch_is_kafkas() -> None:
+def test_empty_batch_matches_kafka() -> None:
     written = write_empty_batch(
         base_offset=300,
         last_offset=304,
@@ -125,14 +127,14 @@ def test_empty_batch_is_kafkas() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_plain_message_set_is_kafkas(magic: int) -> None:
+def test_plain_message_set_matches_kafka(magic: int) -> None:
     expected = BATCHES[f"v{magic}-none"]
     records = [record for batch in expected["batches"] for record in records_of(batch)]
     assert write_message_set(records, base_offset=100, magic=magic).hex() == expected["hex"]
 
 
 @pytest.mark.parametrize("name", ["v0-lz4", "v1-lz4", "v1-lz4-logappend"])
-def test_wrapper_around_kafkas_own_compressed_bytes_is_kafkas(name: str) -> None:
+def test_wrapper_of_kafka_payload_matches_kafka(name: str) -> None:
     expected = bytes.fromhex(BATCHES[name]["hex"])
     magic = int(name[1])
     stored = expected[12 + (22 if magic else 14) :]
@@ -156,13 +158,13 @@ def test_wrapper_around_kafkas_own_compressed_bytes_is_kafkas(name: str) -> None
     assert written == expected
     import lz4.block
 
-    # One block follows a header of 7 bytes; it must hold the inner entries written here.
+    # One block follows a header of 7 bytes. It must contain the inner entries written here.
     (size,) = struct.unpack_from("<I", stored, 7)
     unpacked = lz4.block.decompress(stored[11 : 11 + size], uncompressed_size=len(inner[0]))
     assert unpacked == inner[0]
 
 
-def test_varints_are_kafkas() -> None:
+def test_varints_match_kafka() -> None:
     assert [write_varint(value).hex() for value, _ in KAFKA["varint"]] == [
         text for _, text in KAFKA["varint"]
     ]
@@ -171,7 +173,7 @@ def test_varints_are_kafkas() -> None:
     ]
 
 
-def test_indexes_are_kafkas() -> None:
+def test_indexes_match_kafka() -> None:
     offsets = write_offset_index([(137, 4096), (190, 8300)], base_offset=100)
     assert offsets == FILES["offsetindex base100"]
     times = write_time_index([(1700000000000, 137), (1700000000500, 190)], base_offset=100)
@@ -184,7 +186,7 @@ def test_indexes_are_kafkas() -> None:
     assert write_leader_epoch_checkpoint([(0, 0), (2, 80)]) == FILES["leader-epoch"]
 
 
-def test_snapshots_are_kafkas() -> None:
+def test_snapshots_match_kafka() -> None:
     entries = [
         ProducerEntry(4242, 3, 10, 200, 0, 1700000000000, 5, 200),
         ProducerEntry(7, 0, 41, 321, 2, 1700000000100, -1, -1),
@@ -195,7 +197,7 @@ def test_snapshots_are_kafkas() -> None:
     assert write_producer_snapshot(marker_only) == FILES["snapshot-marker-only"]
 
 
-def test_chunk_lists_are_the_plugins() -> None:
+def test_chunk_sizes_match_plugin() -> None:
     cases = json.loads((AIVEN / "chunk_sizes.json").read_text())
     assert [write_chunk_sizes(case["sizes"]).hex() for case in cases] == [
         case["codec_hex"] for case in cases
@@ -215,12 +217,12 @@ def test_chunk_lists_are_the_plugins() -> None:
         ([1, 16777225, 16777235, 16777245, 2147483647], 4),
     ],
 )
-def test_chunk_list_width(sizes: list[int], width: int) -> None:
+def test_chunk_sizes_width_fits_largest_value(sizes: list[int], width: int) -> None:
     assert len(write_chunk_sizes(sizes)) == 4 + 4 + 1 + (len(sizes) - 1) * width + 4
 
 
 @pytest.mark.parametrize("sizes", [[-1], [1, -1, 2], [1, 2, -1], [1 << 31, 0]])
-def test_chunk_list_refuses_sizes_no_chunk_has(sizes: list[int]) -> None:
+def test_impossible_chunk_sizes_raise(sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="chunk sizes"):
         write_chunk_sizes(sizes)
 
@@ -247,7 +249,7 @@ def plugin_input(*, empty: bool = False) -> SegmentFiles:
 
 
 class ReplayedRandomness:
-    """The random choices the plugin made for one segment, given out again in the same order."""
+    """Replays the random choices that the plugin made for one segment, in the same order."""
 
     def __init__(self, objects: Path) -> None:
         manifest = json.loads((objects / f"{STEM}.rsm-manifest").read_text())
@@ -273,8 +275,8 @@ class ReplayedRandomness:
             starts.append(starts[-1] + size)
         ivs = [log[start : start + 12] for start in starts if start < len(log)]
         ivs += [
-            indexes[part["position"] : part["position"] + 12]
-            for part in manifest["segmentIndexes"].values()
+            indexes[section["position"] : section["position"] + 12]
+            for section in manifest["segmentIndexes"].values()
         ]
         self._answers = [data_key, base64.b64decode(encryption["aad"]), seed, *ivs]
 
@@ -289,7 +291,7 @@ class ReplayedRandomness:
 
 
 def open_oaep(wrapped: bytes) -> tuple[bytes, bytes]:
-    """The data key and the OAEP seed that a wrapped key was made of (RFC 8017 §7.1.2)."""
+    """Returns the data key and the OAEP seed of a wrapped key (RFC 8017 §7.1.2)."""
     key = load_pem_private_key((AIVEN / "keys" / "priv.pem").read_bytes(), None)
     assert isinstance(key, RSAPrivateKey)
     numbers = key.private_numbers()
@@ -320,7 +322,7 @@ def open_oaep(wrapped: bytes) -> tuple[bytes, bytes]:
         ("zstd-aes", 4096, True),
     ],
 )
-def test_objects_are_the_plugins(case: str, chunk_size: int, compression: bool) -> None:
+def test_objects_match_plugin(case: str, chunk_size: int, compression: bool) -> None:
     folder = AIVEN / "objects" / case
     encrypted = "aes" in case
     randomness = ReplayedRandomness(folder) if encrypted else None
@@ -351,7 +353,7 @@ def test_objects_are_the_plugins(case: str, chunk_size: int, compression: bool) 
     assert randomness is None or randomness.exhausted
 
 
-def test_manifest_of_a_small_plain_segment_has_670_bytes() -> None:
+def test_small_plain_manifest_has_670_bytes() -> None:
     objects: dict[str, bytes] = {}
     ten = bytes(10)
     AivenTierWriter(
@@ -364,7 +366,7 @@ def test_manifest_of_a_small_plain_segment_has_670_bytes() -> None:
     assert len(manifest) == 670
 
 
-def test_encryption_draws_fresh_keys_and_ivs() -> None:
+def test_encryption_uses_new_keys_and_ivs() -> None:
     public = EncryptionKey("key1", (AIVEN / "keys" / "pub.pem").read_bytes())
     objects: dict[str, bytes] = {}
     writer = AivenTierWriter(objects, chunk_size=4096, encryption=public)

@@ -1,4 +1,4 @@
-"""What a real broker stored is taken apart by the readers and written again, byte for byte."""
+"""Decodes the objects of a real broker and writes them again, byte for byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def rewritten(batch: DecodedBatch) -> bytes:
-    """A batch of a real broker written anew from its decoded form."""
+    """Encodes a decoded batch of a real broker."""
     produced = [
         SimpleRecord(
             value=record.value,
@@ -39,7 +39,7 @@ def rewritten(batch: DecodedBatch) -> bytes:
         )
         for record in batch.records
     ]
-    # Under LogAppendTime the producer's own times are gone in the decoded form.
+    # With LogAppendTime, the decoded form lacks the producer's timestamps.
     assert batch.timestamp_type is TimestampType.CREATE_TIME
     return write_batch(
         produced,
@@ -64,11 +64,11 @@ def golden_logs(topic: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("topic", ["codecs", "compacted", "epochs", "txn", "encrypted"])
-def test_a_brokers_plain_batches_come_out_byte_for_byte(topic: str) -> None:
+def test_plain_batches_of_broker_are_rebuilt_exactly(topic: str) -> None:
     compared = 0
     for log in golden_logs(topic):
         for batch in iter_batches(log):
-            # The base timestamp of a compacted batch may be that of a record that is gone.
+            # The base timestamp of a compacted batch can belong to a removed record.
             first = batch.records[0].timestamp if batch.records else -1
             stated = int.from_bytes(log[batch.position + 27 : batch.position + 35], "big")
             kept_base = batch.delete_horizon is not None or stated == first & ((1 << 64) - 1)
@@ -79,8 +79,8 @@ def test_a_brokers_plain_batches_come_out_byte_for_byte(topic: str) -> None:
     assert compared >= 10
 
 
-def test_a_brokers_manifests_come_out_byte_for_byte() -> None:
-    """Plain segments: the same objects again from what the readers find in them."""
+def test_manifests_of_broker_are_rebuilt_exactly() -> None:
+    """Writes the objects of plain segments from the decoded content and compares them."""
     compared = 0
     for path in sorted(TIER.glob(f"{KEY_PREFIX}*/*/*.rsm-manifest")):
         stored = path.read_bytes()
@@ -130,7 +130,7 @@ def test_a_brokers_manifests_come_out_byte_for_byte() -> None:
         )
         compressed = document["compression"]
         for key, data in objects.items():
-            # What zstd makes of a chunk depends on its version, and so does the list of sizes.
+            # The output of zstd depends on its version, and so does the list of chunk sizes.
             if not compressed or key.endswith(".indexes"):
                 assert data == (TIER / key).read_bytes(), key
             else:
@@ -139,7 +139,7 @@ def test_a_brokers_manifests_come_out_byte_for_byte() -> None:
     assert compared >= 20
 
 
-def test_local_tier_of_a_broker_is_what_the_writer_would_name() -> None:
+def test_local_tier_names_match_broker() -> None:
     for path in sorted((LOCAL_TIER / "tier" / "kafka-tiered-storage").glob("*/*.log")):
         partition = parse_local_partition_directory(path.parent.name)
         name = parse_local_file_name(path.name)

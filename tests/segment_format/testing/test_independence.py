@@ -1,4 +1,4 @@
-"""The writer shares no code with the readers it is there to check."""
+"""Checks that the test writer shares no code with the readers that it tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a broker's log that no byte comparison with a real one happens to touch."""
+"""Tests rules of a broker's log that no comparison with a real log covers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_hole_before_roll_belongs_to_previous_segment() -> None:
     builder.skip_offsets(4)
     builder.roll()
     builder.append(ONE)
-    assert [(one.base_offset, one.next_offset) for one in builder.build().segments] == [
+    assert [(segment.base_offset, segment.next_offset) for segment in builder.build().segments] == [
         (10, 15),
         (15, 16),
     ]
@@ -87,7 +87,7 @@ def test_epoch_without_records_is_not_recorded() -> None:
     assert segment.epochs == ((1, 0), (5, 1))
 
 
-def test_checkpoint_has_whole_lineage_up_to_its_segment() -> None:
+def test_checkpoint_has_lineage_up_to_its_segment() -> None:
     builder = LogBuilder(leader_epoch=1)
     builder.append(ONE * 3)
     builder.set_leader_epoch(2)
@@ -179,7 +179,7 @@ def test_segment_rolls_before_its_limit() -> None:
     builder = LogBuilder(segment_bytes=2 * SIZE)
     for _ in range(5):
         builder.append(ONE)
-    assert [len(one.log) for one in builder.build().segments] == [2 * SIZE, 2 * SIZE, SIZE]
+    assert [len(segment.log) for segment in builder.build().segments] == [2 * SIZE, 2 * SIZE, SIZE]
 
 
 def test_append_stays_in_one_segment() -> None:
@@ -190,7 +190,7 @@ def test_append_stays_in_one_segment() -> None:
         builder.append(ONE)
         with pytest.raises(ValueError, match="inside one append"):
             builder.roll()
-    assert [len(one.log) for one in builder.build().segments] == [3 * SIZE]
+    assert [len(segment.log) for segment in builder.build().segments] == [3 * SIZE]
 
 
 def test_log_append_time_replaces_record_times() -> None:
@@ -216,7 +216,7 @@ def test_snappy_streams_have_blocks_of_32_kib() -> None:
     assert second == struct.pack(">i", 3) + b"\x01\x00" + noise[-1:]
 
 
-def test_empty_index_stays_empty_if_encrypted() -> None:
+def test_encrypted_empty_index_stays_empty() -> None:
     objects: dict[str, bytes] = {}
     key = EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())
     builder = LogBuilder()

@@ -1,4 +1,4 @@
-"""The readers of `segment_format` find in the writer's bytes what the writer meant."""
+"""Checks that the readers of `segment_format` return the facts that the test writer encoded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from segment_format.record.records import DecodedBatch
     from segment_format.testing import ExpectedRow
 
-# Whole logs take a while to draw on a busy machine.
+# Drawing full logs takes a while on a busy machine.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -94,7 +94,9 @@ def test_entries_decode_to_expected_rows(case: BatchCase) -> None:
 
 
 def read_offsets(log: BuiltLog, isolation: str, start: int, stop: int, count: int) -> list[int]:
-    """What a reader of the first `count` segments returns, by the rules for tiered storage."""
+    """Returns the offsets that a reader of the first `count` segments returns, by the rules for
+    tiers.
+    """
     tier = log.segments[:count]
     end = min(stop, tier[-1].next_offset)
     aborted = AbortedIntervals.from_txns((), start_offset=0, stop_offset=0)
@@ -182,5 +184,5 @@ def test_mutated_batches_decode_or_raise(data: st.DataObject) -> None:
         read = [fact for batch in iter_batches(changed) for fact in read_facts(batch)]
     except SegmentFormatError:
         return
-    # Whatever is read still has the payload that the checksum vouches for, or is cut away.
+    # Every decoded record has the payload that the checksum covers.
     assert {fact[3:5] for fact in read} <= {(row.key, row.value) for row in case.rows}

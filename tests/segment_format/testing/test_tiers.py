@@ -1,4 +1,4 @@
-"""Tiers written here are read back as the segments that went in, under the right names."""
+"""Checks that written tiers are read back as the original segments, under the right names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KEY = EncryptionKey("key1", (KEYS / "key1.public.pem").read_bytes())
 
-# Whole logs take a while to draw on a busy machine.
+# Drawing full logs takes a while on a busy machine.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -41,7 +41,7 @@ UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
     encryption=st.sampled_from([None, KEY]),
     key_prefix=st.sampled_from(["", "tiered/", "no-slash"]),
 )
-def test_aiven_objects_hold_the_segment(
+def test_aiven_objects_restore_to_the_segment(
     segment: SegmentFiles,
     chunk_size: int,
     compression: bool,
@@ -84,7 +84,7 @@ def test_aiven_objects_hold_the_segment(
     )
 
 
-def test_tiers_in_folders_have_kafkas_names(tmp_path: Path) -> None:
+def test_local_tier_has_kafka_file_names(tmp_path: Path) -> None:
     builder = LogBuilder()
     builder.send(7, [SimpleRecord(b"undone")])
     builder.abort(7)

@@ -1,4 +1,4 @@
-"""The fast writer gives exactly what the readable one gives."""
+"""Compares the fast writer with the readable one."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.uniform_batches import uniform_segment, write_uniform_batches
 
 
 def values_of(data: bytes, sizes: list[int], key_size: int | None, value_size: int) -> list[bytes]:
-    """The values of uncompressed batches without headers, found by walking the varints."""
+    """Returns the values of uncompressed batches without headers, found by walking the varints."""
 
-    def varint(at: int) -> tuple[int, int]:
+    def varint(position: int) -> tuple[int, int]:
         value = shift = 0
         while True:
-            byte = data[at]
+            byte = data[position]
             value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
+            position, shift = position + 1, shift + 7
             if byte < 0x80:
-                return (value >> 1) ^ -(value & 1), at
+                return (value >> 1) ^ -(value & 1), position
 
     values = []
     start = 0

@@ -1,4 +1,4 @@
-"""Whether fields that may be null are wherever their struct is."""
+"""Checks that nullable fields are null wherever their struct is null."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import pyarrow.compute as pc
 
 
 def check_nulls_below(array: pa.Array, above: pa.Array | None = None) -> None:
-    """Fails for a field of a null struct that shows a value, at any depth.
+    """Fails if a field of a null struct has a value, at any depth.
 
     Args:
-        array: Any.
-        above: Where a struct that it is in is null.
+        array: The array to check.
+        above: Validity of the enclosing struct, if there is one.
     """
     kind = array.type
     if pa.types.is_struct(kind):
         nulls = array.is_null() if above is None else pc.or_(above, array.is_null())
         for index, declared in enumerate(kind):
-            field = array.field(index)  # not `flatten()`, which hides them
+            field = array.field(index)  # `flatten()` would hide the values
             if declared.nullable:
                 assert not pc.any(pc.and_(nulls, field.is_valid())).as_py(), (declared, array)
             else:

@@ -1,4 +1,4 @@
-"""Kernels of values are compiled once for their sources, and kept."""
+"""Checks that the kernels for values are compiled once per source version and cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segment_format.values.protobuf.kernel import decode_values
 
 
 @pytest.mark.parametrize("kernel", [run_avro, read_rows, decode_values, match_heads])
-def test_machine_code_is_kept_where_any_process_finds_it(kernel: Any) -> None:  # noqa: ANN401
+def test_machine_code_is_cached_for_all_processes(kernel: Any) -> None:  # noqa: ANN401
     folder = code_folder()
     assert folder is not None
     kept = Path(kernel.stats.cache_path)

@@ -1,4 +1,4 @@
-"""Headers of Confluent's serializers."""
+"""Tests of the headers that Confluent's serializers write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "expected"),
     [
         (b"\0\0\0\1\2", (258, 5)),
         (b"\0\xff\xff\xff\xff\0", (2**32 - 1, 5)),
@@ -36,13 +36,13 @@ GUID = uuid.UUID("9a3cde12-0000-ffff-8001-0102030405ff")
     ],
 )
 def test_header_is_read_or_refused_with_reason(
-    value: bytes, found: tuple[int | str, int] | str
+    value: bytes, expected: tuple[int | str, int] | str
 ) -> None:
-    assert header_or_reason(value) == found
+    assert header_or_reason(value) == expected
 
 
 def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
-    """Returns a header, or why there is none."""
+    """Returns the header, or the reason why there is none."""
     try:
         return read_confluent_header(value)
     except ValueError as error:
@@ -52,29 +52,31 @@ def header_or_reason(value: bytes) -> tuple[int | str, int] | str:
 @pytest.mark.parametrize("seed", range(40))
 def test_batch_headers_equal_single_headers(seed: int) -> None:
     chance = random.Random(seed)
-    most = chance.choice([1, 2, 255])
+    max_byte = chance.choice([1, 2, 255])
     values = [
         bytes(
-            chance.randrange(min(most, 2) + 1) if at == 0 else chance.choice([0, 0, 1, most])
-            for at in range(chance.choice([0, 4, 5, 6, 16, 17, 18]))
+            chance.randrange(min(max_byte, 2) + 1)
+            if position == 0
+            else chance.choice([0, 0, 1, max_byte])
+            for position in range(chance.choice([0, 4, 5, 6, 16, 17, 18]))
         )
         for _ in range(chance.randrange(2, 40))
     ]
     values[::7] = [b"\0\0\0\0" + bytes([chance.randrange(3)]) for _ in values[::7]]
     first = chance.randrange(len(values))
     array = pa.array([*values, b"\0\0\0\0\1"], pa.binary()).slice(first, len(values) - first)
-    found = read_confluent_headers(array)
+    result = read_confluent_headers(array)
     expected = [header_or_reason(value) for value in values[first:]]
-    sizes = [0 if isinstance(one, str) else one[1] for one in expected]
-    assert found.sizes.tolist() == sizes
-    for number, one in zip(found.schema_of.tolist(), expected, strict=True):
-        assert found.invalid.get(number) == (one if isinstance(one, str) else None)
-        assert isinstance(one, str) or found.schemas[number] == one[0]
-    assert len(set(found.schemas)) == len(found.schemas)
+    sizes = [0 if isinstance(header, str) else header[1] for header in expected]
+    assert result.sizes.tolist() == sizes
+    for number, header in zip(result.schema_of.tolist(), expected, strict=True):
+        assert result.invalid.get(number) == (header if isinstance(header, str) else None)
+        assert isinstance(header, str) or result.schemas[number] == header[0]
+    assert len(set(result.schemas)) == len(result.schemas)
     kept = np.array([size > 0 and chance.random() < 0.9 for size in sizes])
-    rest = without_headers(array, found.sizes, kept)
-    rest.validate(full=True)
-    assert rest.to_pylist() == [
+    contents = without_headers(array, result.sizes, kept)
+    contents.validate(full=True)
+    assert contents.to_pylist() == [
         value[size:] if keep else None
         for value, size, keep in zip(values[first:], sizes, kept, strict=True)
     ]
@@ -82,8 +84,8 @@ def test_batch_headers_equal_single_headers(seed: int) -> None:
 
 def test_empty_values_have_no_headers() -> None:
     assert read_confluent_headers(pa.array([], pa.binary())).sizes.tolist() == []
-    found = read_confluent_headers(pa.array([None, b""], pa.binary()))
-    assert [found.invalid[number] for number in found.schema_of] == [TOO_SHORT] * 2
+    result = read_confluent_headers(pa.array([None, b""], pa.binary()))
+    assert [result.invalid[number] for number in result.schema_of] == [TOO_SHORT] * 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -94,8 +96,8 @@ def test_leading_bytes_are_zero_for_short_values(seed: int) -> None:
         for _ in range(chance.randrange(30))
     ]
     size, start = chance.randrange(1, 6), chance.randrange(3)
-    found = leading_bytes(pa.array(values, pa.binary()).slice(start), size)
-    assert [one.tobytes() for one in found] == [
-        one[:size] if one is not None and len(one) >= size else bytes(size)
-        for one in values[start:]
+    result = leading_bytes(pa.array(values, pa.binary()).slice(start), size)
+    assert [leading.tobytes() for leading in result] == [
+        value[:size] if value is not None and len(value) >= size else bytes(size)
+        for value in values[start:]
     ]

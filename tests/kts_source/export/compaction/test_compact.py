@@ -1,4 +1,4 @@
-"""Compaction keeps the latest visible record of every key, with any limit of memory."""
+"""Checks that compaction keeps the latest visible record of every key, with any memory limit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOPIC = "compacted"
 
 
 def source(topics: str | tuple[str, ...], **options: str) -> dict[str, str]:
-    """Records with a key only: every golden topic has some without."""
+    """Returns options for records with a key only, because every golden topic has some without."""
     return exporting.source(topics, where="key is not null", **options)
 
 
@@ -52,7 +52,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def cleaned(
+def latest_records(
     topic: str,
     *,
     below: int = 1 << 62,
@@ -61,12 +61,12 @@ def cleaned(
     isolation_level: Any = "read_committed",  # noqa: ANN401
 ) -> dict[tuple[int, bytes], dict[str, Any]]:
     """Returns the records that Kafka's cleaner would keep, computed one by one."""
-    found: dict[tuple[int, bytes], dict[str, Any]] = {}
+    latest: dict[tuple[int, bytes], dict[str, Any]] = {}
     newest: dict[int, Any] = {}
     for row in expected_table(topic, isolation_level).to_pylist():
         if row["offset"] >= below or row["key"] is None:
             continue
-        found[row["partition"], row["key"]] = row
+        latest[row["partition"], row["key"]] = row
         time = row["timestamp"].timestamp() * 1000
         newest[row["partition"]] = max(newest.get(row["partition"], time), time)
 
@@ -76,23 +76,23 @@ def cleaned(
         horizon = newest[row["partition"]] - retention_ms
         return tombstones == "remove-old" and row["timestamp"].timestamp() * 1000 >= horizon
 
-    return {place: row for place, row in found.items() if stays(row)}
+    return {location: row for location, row in latest.items() if stays(row)}
 
 
 def assert_compacted(table: pa.Table, expected: dict[tuple[int, bytes], dict[str, Any]]) -> None:
     rows = table.to_pylist()
-    found = {(row["partition"], row["key"]): row for row in rows}
-    assert len(rows) == len(found)
-    assert found.keys() == expected.keys()
-    for place, row in expected.items():
+    rows_found = {(row["partition"], row["key"]): row for row in rows}
+    assert len(rows) == len(rows_found)
+    assert rows_found.keys() == expected.keys()
+    for location, row in expected.items():
         for name in ("topic", "partition", "offset", "value", "timestamp"):
-            assert found[place][name] == row[name]
+            assert rows_found[location][name] == row[name]
 
 
 def test_compaction_keeps_latest_records(lake: Lake) -> None:
     report = lake.export(source(TOPIC), compact=True)
     table = lake.read()
-    expected = cleaned(TOPIC)
+    expected = latest_records(TOPIC)
     assert_compacted(table, expected)
     assert set(table["topicId"].to_pylist()) == {topic_summary(TOPIC)["topicId"]}
     assert report.rows == len(expected) < report.rows_read
@@ -101,16 +101,16 @@ def test_compaction_keeps_latest_records(lake: Lake) -> None:
 
 
 def test_uncommitted_records_are_not_the_latest(tmp_path: Path) -> None:
-    assert cleaned("txn") != cleaned("txn", isolation_level="read_uncommitted")
+    assert latest_records("txn") != latest_records("txn", isolation_level="read_uncommitted")
     lake = Lake(tmp_path, "parquet")
     lake.export(source("txn"), compact=True)
-    assert_compacted(lake.read(), cleaned("txn"))
+    assert_compacted(lake.read(), latest_records("txn"))
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
 def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
     retention_ms = 1000
-    expected = cleaned(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
+    expected = latest_records(TOPIC, tombstones=tombstones, retention_ms=retention_ms)
     lake = Lake(tmp_path, "parquet")
     lake.export(
         source(TOPIC), compact=True, tombstones=tombstones, delete_retention_ms=retention_ms
@@ -119,9 +119,9 @@ def test_tombstone_rules_are_applied(tmp_path: Path, tombstones: str) -> None:
 
 
 def test_golden_topic_has_old_and_new_tombstones() -> None:
-    rows = cleaned(TOPIC)
+    rows = latest_records(TOPIC)
     assert any(row["value"] is None for row in rows.values())
-    kept = cleaned(TOPIC, tombstones="remove")
+    kept = latest_records(TOPIC, tombstones="remove")
     assert len(kept) < len(rows)
 
 
@@ -132,11 +132,11 @@ def test_compaction_with_tiny_memory_keeps_latest_records(
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def ending(offset: int, topic: str = TOPIC) -> str:
-    """Option `endingOffsets` for all partitions of a topic."""
+    """Returns option `endingOffsets` for all partitions of a topic."""
     numbers = range(len(topic_summary(topic)["partitions"]))
     return json.dumps({topic: {str(number): offset for number in numbers}})
 
@@ -146,7 +146,7 @@ RUNS = {"compacted": (300, 301, 900, 1700, 2968), "txn": (500, 1200, 3000, 3671)
 
 
 class Watched(LocalExecutor):
-    """Notes which slices are read."""
+    """Records which slices are read."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -156,8 +156,13 @@ class Watched(LocalExecutor):
         for task in tasks:
             if isinstance(task, SpreadTask):
                 self.read += [
-                    (part.topic, part.partition, part.start_offset, part.stop_offset)
-                    for part in task.scan.slices
+                    (
+                        task_slice.topic,
+                        task_slice.partition,
+                        task_slice.start_offset,
+                        task_slice.stop_offset,
+                    )
+                    for task_slice in task.scan.slices
                 ]
         yield from super().run(tasks, job)
 
@@ -165,7 +170,7 @@ class Watched(LocalExecutor):
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 @pytest.mark.parametrize("topic", RUNS)
 @pytest.mark.parametrize("tombstones", only(1, ["remove-old", "keep", "remove"]))
-def test_runs_one_by_one_make_what_one_run_makes(
+def test_several_runs_equal_one_run(
     tmp_path: Path, table_format: str, topic: str, tombstones: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -179,7 +184,7 @@ def test_runs_one_by_one_make_what_one_run_makes(
     for stop in RUNS[topic]:
         options = source(topic, endingOffsets=ending(stop, topic))
         report = lake.export(options, executor=executor, **rules)
-        expected = cleaned(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
+        expected = latest_records(topic, below=stop, tombstones=tombstones, retention_ms=400_000)
         assert_compacted(lake.read(), expected)
         assert report.rows == len(expected)
     once = Lake(tmp_path / "once", table_format)
@@ -187,23 +192,25 @@ def test_runs_one_by_one_make_what_one_run_makes(
     once.export(options, **rules)
     columns = [name for name in once.read().column_names if name != "headers"]
     order = [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-    found, wanted = (one.read().select(columns).sort_by(order) for one in (lake, once))
-    assert found.equals(wanted)
+    rows_found, full = (
+        written_lake.read().select(columns).sort_by(order) for written_lake in (lake, once)
+    )
+    assert rows_found.equals(full)
     # Old records were not read from the tier again.
     spans = sorted((topic, number, start) for topic, number, start, _ in executor.read)
     assert len(spans) == len(set(spans))
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: str) -> None:
+def test_horizons_keep_timestamps_of_removed_records(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     for stop in (900, 2968):
         lake.export(source(TOPIC, endingOffsets=ending(stop)), compact=True)
     key = PartitionKey(topic_summary(TOPIC)["topicId"], 0)
-    known = lake.table(compact=True).load().newest_ms
+    newest_known = lake.table(compact=True).load().newest_ms
     rows = expected_table(TOPIC, "read_committed").to_pylist()
     newest = max(row["timestamp"] for row in rows if row["key"] is not None)
-    assert known(key) == newest.timestamp() * 1000
+    assert newest_known(key) == newest.timestamp() * 1000
     assert compact.newest_timestamps([], {key: 5}.get) == {}
     report = dataclasses.replace(NO_REPORT, newest_ms=((*key, 3),))
     assert compact.newest_timestamps([report], {key: 5}.get) == {key: 5}
@@ -212,7 +219,7 @@ def test_horizons_remember_records_that_are_gone(tmp_path: Path, table_format: s
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_compaction_that_dies_before_commit_changes_nothing(
+def test_compaction_killed_before_commit_changes_nothing(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -225,14 +232,14 @@ def test_compaction_that_dies_before_commit_changes_nothing(
     monkeypatch.setattr(table, "commit", dies)
     with pytest.raises(Killed):
         lake.export(source(TOPIC), table=table, compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=900))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=900))
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
     assert lake.export(source(TOPIC), compact=True).commits == 0
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
-def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
+def test_rows_of_another_writer_survive_a_merge(
     tmp_path: Path, table_format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -241,22 +248,22 @@ def test_rows_that_another_writer_adds_during_a_merge_are_not_lost(
     commit = table.commit
     extra = lake.read().slice(0, 1)
 
-    def too_late(given: Commit) -> None:
+    def too_late(commit_data: Commit) -> None:
         if table_format == "delta":
             write_deltalake(lake.target, extra, mode="append")
         else:
             catalog = load_catalog("lake", **lake.catalog)
             catalog.load_table(lake.target).append(extra)
             catalog.close()
-        commit(given)
+        commit(commit_data)
 
     monkeypatch.setattr(table, "commit", too_late)
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(source(TOPIC), table=table, compact=True)
-    assert lake.read().num_rows == len(cleaned(TOPIC, below=900)) + 1
+    assert lake.read().num_rows == len(latest_records(TOPIC, below=900)) + 1
     # The next run merges the current files, which have several records of a key.
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
@@ -265,18 +272,20 @@ def test_table_without_needed_columns_is_rebuilt(tmp_path: Path) -> None:
     for stop in (900, 2968):
         options = source(TOPIC, endingOffsets=ending(stop), columns=columns)
         lake.export(options, compact=True, tombstones="remove")
-    expected = cleaned(TOPIC, tombstones="remove")
-    found = {(row["partition"], row["key"]): row["offset"] for row in lake.read().to_pylist()}
-    assert found == {place: row["offset"] for place, row in expected.items()}
+    expected = latest_records(TOPIC, tombstones="remove")
+    offsets_found = {
+        (row["partition"], row["key"]): row["offset"] for row in lake.read().to_pylist()
+    }
+    assert offsets_found == {location: row["offset"] for location, row in expected.items()}
 
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_second_compaction_replaces_table(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     lake.export(source(TOPIC, endingOffsets=ending(300)), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=300))
     lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
     with pytest.raises(FingerprintError, match="compact"):
         lake.export(source((TOPIC, "txn")), compact=True)
 
@@ -286,10 +295,10 @@ def test_second_compaction_into_folder_is_refused(tmp_path: Path) -> None:
     lake.export(source(TOPIC, endingOffsets=f'{{"{TOPIC}":{{"0":300}}}}'), compact=True)
     with pytest.raises(UnsupportedTargetError, match="cannot be replaced in one step"):
         lake.export(source(TOPIC), compact=True)
-    assert_compacted(lake.read(), cleaned(TOPIC, below=300))
+    assert_compacted(lake.read(), latest_records(TOPIC, below=300))
 
 
-def test_rows_of_others_are_not_replaced(tmp_path: Path) -> None:
+def test_rows_of_other_writers_are_not_replaced(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.target, expected_table("txn", "read_committed"))
     with pytest.raises(ExportError, match="would remove"):
@@ -309,7 +318,7 @@ def test_several_processes_agree_on_buckets(
     monkeypatch.setattr(compact, "BUCKET_BYTES", 100_000)
     lake = Lake(tmp_path, "parquet")
     lake.export(source(TOPIC), compact=True, partition_by=["topic"], executor=LocalExecutor(1))
-    assert_compacted(lake.read(), cleaned(TOPIC))
+    assert_compacted(lake.read(), latest_records(TOPIC))
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
@@ -339,8 +348,8 @@ def test_latest_equals_a_dictionary(rows: list[tuple[str, int, bytes]], random: 
             "offset": pa.array([offset for offset, _ in numbered], pa.int64()),
         }
     )
-    found = buckets.latest(table).to_pylist()
-    assert len(found) == len(expected)
+    latest = buckets.latest(table).to_pylist()
+    assert len(latest) == len(expected)
     assert {
-        (row["topicId"], row["partition"], row["key"]): row["offset"] for row in found
+        (row["topicId"], row["partition"], row["key"]): row["offset"] for row in latest
     } == expected

@@ -1,4 +1,6 @@
-"""Compacted tables keep the rows of topics, incarnations and partitions that have left the tier."""
+"""Checks that compacted tables keep rows of topics, incarnations and partitions deleted from the
+tier.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ class Tier:
     def grow(
         self, topic: str, keys: str, *, partition: int = 0, topic_id: str = IDS[0], null: str = ""
     ) -> None:
-        """A record for each letter; those in `null` are tombstones."""
-        place = topic, partition, topic_id
-        if place not in self._logs:
+        """Writes a record for each letter; letters in `null` are tombstones."""
+        location = topic, partition, topic_id
+        if location not in self._logs:
             writer = AivenTierWriter(
                 str(self.root), topic=topic, partition=partition, topic_id=topic_id
             )
-            self._logs[place] = LogBuilder(), writer
-        log, writer = self._logs[place]
+            self._logs[location] = LogBuilder(), writer
+        log, writer = self._logs[location]
         log.append(
             [
                 SimpleRecord(
@@ -91,8 +93,8 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
     return Lake(tmp_path, request.param)
 
 
-def held(lake: Lake) -> Counter[tuple[str, str]]:
-    """(Topic id, key) of every row."""
+def topic_keys(lake: Lake) -> Counter[tuple[str, str]]:
+    """Returns the topic id and key of every row."""
     table = lake.read()
     keys = [key.decode() for key in table["key"].to_pylist()]
     return Counter(zip(table["topicId"].to_pylist(), keys, strict=True))
@@ -109,20 +111,20 @@ def test_recreated_topic_is_refused_unless_chosen(tier: Tier, lake: Lake) -> Non
     tier.grow("oa", "cd", topic_id=IDS[1])
     with pytest.raises(DataLossError, match="topic oa was created again"):
         lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"))
     report = lake.export(tier.options(failOnDataLoss="false"), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "cd"))
     assert [(span.topic_id, span.stop) for span in report.ranges] == [(IDS[1], 2)]
     tier.grow("oa", "de", topic_id=IDS[1])
     lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "cde"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "cde"))
 
 
 @pytest.mark.parametrize("tombstones", ["keep", "remove", "remove-old"])
 def test_rebuild_without_topic_and_partition_of_table_is_refused(
     tier: Tier, lake: Lake, tombstones: str
 ) -> None:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "compact": True,
         "tombstones": tombstones,
         "delete_retention_ms": 1500,
@@ -130,20 +132,20 @@ def test_rebuild_without_topic_and_partition_of_table_is_refused(
     tier.grow("oa", "abx", null="x")
     tier.grow("ob", "pq", topic_id=IDS[1])
     tier.grow("ob", "rs", topic_id=IDS[1], partition=1)
-    lake.export(tier.options(), **given)
+    lake.export(tier.options(), **arguments)
     tier.lose("oa")
     tier.lose("ob", topic_id=IDS[1], partition=1)
     tier.grow("ob", "pt", topic_id=IDS[1])
-    lake.export(tier.options(), **given)
+    lake.export(tier.options(), **arguments)
     kept = "ab" if tombstones == "remove" else "abx"
-    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
+    assert topic_keys(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"))
     tier.lose("ob", topic_id=IDS[1])
     tier.grow("oc", "z", topic_id=IDS[2])
-    lake.export(tier.options(), **given)
-    assert held(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
+    lake.export(tier.options(), **arguments)
+    assert topic_keys(lake) == rows((IDS[0], kept), (IDS[1], "pqrst"), (IDS[2], "z"))
 
 
-def test_merge_keeps_partition_that_is_not_requested(tier: Tier, lake: Lake) -> None:
+def test_merge_keeps_unrequested_partition(tier: Tier, lake: Lake) -> None:
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=1)
     options = tier.options(where="key IN ('a', 'b')")
@@ -152,7 +154,7 @@ def test_merge_keeps_partition_that_is_not_requested(tier: Tier, lake: Lake) -> 
     shutil.rmtree(tier.root / f"oa-{IDS[0]}" / "0")
     tier.grow("oa", "ef", partition=1)
     lake.export(options, compact=True, tombstones="remove-old")
-    assert held(lake) == rows((IDS[0], "ab"))
+    assert topic_keys(lake) == rows((IDS[0], "ab"))
 
 
 def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
@@ -164,7 +166,7 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
     lake.export(options, compact=True)
     tier.grow("ob", "cd", topic_id=IDS[1])
     lake.export(options, compact=True)
-    assert held(lake) == rows((IDS[0], "ab"), (IDS[1], "cd"))
+    assert topic_keys(lake) == rows((IDS[0], "ab"), (IDS[1], "cd"))
 
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset"])
@@ -172,28 +174,28 @@ def test_table_without_timestamps_is_merged(tier: Tier, lake: Lake) -> None:
 def test_rebuild_keeps_all_rows(
     tier: Tier, lake: Lake, columns: str, partition_by: tuple[str, ...]
 ) -> None:
-    given: dict[str, Any] = {"compact": True, "partition_by": partition_by}
+    arguments: dict[str, Any] = {"compact": True, "partition_by": partition_by}
     options = tier.options(columns)
     tier.grow("oa", "ab")
     tier.grow("oa", "cd", partition=3)
-    lake.export(options, **given)
+    lake.export(options, **arguments)
     tier.grow("oa", "ae")
-    lake.export(options, **given)
-    before = held(lake)
+    lake.export(options, **arguments)
+    before = topic_keys(lake)
     assert before == rows((IDS[0], "abecd"))
     tier.lose("oa", partition=3)
-    # Nothing is new, so there is no rebuild.
-    assert lake.export(options, **given).commits == 0
+    # There are no new records, so there is no rebuild.
+    assert lake.export(options, **arguments).commits == 0
     tier.grow("oa", "f")
     with pytest.raises(RangeGapError, match=f"topic id {IDS[0]}, partition 3, .*no longer"):
-        lake.export(options, **given)
+        lake.export(options, **arguments)
     tier.lose("oa")
     tier.grow("oa", "z", topic_id=IDS[1])
     with pytest.raises(
         RangeGapError, match=f"{IDS[0]}, partition 0; topic id {IDS[0]}, partition 3"
     ):
-        lake.export(options, **given)
-    assert held(lake) == before
+        lake.export(options, **arguments)
+    assert topic_keys(lake) == before
 
 
 @pytest.mark.parametrize("columns", ["key,value,offset", "key,partition,offset", "key,partition"])
@@ -212,10 +214,10 @@ def test_rebuild_without_segment_of_table_is_refused(
         tier.lose_segment("oa", 2)
     with pytest.raises(RangeGapError, match=r"\[2, 4\) .*partition 0, .*would lose rows"):
         lake.export(options, compact=True, executor=between)
-    assert held(lake) == rows((IDS[0], "abcdef"))
+    assert topic_keys(lake) == rows((IDS[0], "abcdef"))
 
 
-def test_rebuild_skips_segment_that_no_table_has(tier: Tier, lake: Lake) -> None:
+def test_rebuild_skips_unexported_missing_segment(tier: Tier, lake: Lake) -> None:
     options = tier.options("key,partition,offset", failOnDataLoss="false")
     for keys in ("ab", "cd", "ef"):
         tier.grow("oa", keys)
@@ -226,7 +228,7 @@ def test_rebuild_skips_segment_that_no_table_has(tier: Tier, lake: Lake) -> None
     tier.grow("oa", "kl")
     tier.lose_segment("oa", 8)
     report = lake.export(options, compact=True)
-    assert held(lake) == rows((IDS[0], "abefghkl"))
+    assert topic_keys(lake) == rows((IDS[0], "abefghkl"))
     assert [(gap.start, gap.stop) for gap in report.skipped] == [(2, 4), (8, 10)]
 
 
@@ -243,21 +245,21 @@ def test_compaction_into_folder_with_rows_is_refused(tier: Tier, tmp_path: Path)
 
 
 def test_concurrent_first_compactions_conflict(tier: Tier, lake: Lake) -> None:
-    """Planned with nothing there, by two incarnations of one topic."""
+    """Both plans start from an empty table, with two incarnations of one topic."""
     tier.grow("oa", "abc")
     table: Any = lake.table(compact=True)
     commit = table.commit
 
-    def late(given: Commit) -> Any:  # noqa: ANN401
+    def late(commit_data: Commit) -> Any:  # noqa: ANN401
         tier.lose("oa")
         tier.grow("oa", "d", topic_id=IDS[1])
         lake.export(tier.options(), compact=True)
-        return commit(given)
+        return commit(commit_data)
 
     table.commit = late
     with pytest.raises(CommitConflictError, match="another writer changed the table"):
         lake.export(tier.options(), table=table, compact=True)
-    assert held(lake) == rows((IDS[1], "d"))
+    assert topic_keys(lake) == rows((IDS[1], "d"))
 
 
 def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -> None:
@@ -273,6 +275,6 @@ def test_run_killed_before_commit_resumes_exactly_once(tier: Tier, lake: Lake) -
     table.commit = dies
     with pytest.raises(Killed):
         lake.export(tier.options(), table=table, compact=True)
-    assert held(lake) == rows((IDS[0], "abc"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"))
     lake.export(tier.options(), compact=True)
-    assert held(lake) == rows((IDS[0], "abc"), (IDS[1], "d"))
+    assert topic_keys(lake) == rows((IDS[0], "abc"), (IDS[1], "d"))

@@ -19,10 +19,10 @@ TOPIC_ID = "lZ6vvmajTWKDBUTV6SQAtQ"
 def tier_of(
     folder: Path, texts: Sequence[str | None], *, last_ms: int = START_MS
 ) -> dict[str, str]:
-    """Writes a topic `t` with these texts as values; returns options to read it.
+    """Writes a topic `t` with these texts as values. Returns the options to read it.
 
     Args:
-        last_ms: Timestamp of the last one.
+        last_ms: Timestamp of the last record.
     """
     log = LogBuilder()
     log.append(
@@ -42,6 +42,6 @@ def tier_of(
 
 
 def by_country(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Two columns: the offset, and the value as a text."""
+    """Returns two columns: the offset, and the value as text."""
     columns = [batch["offset"], batch["value"].cast(pa.string())]
     return pa.RecordBatch.from_arrays(columns, names=["offset", "country"])

@@ -1,4 +1,4 @@
-"""`clean` removes files of dead runs and keeps those of running ones."""
+"""Checks that `clean` removes files of dead runs and keeps files of active runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kts_source.export.run import clean
 from kts_source.export.tables.target_store import LocalTarget
-from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, places, source
+from tests.kts_source.export.exporting import FORMATS, Lake, assert_holds, row_locations, source
 from tests.kts_source.export.killing import Killed
 from tests.kts_source.export.tables.test_protocol import DiesAtCommit, Interposed
 
@@ -26,7 +26,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 
 def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
-    """Makes all data files except the newest one older."""
+    """Makes all data files except the newest ones older."""
     files = sorted(
         (path for path in lake.folder.rglob("*.par*") if "_delta_log" not in path.parts),
         key=lambda path: path.stat().st_mtime_ns,
@@ -37,8 +37,8 @@ def aged(lake: Lake, hours: float, *, but: int = 0) -> list[Path]:
     return files
 
 
-def test_clean_takes_no_file_of_a_run_that_still_writes(lake: Lake) -> None:
-    # The first files of a long wave are old when its last one is written.
+def test_clean_keeps_files_of_an_active_run(lake: Lake) -> None:
+    # In a long wave, the first files are old when the last one is written.
     cleaned: list[object] = []
 
     def clean_up() -> None:
@@ -50,7 +50,7 @@ def test_clean_takes_no_file_of_a_run_that_still_writes(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_clean_takes_no_file_that_is_committed_while_it_looks(
+def test_clean_keeps_files_committed_during_its_listing(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = LocalTarget.list_objects
@@ -61,12 +61,12 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
         under_way.append(prefix)
         yield from list(original(self, prefix, after=after))
         under_way.pop()
-        # Right behind the listing of what clean looks through, its folders included.
+        # Directly after `clean` has listed its folders.
         if waiting and not under_way and not prefix.endswith("commits/"):
             waiting.pop()()
 
     class Committing(DiesAtCommit):
-        """Somebody else cleans up while this one commits."""
+        """Lets another process run `clean` during this commit."""
 
         def commit(self, commit: Commit) -> bool:
             waiting.append(lambda: self._table.commit(commit))
@@ -79,12 +79,12 @@ def test_clean_takes_no_file_that_is_committed_while_it_looks(
     with pytest.raises(Killed):
         lake.export(source(), table=table)
     assert not waiting
-    assert len(places(lake.read())) > 0
+    assert len(row_locations(lake.read())) > 0
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
 
 
-def test_clean_needs_no_rules_of_the_export(lake: Lake) -> None:
+def test_clean_works_without_the_export_rules(lake: Lake) -> None:
     letters = str(lake.folder / "letters")
     lake.export(source(), partition_by=["topic"], dead_letters=letters)
     assert clean(lake.settings(dead_letters=letters), older_than_hours=-1, remove=True) == ()

@@ -1,4 +1,6 @@
-"""Delta tables that were there before the export: whole rows in them, or a refusal before any."""
+"""Tests existing Delta tables: complete rows are written, or the export is refused before any
+row.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ COUNTRY = {"name": "country", "type": "string", "nullable": True, "metadata": {}
 TEXTS = ["CH", "DE", "CH"]
 
 
-def begin(
+def begin_table(
     lake: Lake,
     fields: list[dict[str, Any]],
     *,
@@ -32,7 +34,7 @@ def begin(
     versions: tuple[int, int] = (1, 2),
     features: list[str] | None = None,
 ) -> None:
-    """Writes the first entry of a table's log, as the protocol describes it."""
+    """Writes the first log entry of a table, in the form of the Delta protocol."""
     protocol: dict[str, Any] = {"minReaderVersion": versions[0], "minWriterVersion": versions[1]}
     if features is not None:
         protocol["writerFeatures"] = features
@@ -124,13 +126,13 @@ def assert_refused(lake: Lake, match: str, kind: type[Exception], **arguments: A
 def test_delta_demands_are_refused_before_any_row(
     lake: Lake, begun: dict[str, Any], match: str
 ) -> None:
-    begin(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
+    begin_table(lake, begun.pop("fields", [OFFSET, COUNTRY]), **begun)
     assert_refused(lake, match, UnsupportedTargetError)
     assert not list((lake.folder / "table").rglob("*.parquet"))
 
 
 def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
-    begin(lake, [OFFSET, COUNTRY])
+    begin_table(lake, [OFFSET, COUNTRY])
     match = "by no column, and partition_by makes country"
     assert_refused(lake, match, UnsupportedTargetError, partition_by=["country"])
 
@@ -145,10 +147,10 @@ def test_table_with_other_partitions_is_refused(lake: Lake) -> None:
         ([OFFSET, COUNTRY, {**COUNTRY, "name": "c", "nullable": False}], "column c must not be"),
     ],
 )
-def test_columns_that_do_not_fit_are_named(
+def test_mismatching_columns_are_named(
     lake: Lake, fields: list[dict[str, Any]], match: str
 ) -> None:
-    begin(lake, fields)
+    begin_table(lake, fields)
     assert_refused(lake, match, ExportError)
 
 
@@ -163,11 +165,13 @@ def test_columns_that_do_not_fit_are_named(
 )
 def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str, Any]) -> None:
     extra = {**COUNTRY, "name": "extra"}
-    begin(lake, [OFFSET, COUNTRY, extra], **begun)
+    begin_table(lake, [OFFSET, COUNTRY, extra], **begun)
     export(lake)
     table = DeltaTable(lake.target)
     assert pa.table(table.get_add_actions(flatten=True))["num_records"].to_pylist() == [3]
-    if "deletionVectors" not in begun.get("features", ()):  # delta-rs reads no such table
+    if "deletionVectors" not in begun.get(
+        "features", ()
+    ):  # delta-rs does not read tables with this feature
         rows = table.to_pyarrow_table().sort_by("offset")
         assert rows["country"].to_pylist() == TEXTS
         assert rows["extra"].null_count == 3
@@ -175,7 +179,7 @@ def test_table_features_without_demands_are_accepted(lake: Lake, begun: dict[str
 
 def test_partition_columns_in_another_order_are_accepted(lake: Lake) -> None:
     day = {**COUNTRY, "name": "day", "type": "date"}
-    begin(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
+    begin_table(lake, [OFFSET, COUNTRY, day], partitions=["day", "country"])
     source = tier_of(lake.folder / "tier", TEXTS)
 
     def with_day(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -188,18 +192,18 @@ def test_partition_columns_in_another_order_are_accepted(lake: Lake) -> None:
     assert table.metadata().partition_columns == ["day", "country"]
 
 
-def test_rows_of_nothing_but_partitions_are_refused(lake: Lake) -> None:
+def test_partitioning_by_every_column_is_refused(lake: Lake) -> None:
     with pytest.raises(InvalidOptionError, match="every column"):
         export(lake, partition_by=["country", "offset"])
 
 
 def test_append_only_delta_table_refuses_compaction(lake: Lake) -> None:
-    begin(lake, [OFFSET], properties={"delta.appendOnly": "true"})
+    begin_table(lake, [OFFSET], properties={"delta.appendOnly": "true"})
     with pytest.raises(UnsupportedTargetError, match="accepts only appends"):
         lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
 
 
-def test_numbers_without_a_sign_are_refused(lake: Lake) -> None:
+def test_unsigned_integers_are_refused(lake: Lake) -> None:
     def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
         huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
         return pa.RecordBatch.from_arrays([huge], names=["huge"])
@@ -208,16 +212,24 @@ def test_numbers_without_a_sign_are_refused(lake: Lake) -> None:
         lake.export(tier_of(lake.folder / "tier", TEXTS), transform=unsigned)
 
 
-def test_every_txn_says_its_age(lake: Lake) -> None:
+def test_delta_transactions_have_last_updated(lake: Lake) -> None:
     before = time.time_ns() // 1_000_000
     lake.export(tier_of(lake.folder / "tier", TEXTS), compact=True)
     lines = (lake.folder / "table" / "_delta_log" / f"{0:020d}.json").read_text().splitlines()
-    found = [action["txn"] for action in map(json.loads, lines) if "txn" in action]
-    assert {one["appId"].rpartition("/")[2] for one in found} >= {"0", "start", "newest", "compact"}
-    assert all(before <= one["lastUpdated"] <= time.time_ns() // 1_000_000 for one in found)
+    transactions = [action["txn"] for action in map(json.loads, lines) if "txn" in action]
+    assert {transaction["appId"].rpartition("/")[2] for transaction in transactions} >= {
+        "0",
+        "start",
+        "newest",
+        "compact",
+    }
+    assert all(
+        before <= transaction["lastUpdated"] <= time.time_ns() // 1_000_000
+        for transaction in transactions
+    )
 
 
-def test_offsets_that_expire_later_are_not_forgotten_silently(lake: Lake) -> None:
+def test_transaction_retention_is_refused(lake: Lake) -> None:
     export(lake)
     retention = {"delta.setTransactionRetentionDuration": "interval 0 seconds"}
     DeltaTable(lake.target).alter.set_table_properties(retention)
@@ -225,7 +237,7 @@ def test_offsets_that_expire_later_are_not_forgotten_silently(lake: Lake) -> Non
     assert DeltaTable(lake.target).to_pyarrow_table().num_rows == len(TEXTS)
 
 
-def test_files_without_their_offsets_are_not_written_again(lake: Lake) -> None:
+def test_files_without_recorded_offsets_are_refused(lake: Lake) -> None:
     export(lake)
     table = DeltaTable(lake.target)
     (row,) = pa.table(table.get_add_actions(flatten=True)).to_pylist()

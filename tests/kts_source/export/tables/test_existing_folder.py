@@ -1,4 +1,4 @@
-"""Folders that held files before the export: partitioned alike, or refused."""
+"""Tests folders with existing files: partitioned in the same way, or refused."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def lake(tmp_path: Path) -> Lake:
 def test_export_with_other_partitions_is_refused(
     lake: Lake, first: list[str], second: list[str], match: str
 ) -> None:
-    given = tier_of(lake.folder / "tier", ["CH", "DE"])
-    lake.export(given, transform=by_country, partition_by=first)
+    tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(tier_options, transform=by_country, partition_by=first)
     with pytest.raises(UnsupportedTargetError, match=match):
-        lake.export(given, transform=by_country, partition_by=second, export_id="more")
+        lake.export(tier_options, transform=by_country, partition_by=second, export_id="more")
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
-    lake.export(given, transform=by_country, partition_by=first, export_id="more")
+    lake.export(tier_options, transform=by_country, partition_by=first, export_id="more")
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "CH", "DE", "DE"]
 
 
 @pytest.mark.parametrize(
-    ("path", "asked", "is_right"),
+    ("path", "partition_by", "is_right"),
     [
         ("country=FR/a.parquet", BY_COUNTRY, True),
         ("country=FR/a.parquet", [], False),
@@ -56,29 +56,31 @@ def test_export_with_other_partitions_is_refused(
         ("a.parquet", [], True),
     ],
 )
-def test_files_of_other_writers(lake: Lake, path: str, asked: list[str], is_right: bool) -> None:
+def test_files_of_other_writers_must_match_partitions(
+    lake: Lake, path: str, partition_by: list[str], is_right: bool
+) -> None:
     file = lake.folder / "table" / path
     file.parent.mkdir(parents=True)
     columns = {"offset": pa.array([9], pa.int64()), "country": ["FR"]}
     pq.write_table(pa.table(columns if "=" not in path else {"offset": columns["offset"]}), file)
-    given = tier_of(lake.folder / "tier", ["CH", "DE"])
+    tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])
     if not is_right:
         with pytest.raises(UnsupportedTargetError, match=f"the file {path} .* would mix them up"):
-            lake.export(given, transform=by_country, partition_by=asked)
+            lake.export(tier_options, transform=by_country, partition_by=partition_by)
         assert len(list((lake.folder / "table").rglob("*.parquet"))) == 1
         return
-    lake.export(given, transform=by_country, partition_by=asked)
-    found = set(lake.read()["country"].to_pylist())
-    assert found == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
+    lake.export(tier_options, transform=by_country, partition_by=partition_by)
+    countries = set(lake.read()["country"].to_pylist())
+    assert countries == {"CH", "DE"} | (set() if path.startswith("_") else {"FR"})
     # The next run accepts its own files.
-    assert lake.export(given, transform=by_country, partition_by=asked).rows == 0
+    assert lake.export(tier_options, transform=by_country, partition_by=partition_by).rows == 0
 
 
 def test_commit_log_without_access_fails_the_export(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = tier_of(lake.folder / "tier", ["CH", "DE"])
-    lake.export(given, transform=by_country)
+    tier_options = tier_of(lake.folder / "tier", ["CH", "DE"])
+    lake.export(tier_options, transform=by_country)
     real = os.scandir
 
     (commits,) = lake.folder.rglob("_kts/commits")
@@ -90,7 +92,7 @@ def test_commit_log_without_access_fails_the_export(
 
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(AccessDeniedError, match="_kts/commits"):
-        lake.export(given, transform=by_country)
+        lake.export(tier_options, transform=by_country)
     monkeypatch.undo()
     assert sorted(lake.read()["country"].to_pylist()) == ["CH", "DE"]
 
@@ -98,10 +100,10 @@ def test_commit_log_without_access_fails_the_export(
 def test_folder_commit_retries_after_many_other_exports(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create, others = LocalTarget.create, iter(range(30))
+    create, other_commits = LocalTarget.create, iter(range(30))
 
     def beaten(target: LocalTarget, key: str, data: bytes) -> bool:
-        if key.endswith(".json") and (other := next(others, None)) is not None:
+        if key.endswith(".json") and (other := next(other_commits, None)) is not None:
             document = json.loads(data)
             document["exports"] = {f"other-{other}": {}}
             document["files"] = []
@@ -110,5 +112,5 @@ def test_folder_commit_retries_after_many_other_exports(
 
     monkeypatch.setattr(LocalTarget, "create", beaten)
     lake.export(source())
-    assert next(others, None) is None
+    assert next(other_commits, None) is None
     assert_holds(lake.read(), ["txn"])

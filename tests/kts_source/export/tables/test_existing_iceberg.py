@@ -1,4 +1,4 @@
-"""Iceberg tables that were there before, and writers that come between: whole rows, or none."""
+"""Tests existing Iceberg tables and concurrent writers: complete rows or none."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def export(lake: Lake, **arguments: Any) -> None:  # noqa: ANN401
 
 
 def countries(lake: Lake) -> list[str]:
-    found: list[str] = lake.read().sort_by("offset")["country"].to_pylist()
-    return found
+    countries_read: list[str] = lake.read().sort_by("offset")["country"].to_pylist()
+    return countries_read
 
 
 def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN401
@@ -60,7 +60,7 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
 
 
 @pytest.mark.parametrize(
-    ("there", "asked", "match"),
+    ("existing", "partition_by", "match"),
     [
         (("country", IdentityTransform()), [], r"by identity\(country\), .* makes no column"),
         (None, ["country"], r"by no column, .* makes identity\(country\)"),
@@ -71,17 +71,17 @@ def partition(table: Table, source: str, transform: Any) -> None:  # noqa: ANN40
 def test_table_with_other_partitions_is_refused(
     lake: Lake,
     catalog: Catalog,
-    there: tuple[str, Any] | None,
-    asked: list[str],
+    existing: tuple[str, Any] | None,
+    partition_by: list[str],
     match: str,
 ) -> None:
     table = catalog.create_table(
         lake.target, Schema(OFFSET, COUNTRY, NestedField(3, "time", TimestamptzType()))
     )
-    if there is not None:
-        partition(table, *there)
+    if existing is not None:
+        partition(table, *existing)
     with pytest.raises(UnsupportedTargetError, match=match):
-        export(lake, partition_by=asked)
+        export(lake, partition_by=partition_by)
     assert not list(lake.folder.rglob("*.parquet"))
 
 
@@ -107,7 +107,7 @@ def test_table_with_other_partitions_is_refused(
         ),
     ],
 )
-def test_unreadable_iceberg_tables_are_refused_before_any_row(
+def test_unsupported_iceberg_table_is_refused_before_any_row(
     lake: Lake, catalog: Catalog, properties: dict[str, str], match: str
 ) -> None:
     table = catalog.create_table(lake.target, Schema(OFFSET, COUNTRY), properties=properties)
@@ -125,7 +125,7 @@ def test_unreadable_iceberg_tables_are_refused_before_any_row(
         Schema(OFFSET, COUNTRY, NestedField(3, "more", StringType(), required=True)),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(lake: Lake, catalog: Catalog, schema: Schema) -> None:
+def test_mismatching_columns_are_refused(lake: Lake, catalog: Catalog, schema: Schema) -> None:
     catalog.create_table(lake.target, schema)
     with pytest.raises(ExportError, match="do not fit the Iceberg table"):
         export(lake)
@@ -158,13 +158,14 @@ def test_table_features_without_demands_are_accepted(lake: Lake, catalog: Catalo
         properties={"format-version": "1"},
     )
     export(lake)
-    partition(table.refresh(), "country", IdentityTransform())  # an older partitioning stays there
+    # The older partition spec remains in the metadata.
+    partition(table.refresh(), "country", IdentityTransform())
     more = tier_of(lake.folder / "more", ["DE", "DE"])
     lake.export(more, transform=by_country, partition_by=["country"], export_id="more")
     assert sorted(countries(lake)) == ["CH", "CH", "DE", "DE", "DE"]
 
 
-def test_numbers_without_a_sign_are_refused(lake: Lake) -> None:
+def test_unsigned_integers_are_refused(lake: Lake) -> None:
     def unsigned(batch: pa.RecordBatch) -> pa.RecordBatch:
         huge = pa.array([2**64 - 1] * batch.num_rows, pa.uint64())
         return pa.RecordBatch.from_arrays([huge], names=["huge"])
@@ -197,7 +198,7 @@ class Overtaken:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-def test_same_offsets_committed_in_between_conflict(
+def test_concurrent_commit_of_same_offsets_conflicts(
     lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exists:
@@ -210,7 +211,7 @@ def test_same_offsets_committed_in_between_conflict(
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
-def test_other_rows_committed_in_between_stay(
+def test_concurrent_commit_of_other_rows_stays(
     lake: Lake, catalog: Catalog, exists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if exists:

@@ -1,4 +1,6 @@
-"""Partition values in folder names, read back by readers that share no code with the export."""
+"""Reads partition values back from folder names, with readers that share no code with the
+export.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ READERS_WITH_TYPES: Final[dict[str, Callable[[str], list[Any]]]] = {
     ],
 }
 SPARK_NUMBERS: Final = ("1d", "1f", "0x1p3")
-"""Numbers to Spark alone."""
+"""Texts that only Spark reads as numbers."""
 NUMBERS: Final = [
     *("1", "01", "001", "-1", "-0", "1.5", ".5", "5.", "0.10", "1e5", "12e4", "1E5", "+.5"),
     *SPARK_NUMBERS,
@@ -99,15 +101,15 @@ def export(folder: Path, texts: Sequence[str | None], **arguments: Any) -> Lake:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_texts_in_folders_are_read_as_texts(tmp_path: Path, reader: str) -> None:
-    for number, text in enumerate(TEXTS):  # a folder of its own: others decide about its type
+def test_partition_texts_are_read_as_text(tmp_path: Path, reader: str) -> None:
+    for number, text in enumerate(TEXTS):  # its own folder, because other values influence the type
         assert READERS[reader](export(tmp_path / str(number), [text]).target) == [text]
     lake = export(tmp_path / "all", [*TEXTS, None])
     assert READERS[reader](lake.target) == [*TEXTS, None]
 
 
 @pytest.mark.parametrize("text", [*NUMBERS, *OTHER_TYPES])
-def test_text_that_a_reader_takes_for_another_type_is_refused(tmp_path: Path, text: str) -> None:
+def test_partition_text_of_another_inferred_type_is_refused(tmp_path: Path, text: str) -> None:
     lake = export(tmp_path / "as-is", [text], text_partitions="as-is")
     assert any(_read(READERS[name], lake) != [text] for name in READERS) or text in SPARK_NUMBERS
     with pytest.raises(ExportError, match=r"country is the text .* take for a .*as-is") as caught:
@@ -119,21 +121,21 @@ def test_text_that_a_reader_takes_for_another_type_is_refused(tmp_path: Path, te
 def _read(reader: Callable[[str], list[Any]], lake: Lake) -> list[Any]:
     try:
         return reader(lake.target)
-    except pl.exceptions.PolarsError as error:  # it takes some digits for numbers, and fails
+    except (
+        pl.exceptions.PolarsError
+    ) as error:  # Polars fails on some digits that it reads as numbers
         return [error]
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_text_partitions_as_is_are_read_with_the_type_of_the_column(
-    tmp_path: Path, reader: str
-) -> None:
+def test_partition_texts_as_is_are_read_with_column_type(tmp_path: Path, reader: str) -> None:
     texts = [*NUMBERS, *OTHER_TYPES, *TEXTS, None]
     lake = export(tmp_path, texts, text_partitions="as-is")
     assert READERS_WITH_TYPES[reader](lake.target) == texts
 
 
 @pytest.mark.parametrize("text", ["1.20.3", "2024-31-12", "99.12.99", "1.2.3 beta", "1e", "--1"])
-def test_inferred_type_of_a_text_is_none(text: str) -> None:
+def test_inferred_type_of_plain_text_is_none(text: str) -> None:
     assert inferred_type(text) is None
 
 
@@ -143,18 +145,20 @@ def test_text_partitions_as_is_is_refused_for_other_formats(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["_p", ".p"])
-@pytest.mark.parametrize("others", [[], ["topic"]], ids=["first", "second"])
-def test_partition_column_with_a_hidden_name_is_refused(name: str, others: list[str]) -> None:
+@pytest.mark.parametrize("other_columns", [[], ["topic"]], ids=["first", "second"])
+def test_partition_column_with_a_hidden_name_is_refused(
+    name: str, other_columns: list[str]
+) -> None:
     with pytest.raises(InvalidOptionError, match=r"skip names that begin with .* Rename"):
-        export_settings("/t", partition_by=[*others, name])
+        export_settings("/t", partition_by=[*other_columns, name])
 
 
 def test_polars_reads_partition_values_of_a_delta_table(tmp_path: Path) -> None:
     texts = [*NUMBERS, *OTHER_TYPES, *TEXTS, "a%2Fb", "a=b", "\n\t", "x" * 200, None]
     lake = export(tmp_path, texts, table_format="delta")
     assert pl.read_delta(lake.target).sort("offset")["country"].to_list() == texts
-    wanted = pl.scan_delta(lake.target).filter(pl.col("country") == "01")
-    assert wanted.collect()["offset"].to_list() == [1]
+    matching = pl.scan_delta(lake.target).filter(pl.col("country") == "01")
+    assert matching.collect()["offset"].to_list() == [1]
     assert lake.read().sort_by("offset")["country"].to_pylist() == texts
 
 
@@ -169,7 +173,7 @@ def test_polars_reads_numbers_and_days_of_a_delta_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["__HIVE_DEFAULT_PARTITION__", "x" * 256, "x" * 5000])
-def test_value_that_no_folder_can_name_is_an_error_in_polars(tmp_path: Path, text: str) -> None:
+def test_value_without_folder_name_fails_in_polars(tmp_path: Path, text: str) -> None:
     lake = export(tmp_path, [text], table_format="delta")
     assert lake.read()["country"].to_pylist() == [text]
     assert [LOG_ALONE in uri for uri in DeltaTable(lake.target).file_uris()] == [True]
@@ -189,7 +193,7 @@ def test_clean_removes_only_uncommitted_files_in_folders_of_a_delta_table(tmp_pa
     assert lake.read().sort_by("offset")["country"].to_pylist() == ["a/b", "é", "0" * 32]
 
 
-def test_log_has_paths_as_urls(tmp_path: Path) -> None:
+def test_delta_log_has_url_encoded_paths(tmp_path: Path) -> None:
     lake = export(tmp_path, ["a/b c"], table_format="delta")
     (entry,) = (lake.folder / "table" / "_delta_log").glob("*.json")
     paths = [

@@ -1,4 +1,4 @@
-"""Bounds of texts in Iceberg tables: readers skip no file that holds a matching row."""
+"""Checks that text bounds in Iceberg tables never hide a file with a matching row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LAST = chr(sys.maxunicode)
 CUT = 16
-"""Characters that PyIceberg keeps of a bound."""
+"""Number of characters of a bound that PyIceberg keeps."""
 
 
 def table_of(
@@ -67,19 +67,19 @@ def test_text_is_found_by_its_bounds(tmp_path: Path, texts: list[str]) -> None:
 
 
 def test_row_group_without_bounds_leaves_the_file_without_bounds(tmp_path: Path) -> None:
-    # Arrow writes no bounds of a text above 4 KiB; the row group before it has some.
+    # Arrow writes no bounds for a text above 4 KiB. The previous row group has bounds.
     texts = ["m", "z" * 5000, "b"]
     _, table = table_of(tmp_path, texts, row_group_rows=1)
     for offset, text in enumerate(texts):
-        wanted = EqualTo(term=Reference("value.c"), value=literal(text))
-        assert table.scan(wanted).to_arrow()["offset"].to_pylist() == [offset]
+        matching = EqualTo(term=Reference("value.c"), value=literal(text))
+        assert table.scan(matching).to_arrow()["offset"].to_pylist() == [offset]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), st.integers(1, CUT))
 @example("\ud7ff" * 3, 2)
 @example(LAST * 3, 2)
 @example("a" + LAST * 3, 2)
-def test_upper_bound_is_short_valid_and_not_below_the_text(text: str, length: int) -> None:
+def test_upper_bound_is_short_and_not_below_the_text(text: str, length: int) -> None:
     bound = upper_bound(text, length)
     if bound is None:
         assert set(text[:length]) == {LAST}

@@ -1,4 +1,4 @@
-"""Files of a local target are synced to disk before they are reported, without a long wait."""
+"""Checks that files of a local target are synced to disk before they are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_closed_file_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.Monke
     output.write(b"x" * 1000)
     assert 1000 not in synced
     output.close()
-    assert 1000 in synced  # with all its bytes, not before some were handed over
+    assert 1000 in synced  # with all its bytes, not earlier
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system knows no posix_fadvise")
@@ -53,7 +53,7 @@ def test_file_is_written_back_before_close(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["create", "open_output", "publish", "delete"])
-def test_link_out_of_the_target_is_not_written_through(tmp_path: Path, name: str) -> None:
+def test_link_out_of_the_target_is_not_followed(tmp_path: Path, name: str) -> None:
     root, outside = tmp_path / "table", tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_bytes(b"kept")
@@ -72,7 +72,7 @@ def test_link_out_of_the_target_is_not_written_through(tmp_path: Path, name: str
     assert [path.name for path in outside.iterdir()] == ["kept"]
 
 
-def test_target_that_is_a_link_and_links_inside_it_are_written_through(tmp_path: Path) -> None:
+def test_links_to_and_inside_the_target_are_followed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "inner").mkdir(parents=True)
     (folder / "alias").symlink_to("inner")

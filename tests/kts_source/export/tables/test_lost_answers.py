@@ -1,4 +1,6 @@
-"""Commits that succeed although the writer hears otherwise, and files that go before a commit."""
+"""Tests commits that succeed although the library reports an error, and files deleted before a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def tier(tmp_path: Path) -> SmallTier:
 
 @pytest.mark.parametrize("is_error", [False, True])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_commit_whose_answer_is_lost_is_success(
+def test_commit_with_lost_response_succeeds(
     lake: Lake, tier: SmallTier, number: int, is_error: bool
 ) -> None:
     table = without_answers(lake.table(), number, is_error=is_error)
@@ -51,7 +53,7 @@ def test_commit_whose_answer_is_lost_is_success(
 
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 @pytest.mark.parametrize("is_error", [False, True])
-def test_compaction_whose_answer_is_lost_is_success(
+def test_compaction_with_lost_response_succeeds(
     table_format: str, tier: SmallTier, tmp_path: Path, is_error: bool
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -61,15 +63,13 @@ def test_compaction_whose_answer_is_lost_is_success(
     assert held(lake) == [39]
 
 
-def test_conflict_is_not_taken_for_a_lost_answer(lake: Lake, tier: SmallTier) -> None:
+def test_conflict_is_not_treated_as_lost_response(lake: Lake, tier: SmallTier) -> None:
     with pytest.raises(CommitConflictError):
         lake.export(tier.options(), executor=Interposed(lambda: lake.export(tier.options())))
     assert held(lake) == list(range(30))
 
 
-def test_commit_that_failed_stays_an_error(
-    lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_commit_raises(lake: Lake, tier: SmallTier, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.export(tier.options())
     table = lake.table()
 
@@ -83,17 +83,17 @@ def test_commit_that_failed_stays_an_error(
 
 
 @pytest.mark.parametrize("method", ["commit_table", "create_table"])
-def test_iceberg_catalog_that_does_not_know_the_outcome(
+def test_iceberg_commit_of_unknown_state_succeeds(
     method: str, tier: SmallTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, "iceberg")
     original = getattr(SqlCatalog, method)
-    left = [1]
+    remaining = [1]
 
     def lost(self: SqlCatalog, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         answer = original(self, *arguments, **named)
-        left[0] -= 1
-        if left[0] == 0:
+        remaining[0] -= 1
+        if remaining[0] == 0:
             raise CommitStateUnknownException("502")
         return answer
 
@@ -106,12 +106,12 @@ def test_iceberg_catalog_that_does_not_know_the_outcome(
 # -- files of a running export
 
 
-def test_file_that_is_gone_is_not_committed(lake: Lake, tier: SmallTier) -> None:
+def test_missing_file_is_not_committed(lake: Lake, tier: SmallTier) -> None:
     lake.export(tier.options())
 
     def remove() -> None:
         table = lake.table()
-        table.remove([one for one in table.orphans() if "/runs/" not in one.key][:1])
+        table.remove([entry for entry in table.orphans() if "/runs/" not in entry.key][:1])
 
     with pytest.raises(ExportError, match="nothing was committed"):
         lake.export(tier.grow(2).options(), executor=Interposed(remove), commit_bytes=1 << 40)
@@ -124,7 +124,7 @@ def test_file_with_other_bytes_is_not_committed(lake: Lake, tier: SmallTier) -> 
 
     def truncate() -> None:
         table = lake.table()
-        (file,) = (one for one in table.orphans() if "/runs/" not in one.key)
+        (file,) = (entry for entry in table.orphans() if "/runs/" not in entry.key)
         path = next(lake.folder.rglob(file.key.rpartition("/")[2]))
         path.write_bytes(path.read_bytes()[:-1])
 
@@ -153,7 +153,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
 
     with pytest.raises(KeyboardInterrupt):
         lake.export(tier.grow(1).options(), executor=Interposed(die))
-    # A killed process leaves its mark, and the lock ends with it.
+    # A killed process leaves its mark; its lock is released.
     folder = Path(lake.table()._root().removeprefix("file://")) / run_marks.MARKS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ("0" * 32)).touch()
@@ -162,7 +162,7 @@ def test_clean_removes_files_of_a_dead_export(lake: Lake, tier: SmallTier) -> No
     assert held(lake) == list(range(30))
 
 
-def test_clean_of_an_iceberg_table_without_a_snapshot(tmp_path: Path, tier: SmallTier) -> None:
+def test_clean_supports_iceberg_table_without_snapshot(tmp_path: Path, tier: SmallTier) -> None:
     lake = Lake(tmp_path, "iceberg")
     lake.export(tier.options())
     catalog = SqlCatalog("lake", **lake.catalog)
@@ -173,7 +173,7 @@ def test_clean_of_an_iceberg_table_without_a_snapshot(tmp_path: Path, tier: Smal
     assert len(clean(lake.settings(), older_than_hours=-1)) == 3
 
 
-def test_run_succeeds_without_the_right_to_delete_its_mark() -> None:
+def test_run_without_delete_permission_succeeds() -> None:
     written: list[str] = []
 
     class AppendOnly:
@@ -189,9 +189,7 @@ def test_run_succeeds_without_the_right_to_delete_its_mark() -> None:
         assert written == ["_kts/runs/1"]
 
 
-def test_clean_keeps_files_of_a_running_export_whose_id_looks_like_a_run(
-    lake: Lake, tier: SmallTier
-) -> None:
+def test_clean_keeps_files_of_export_with_id_like_a_run(lake: Lake, tier: SmallTier) -> None:
     export_id = "a" * 32
     cleaned: list[object] = []
 
@@ -223,7 +221,7 @@ def test_folder_without_locks_is_exported_with_a_warning(
     assert clean(lake.settings(), older_than_hours=-1) == ()
 
 
-def test_mark_that_cannot_be_deleted_does_not_fail_the_run(
+def test_undeletable_mark_does_not_fail_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = LocalTarget(tmp_path)

@@ -1,4 +1,4 @@
-"""Texts as partition values: readers that know nothing of the export find them, or are spared."""
+"""Checks that independent readers find texts used as partition values, or that they are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def is_equal(name: str, text: str | None) -> BooleanExpression:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_texts_are_found_again(tmp_path: Path, table_format: str) -> None:
+def test_partition_texts_are_found_by_readers(tmp_path: Path, table_format: str) -> None:
     texts = [*TEXTS, *ELSEWHERE[table_format]]
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", texts)
@@ -55,12 +55,12 @@ def test_texts_are_found_again(tmp_path: Path, table_format: str) -> None:
         query = f'select country from {files} order by "offset"'
         rows = duckdb.connect().execute(query).fetchall()
         assert [country for (country,) in rows] == texts
-    if table_format == "iceberg":  # files are left out by their partitions
+    if table_format == "iceberg":  # the scan prunes files by their partitions
         catalog = load_catalog("lake", **lake.catalog)
         opened = catalog.load_table(lake.target)
         for offset, text in enumerate(texts):
-            wanted = is_equal("country", text)
-            assert opened.scan(wanted).to_arrow()["offset"].to_pylist() == [offset]
+            matching = is_equal("country", text)
+            assert opened.scan(matching).to_arrow()["offset"].to_pylist() == [offset]
         catalog.close()
 
 
@@ -68,7 +68,7 @@ def test_texts_are_found_again(tmp_path: Path, table_format: str) -> None:
     ("table_format", "text"),
     [(name, text) for name, texts in UNREADABLE.items() for text in texts],
 )
-def test_texts_that_readers_would_not_find_are_refused(
+def test_partition_texts_unreadable_for_readers_are_refused(
     tmp_path: Path, table_format: str, text: str
 ) -> None:
     lake = Lake(tmp_path, table_format)
@@ -84,9 +84,7 @@ def with_country(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_days_beyond_the_calendar_are_refused_by_their_offset(
-    tmp_path: Path, table_format: str
-) -> None:
+def test_days_beyond_the_calendar_raise_with_offset(tmp_path: Path, table_format: str) -> None:
     lake = Lake(tmp_path, table_format)
     source = tier_of(tmp_path / "tier", ["CH"] * 3, last_ms=1_700_000_000_000_000)
     with pytest.raises(ExportError, match=r"date\(timestamp\) is a day outside") as caught:
@@ -94,7 +92,7 @@ def test_days_beyond_the_calendar_are_refused_by_their_offset(
     assert caught.value.offset == 2
 
 
-def test_many_folders_are_not_too_long_for_a_key(tmp_path: Path) -> None:
+def test_partition_path_beyond_key_limit_is_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
     source = tier_of(tmp_path / "tier", ["x" * 240])
 
@@ -108,13 +106,13 @@ def test_many_folders_are_not_too_long_for_a_key(tmp_path: Path) -> None:
         lake.export(source, partition_by=["country", "b", "c"], transform=three_times)
 
 
-def test_split_of_many_columns_keeps_combinations_apart() -> None:
+def test_split_by_many_columns_separates_all_combinations() -> None:
     count = 1 << 13  # five such columns have more combinations than 64 bits
     first = pa.array([*range(count), 7, 7 + (count >> 1)])
     columns = [first, *[pa.array([*range(count), 7, 7])] * 4]
     batch = pa.RecordBatch.from_arrays(columns, names=list("abcde"))
-    found = [rows.column("a").unique().to_pylist() for _, rows in split(batch, columns)]
-    assert found == [[value] for value in (*range(count), 7 + (count >> 1))]
+    groups = [rows.column("a").unique().to_pylist() for _, rows in split(batch, columns)]
+    assert groups == [[value] for value in (*range(count), 7 + (count >> 1))]
 
 
 def test_date_partition_with_existing_column_name_is_refused(tmp_path: Path) -> None:

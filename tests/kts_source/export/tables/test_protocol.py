@@ -33,7 +33,7 @@ from tests.kts_source.export.exporting import (
     Lake,
     assert_at_most_once,
     assert_holds,
-    places,
+    row_locations,
     source,
 )
 from tests.kts_source.export.killing import Killed, Steps, mortal_folder
@@ -83,7 +83,7 @@ def test_folder_killed_at_every_step(tmp_path: Path, after: bool) -> None:
         assert_holds(lake.read(), ["txn"])
 
 
-def test_folder_killed_again_while_it_recovers(tmp_path: Path) -> None:
+def test_folder_killed_during_recovery_resumes(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     first = names.index("create json")
     for second in range(8):
@@ -97,7 +97,7 @@ def test_folder_killed_again_while_it_recovers(tmp_path: Path) -> None:
         assert_holds(lake.read(), ["txn"])
 
 
-def test_readers_never_see_what_is_not_published(tmp_path: Path) -> None:
+def test_readers_do_not_see_unpublished_files(tmp_path: Path) -> None:
     names = count_steps(tmp_path)
     lake = Lake(tmp_path / "lake", "parquet")
     with pytest.raises(Killed):
@@ -108,7 +108,7 @@ def test_readers_never_see_what_is_not_published(tmp_path: Path) -> None:
 
 
 class Interposed(LocalExecutor):
-    """Runs something once, when the first wave's tasks are done and before they are committed."""
+    """Runs a function once, after the tasks of the first wave and before their commit."""
 
     def __init__(self, between: Any) -> None:  # noqa: ANN401
         super().__init__(1)
@@ -141,7 +141,7 @@ def test_two_exports_of_different_topics_continue(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn", "timeline"])
 
 
-def test_rules_changed_by_another_export_meanwhile(lake: Lake) -> None:
+def test_rules_changed_by_concurrent_export_raise(lake: Lake) -> None:
     other = source("timeline", isolationLevel="read_uncommitted")
     with pytest.raises(FingerprintError, match="isolationLevel"):
         lake.export(source("txn"), executor=Interposed(lambda: lake.export(other)))
@@ -149,7 +149,7 @@ def test_rules_changed_by_another_export_meanwhile(lake: Lake) -> None:
 
 
 class Racing:
-    """Commits on behalf of another export at the last moment: after ranges were compared."""
+    """Commits another export at the last moment, after the ranges were compared."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, act: Any) -> None:  # noqa: ANN401
         original = getattr(owner, name)
@@ -175,13 +175,13 @@ def last_moment(lake: Lake) -> tuple[type, str]:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new table", "existing table"])
-def test_race_for_same_offsets_has_one_winner(
+def test_concurrent_commits_of_same_offsets_have_one_winner(
     lake: Lake, begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if begun:
         lake.export(source(endingOffsets='{"txn": {"0": 500, "1": 500}}'))
     if lake.table_format == "parquet":
-        # `create` also probes the store; only the commit is of interest.
+        # `create` also probes the store, but this test is about the commit.
         monkeypatch.setattr(parquet_folder, "require_create", lambda target: None)
     owner, name = last_moment(lake)
     Racing(monkeypatch, owner, name, lambda: lake.export(source()))
@@ -201,7 +201,7 @@ def test_race_of_different_topics_commits_both(lake: Lake, monkeypatch: pytest.M
 
 
 class DiesAtCommit:
-    """A table that kills its process right before or after a commit."""
+    """A table that kills its process before or after a commit."""
 
     def __init__(self, table: Any, number: int, *, after: bool) -> None:  # noqa: ANN401
         self._table = table
@@ -236,7 +236,7 @@ def test_run_killed_around_commit_resumes_exactly_once(
 def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
     lake.export(source(endingOffsets=FIRST_900), commit_bytes=1)
-    rows = len(places(lake.read()))
+    rows = len(row_locations(lake.read()))
     table = DeltaTable(lake.target)
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 seconds"})
     for path in (tmp_path / "table" / "_delta_log").glob("*.json"):
@@ -244,11 +244,11 @@ def test_resume_after_delta_forgot_its_old_log(tmp_path: Path) -> None:
     table = DeltaTable(lake.target)
     table.create_checkpoint()
     table.cleanup_metadata()
-    left = list((tmp_path / "table" / "_delta_log").glob("*.json"))
-    assert len(left) < table.version(), "the old log should be gone"
+    remaining_logs = list((tmp_path / "table" / "_delta_log").glob("*.json"))
+    assert len(remaining_logs) < table.version(), "the old log should be gone"
     report = lake.export(source())
     assert {span.start for span in report.ranges} == {900}
-    assert len(places(lake.read())) == rows + report.rows
+    assert len(row_locations(lake.read())) == rows + report.rows
     assert_holds(lake.read(), ["txn"])
 
 
@@ -286,16 +286,16 @@ def test_orphans_are_listed_and_removable(lake: Lake) -> None:
     assert clean(settings, remove=True) == (), "a run under way keeps its files"
     orphans = clean(settings, older_than_hours=-1)
     assert orphans
-    before = sorted(places(lake.read()))
+    before = sorted(row_locations(lake.read()))
     assert clean(settings, older_than_hours=-1, remove=True) == orphans
     assert clean(settings, older_than_hours=-1) == ()
-    assert sorted(places(lake.read())) == before
+    assert sorted(row_locations(lake.read())) == before
     lake.export(source())
     assert_holds(lake.read(), ["txn"])
 
 
 class Speculative(LocalExecutor):
-    """Two attempts of every task, the loser before or after the winner has reported."""
+    """Runs two attempts of every task. The loser reports before or after the winner."""
 
     def run(self, tasks: Sequence[RunnableTask], job: ExportJob) -> Iterator[TaskReport]:
         for task in tasks:
@@ -316,7 +316,7 @@ def test_two_attempts_of_every_task_count_once(lake: Lake) -> None:
     assert_holds(lake.read(), ["txn"])
 
 
-def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
+def test_files_removed_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet")
 
     def clean() -> None:
@@ -330,7 +330,7 @@ def test_files_taken_from_a_slow_run_are_not_committed(tmp_path: Path) -> None:
 
 
 class Liar(LocalTarget):
-    """A store that overwrites existing objects."""
+    """A store that overwrites existing objects on `create`."""
 
     def create(self, key: str, data: bytes) -> bool:
         path = self._path(key)
@@ -355,15 +355,15 @@ def test_publish_refuses_foreign_file_with_committed_name(tmp_path: Path) -> Non
         export_until(lake, Steps(names.index("publish")))
     (commit,) = (lake.folder / "table" / "_kts" / "commits").glob("*.json")
     (first, *_) = json.loads(commit.read_text())["files"]
-    taken = lake.folder / "table" / first["name"]
-    taken.parent.mkdir(exist_ok=True)
-    taken.write_bytes(b"mine")
+    published = lake.folder / "table" / first["name"]
+    published.parent.mkdir(exist_ok=True)
+    published.write_bytes(b"mine")
     with pytest.raises(ExportError, match="another file has the name"):
         lake.export(source(), **PARTITIONS)
-    assert taken.read_bytes() == b"mine"
+    assert published.read_bytes() == b"mine"
 
 
-def test_failed_attempts_leave_nothing_to_read(lake: Lake) -> None:
+def test_failed_attempts_leave_no_readable_files(lake: Lake) -> None:
     calls = []
 
     def breaks(batch: Any) -> Any:  # noqa: ANN401
@@ -383,12 +383,12 @@ def test_failed_attempts_leave_nothing_to_read(lake: Lake) -> None:
     assert data == []
 
 
-def test_delta_rows_of_others_stay(tmp_path: Path) -> None:
+def test_delta_rows_of_other_writers_stay(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "delta")
-    mine = expected_table("timeline", "read_committed")
+    own_rows = expected_table("timeline", "read_committed")
     write_deltalake(
         lake.target,
-        mine,
+        own_rows,
         commit_properties=CommitProperties(),
         post_commithook_properties=PostCommitHookProperties(),
     )

@@ -1,4 +1,4 @@
-"""Counts of rows over the commits of a table."""
+"""Tests the row counts that a table accumulates over its commits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(
     counts |= add_counts(commit, lambda topic, partition: counts.get((topic, partition)))
 
 
-def test_counts_of_topic_ids_by_turns_add_up() -> None:
+def test_row_counts_of_alternating_topic_ids_add_up() -> None:
     counts: dict[Owner, RowCount] = {}
     step(counts, advance(None, 10), 10)
     step(counts, advance(None, 4, "b"), 4)
@@ -40,7 +40,7 @@ def test_counts_of_topic_ids_by_turns_add_up() -> None:
     assert counts["t", 0] == RowCount(29, 2)
 
 
-def test_counts_of_a_compaction_replace_those_before() -> None:
+def test_compaction_replaces_row_counts() -> None:
     counts: dict[Owner, RowCount] = {}
     step(counts, advance(None, 10), 10)
     step(counts, advance(10, 20), 3, replaces=True)

@@ -1,4 +1,4 @@
-"""Tables with another version of their state are refused by number."""
+"""Checks that tables with another state version are refused with its number."""
 
 from __future__ import annotations
 

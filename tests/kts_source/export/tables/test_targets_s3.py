@@ -1,4 +1,6 @@
-"""Targets on S3: the same protocols over real HTTP, and a server that ignores If-None-Match."""
+"""Tests targets on S3 over real HTTP, with the same protocols, and with a server that ignores
+If-None-Match.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def url(s3_server: S3Server) -> str:
 
 
 def few_tasks(topics: str | tuple[str, ...] = "txn") -> dict[str, str]:
-    """Every task opens clients of its own, which is slow."""
+    """Few tasks, because every task opens its own clients, which is slow."""
     return source(topics, targetPartitionBytes="250k")
 
 
@@ -68,7 +70,7 @@ def read_folder(url: str, server: S3Server) -> pa.Table:
 
 
 @pytest.mark.slow
-def test_compacted_folder_holds_latest_records(url: str, s3_server: S3Server) -> None:
+def test_compacted_folder_contains_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, partition_by=["topic", "date(timestamp)"])
     report = export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     assert report.commits > 1
@@ -98,7 +100,7 @@ def test_killed_folder_export_resumes_exactly_once(
     assert_holds(read_folder(url, s3_server), ["txn"])
 
 
-def test_compacted_delta_table_holds_latest_records(url: str, s3_server: S3Server) -> None:
+def test_compacted_delta_table_contains_latest_records(url: str, s3_server: S3Server) -> None:
     settings = settings_of(url, s3_server, table_format="delta", partition_by=["topic"])
     export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1))
     options = delta_storage_options(s3_server.options)
@@ -106,7 +108,7 @@ def test_compacted_delta_table_holds_latest_records(url: str, s3_server: S3Serve
     assert export(few_tasks(("txn", "timeline")), settings, LocalExecutor(1)).rows == 0
 
 
-def test_compacted_iceberg_table_holds_latest_records(
+def test_compacted_iceberg_table_contains_latest_records(
     url: str, s3_server: S3Server, tmp_path: Path
 ) -> None:
     catalog = {
@@ -129,13 +131,13 @@ def test_compacted_iceberg_table_holds_latest_records(
 
 
 class _ForwardWithoutChecksums(http.server.BaseHTTPRequestHandler):
-    """Forwards to the real server, and answers 501 to requests with checksums in headers."""
+    """Forwards to the real server, but returns 501 for requests with checksum headers."""
 
     protocol_version = "HTTP/1.1"
     server: _StrictServer
 
     def log_message(self, *_: object) -> None:
-        """Keeps the output of tests short."""
+        """Suppresses the log lines."""
 
     def _forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -182,7 +184,7 @@ class _StrictServer(http.server.ThreadingHTTPServer):
 def strict_server(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[S3Server, list[str]]]:
-    """An endpoint that refuses checksum headers, and the list of requests that it refused."""
+    """Returns an endpoint that rejects checksum headers, and the list of rejected requests."""
     for name in CHECKSUM_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with _StrictServer(s3_server.endpoint) as server:
@@ -243,10 +245,10 @@ def test_create_reports_first_caller(url: str, s3_server: S3Server) -> None:
     assert target.create("a/b", b"first")
     assert not target.create("a/b", b"second")
     assert target.read("a/b") == b"first"
-    # The answer to a first try was lost and the request repeated: it is still ours.
+    # A repeated request whose first response was lost succeeds.
     assert target.create("a/b", b"first")
     require_create(target)
-    assert [found.key for found in target.list_objects("")] == ["a/b"]
+    assert [entry.key for entry in target.list_objects("")] == ["a/b"]
     target.close()
 
 
@@ -256,7 +258,7 @@ def test_publish_can_be_repeated(url: str, s3_server: S3Server) -> None:
         file.write(b"12345")
     for _ in range(2):
         target.publish("draft", "done", 5)
-    assert [found.key for found in target.list_objects("")] == ["done"]
+    assert [entry.key for entry in target.list_objects("")] == ["done"]
     with pytest.raises(ExportError, match="neither"):
         target.publish("draft", "other", 5)
     with pytest.raises(ExportError, match="has 5 bytes instead of 6"):
@@ -297,7 +299,7 @@ def test_s3_publish_refuses_copy_of_another_attempt(url: str, s3_server: S3Serve
     target.close()
 
 
-def test_files_that_are_copied_in_parts_can_be_published(
+def test_file_copied_in_parts_is_published(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("s3fs.core.MANAGED_COPY_THRESHOLD", 1 << 20)
@@ -306,11 +308,11 @@ def test_files_that_are_copied_in_parts_can_be_published(
     target.create("draft", data)
     for _ in range(2):
         target.publish("draft", "done", len(data))
-    assert [found.key for found in target.list_objects("")] == ["done"]
+    assert [entry.key for entry in target.list_objects("")] == ["done"]
     target.close()
 
 
-def test_store_that_ignores_if_none_match_is_refused(
+def test_store_ignoring_if_none_match_is_refused(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(url, s3_server)
@@ -328,7 +330,7 @@ def test_store_that_ignores_if_none_match_is_refused(
     target.close()
 
 
-def test_no_secret_in_errors_or_texts(s3_server: S3Server) -> None:
+def test_errors_and_texts_hide_secrets(s3_server: S3Server) -> None:
     options = {**s3_server.options, "s3.secret-access-key": "wrong-secret-" + uuid.uuid4().hex}
     settings = export_settings(
         "s3://no-such-bucket-here/x", target_options=options, table_format="parquet"

@@ -1,4 +1,4 @@
-"""Each rejected row is in one published file, even if a run dies around its commit."""
+"""Checks that each rejected row is in one published file, even if a run dies around its commit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ALL = Counter(
 
 
 class OddOnly(EvenOffsets):
-    """Nothing but dead letters."""
+    """Returns dead letters only."""
 
     fingerprint = "odd"
 
@@ -40,7 +40,7 @@ class OddOnly(EvenOffsets):
 
 
 class Exports:
-    """One target with a folder of dead letters."""
+    """An export target with a folder of dead letters."""
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -77,7 +77,7 @@ def test_rejected_rows_are_written_once(exports: Exports) -> None:
         assert not exports.unnamed()
 
 
-def test_rows_that_are_all_rejected_are_not_read_again(exports: Exports) -> None:
+def test_rejected_rows_are_not_read_again(exports: Exports) -> None:
     for _ in range(2):
         exports.run(transform=OddOnly())
         assert exports.found() == ALL
@@ -91,9 +91,9 @@ def test_dead_letters_after_death_at_commit_are_written_once(
     table: Any = exports.lake.table(**exports.arguments)
     commit = table.commit
 
-    def dies(given: Commit) -> bool:
+    def dies(commit_data: Commit) -> bool:
         if after:
-            commit(given)
+            commit(commit_data)
         raise Killed("commit")
 
     monkeypatch.setattr(table, "commit", dies)
@@ -136,16 +136,16 @@ def test_dead_letters_survive_commit_of_another_run(exports: Exports) -> None:
 
     def meanwhile(_given: Commit) -> Any:  # noqa: ANN401
         table: Any = exports.lake.table(**exports.arguments)
-        table.commit = lambda given: commit(given) and _die()
+        table.commit = lambda commit_data: commit(commit_data) and _die()
         with pytest.raises(Killed):
             exports.lake.export(source(endingOffsets=first), table=table, **exports.arguments)
-        # Only the dead run planned after its own commit, so this export is refused.
+        # Only the dead run was planned after its own commit, so this export is refused.
         return commit(_given)
 
     late.commit = meanwhile
     with pytest.raises(CommitConflictError):
         exports.run(table=late)
-    below = Counter({place: 1 for place in ALL if place[1] < 500})
+    below = Counter({location: 1 for location in ALL if location[1] < 500})
     assert exports.found() == below
     assert not exports.unnamed()
     exports.run()
@@ -159,18 +159,18 @@ def _die() -> bool:
 def test_clean_gives_committed_files_their_names(exports: Exports) -> None:
     table: Any = exports.lake.table(**exports.arguments)
     commit = table.commit
-    table.commit = lambda given: commit(given) and _die()
+    table.commit = lambda commit_data: commit(commit_data) and _die()
     with pytest.raises(Killed):
         exports.run(table=table)
     clean(exports.lake.settings(**exports.arguments), older_than_hours=-1, remove=True)
-    found = exports.found()
-    assert found
+    unnamed_files = exports.found()
+    assert unnamed_files
     exports.run()
     assert exports.found() == ALL
 
 
 @pytest.mark.parametrize("cleaned", ["another table", "another export", "no dead letters"])
-def test_clean_of_others_leaves_what_is_committed(
+def test_clean_of_another_export_keeps_committed_files(
     exports: Exports, tmp_path: Path, cleaned: str
 ) -> None:
     """Exports share a folder of dead letters, or use the folder of the table."""
@@ -182,7 +182,7 @@ def test_clean_of_others_leaves_what_is_committed(
         exports.letters = Path(target.path.removeprefix("file://"))
     table: Any = lake.table(**arguments)
     commit = table.commit
-    table.commit = lambda given: commit(given) and _die()
+    table.commit = lambda commit_data: commit(commit_data) and _die()
     with pytest.raises(Killed):
         exports.run(table=table)
     if cleaned == "another table":
@@ -211,17 +211,17 @@ def test_earlier_dead_letter_list_is_published_before_next_commit(exports: Expor
     tables: list[Any] = [exports.lake.table(**exports.arguments) for _ in range(2)]
     commits = [table.commit for table in tables]
 
-    def overtaken(given: Commit) -> Any:  # noqa: ANN401
+    def overtaken(commit_data: Commit) -> Any:  # noqa: ANN401
         tables[1].commit = commits[1]
         with pytest.raises(Killed):
             exports.lake.export(source_of(0), table=tables[0], **exports.arguments)
-        return commits[1](given)
+        return commits[1](commit_data)
 
-    tables[0].commit = lambda given: commits[0](given) and _die()
+    tables[0].commit = lambda commit_data: commits[0](commit_data) and _die()
     tables[1].commit = overtaken
     exports.lake.export(source_of(1), table=tables[1], **exports.arguments)
     partitions = {partition for partition, _ in exports.found()}
     assert partitions == {0, 1}
     for number in (0, 1):
         exports.lake.export(source_of(number), **exports.arguments)
-    assert exports.found() == Counter({place: 1 for place in ALL if place[0] < 2})
+    assert exports.found() == Counter({location: 1 for location in ALL if location[0] < 2})

@@ -1,4 +1,4 @@
-"""Row transforms, and where rejected rows go."""
+"""Tests row transforms and the files of rejected rows."""
 
 from __future__ import annotations
 
@@ -47,18 +47,20 @@ def test_rejected_rows_go_to_the_dead_letters(tmp_path: Path) -> None:
         for row in expected_table("txn", "read_committed").to_pylist()
     }
     dead = ds.dataset(str(letters), format="parquet").to_table().to_pylist()
-    found = {(row["partition"], row["offset"]): row["value"] for row in dead}
-    assert found == {place: value for place, value in expected.items() if place[1] % 2}
-    assert len(dead) == len(found) == report.rejected
+    letters_found = {(row["partition"], row["offset"]): row["value"] for row in dead}
+    assert letters_found == {
+        location: value for location, value in expected.items() if location[1] % 2
+    }
+    assert len(dead) == len(letters_found) == report.rejected
     assert {row["reason"] for row in dead} == {f"{row['offset']} is odd" for row in dead}
     kept = lake.read()
     assert set(zip(kept["partition"].to_pylist(), kept["offset"].to_pylist(), strict=True)) == {
-        place for place in expected if place[1] % 2 == 0
+        location for location in expected if location[1] % 2 == 0
     }
     assert not list(letters.rglob("*.part"))
 
 
-def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: Path) -> None:
+def test_dead_letters_of_killed_attempts_are_removable(tmp_path: Path) -> None:
     lake, letters = Lake(tmp_path, "parquet"), tmp_path / "letters"
     settings = export_settings(lake.target, transform=EvenOffsets(), dead_letters=str(letters))
 
@@ -70,11 +72,11 @@ def test_dead_letters_of_attempts_that_died_are_listed_and_removable(tmp_path: P
 
     with pytest.raises(Killed):
         export(source(), settings, Dying(1))
-    left = {path.name for path in letters.rglob("*.part")}
-    assert left
+    remaining = {path.name for path in letters.rglob("*.part")}
+    assert remaining
     for remove in (False, True):
-        found = clean(settings, older_than_hours=-1, remove=remove)
-        assert {key.rpartition("/")[2] for key in (entry.key for entry in found)} >= left
+        orphans = clean(settings, older_than_hours=-1, remove=remove)
+        assert {key.rpartition("/")[2] for key in (entry.key for entry in orphans)} >= remaining
     assert not list(letters.rglob("*.part"))
     report = export(source(), settings, LocalExecutor(1))
     dead = ds.dataset(str(letters), format="parquet").to_table()

@@ -1,4 +1,4 @@
-"""Random schemas, readers of them, and values: bytes that follow a schema as it allows."""
+"""Generates random Avro schemas, reader schemas, and encoded values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
 
 Json: TypeAlias = Any
-"""What JSON holds, or Avro."""
+"""A JSON or Avro value."""
 _PRIMITIVES: Final = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
 _LOGICAL: Final[list[dict[str, Any]]] = [
     {"type": "int", "logicalType": "date"},
@@ -53,7 +53,7 @@ PROMOTIONS: Final = {
 
 
 class Schemas:
-    """Random schemas as JSON has them."""
+    """Generates random schemas in JSON form."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -64,7 +64,7 @@ class Schemas:
         return f"{prefix}{self._names}"
 
     def record(self, depth: int = 3) -> dict[str, Any]:
-        """A record of a few fields."""
+        """Returns a record of a few fields."""
         count = self.random.randint(1, 6)
         fields = [{"name": self._name("f"), "type": self.any(depth - 1)} for _ in range(count)]
         record = {"type": "record", "name": self._name("R"), "fields": fields}
@@ -73,7 +73,7 @@ class Schemas:
         return record
 
     def any(self, depth: int = 3) -> Json:
-        """Any schema."""
+        """Returns a schema of any type."""
         kind = self.random.random()
         if depth <= 0 or kind < 0.35:
             return self.random.choice(_PRIMITIVES)
@@ -100,7 +100,7 @@ class Schemas:
 
     def _union(self, depth: int) -> list[Any]:
         branches: list[Any] = []
-        seen: set[str] = set()
+        names: set[str] = set()
         for _ in range(self.random.choice([1, 2, 2, 2, 3, 4])):
             branch = self.any(depth - 1)
             kind = (
@@ -110,25 +110,25 @@ class Schemas:
                 if isinstance(branch, list)
                 else branch["type"]
             )
-            if isinstance(branch, list) or kind in seen:
+            if isinstance(branch, list) or kind in names:
                 continue
             if kind not in ("record", "enum", "fixed"):
-                seen.add(kind)
+                names.add(kind)
             branches.append(branch)
         return branches or ["null", "long"]
 
     def reader(self, writer: Json) -> Json:
-        """A reader of what a writer wrote, with most of what evolution allows."""
+        """Returns a reader schema for a writer schema, using most kinds of schema evolution."""
         roll = self.random.random()
         if isinstance(writer, list):
-            branches = [self.reader(one) if roll < 0.3 else one for one in writer]
+            branches = [self.reader(branch) if roll < 0.3 else branch for branch in writer]
             if roll < 0.1:
                 self.random.shuffle(branches)
             if roll > 0.95:
                 return branches[-1]
-            plain = [one for one in branches if not isinstance(one, list)]
-            kinds = [one if isinstance(one, str) else one["type"] for one in plain]
-            twice = any(kinds.count(one) > 1 for one in kinds if one in _PRIMITIVES)
+            plain = [branch for branch in branches if not isinstance(branch, list)]
+            kinds = [branch if isinstance(branch, str) else branch["type"] for branch in plain]
+            twice = any(kinds.count(branch) > 1 for branch in kinds if branch in _PRIMITIVES)
             return writer if twice or not plain else plain
         if roll < 0.12 and writer != "null":
             return ["null", writer] if roll < 0.06 else [writer, "null"]
@@ -154,7 +154,7 @@ class Schemas:
         return changed
 
     def _fields(self, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found = []
+        fields_added = []
         for field in fields:
             roll = self.random.random()
             if roll < 0.15:
@@ -162,23 +162,23 @@ class Schemas:
             kept = {"name": field["name"], "type": self.reader(field["type"])}
             if roll < 0.3:
                 kept |= {"name": self._name("g"), "aliases": ["other", field["name"]]}
-            found.append(kept)
-        while not found or self.random.random() < 0.4:
+            fields_added.append(kept)
+        while not fields_added or self.random.random() < 0.4:
             kind, default = self.random.choice(_DEFAULTS)
-            found.append({"name": self._name("d"), "type": kind, "default": default})
+            fields_added.append({"name": self._name("d"), "type": kind, "default": default})
         if self.random.random() < 0.3:
-            self.random.shuffle(found)
-        return found
+            self.random.shuffle(fields_added)
+        return fields_added
 
 
 class Values:
-    """Random values of schemas, as bytes."""
+    """Generates random encoded values of schemas."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
 
     def long(self, value: int) -> bytes:
-        """A number, now and then in more bytes than it needs."""
+        """Returns a number, sometimes in more bytes than necessary."""
         raw = value << 1 if value >= 0 else (-value << 1) - 1
         out = bytearray()
         while raw > 0x7F:
@@ -197,11 +197,11 @@ class Values:
         return self.random.choice(choices)
 
     def sized(self, data: bytes) -> bytes:
-        """Bytes behind their length."""
+        """Returns the length followed by the bytes."""
         return self.long(len(data)) + data
 
     def of(self, schema: Schema) -> bytes:
-        """A value."""
+        """Returns a random encoded value."""
         random = self.random
         match schema:
             case s.Record():
@@ -268,8 +268,8 @@ class Values:
             items = items[count:]
         return out + self.long(0)
 
-    def spoiled(self, data: bytes) -> bytes:
-        """The bytes with something wrong, most likely."""
+    def damaged(self, data: bytes) -> bytes:
+        """Returns the bytes with a random change, which is usually an error."""
         random = self.random
         if not data:
             return b"\x01"
@@ -278,6 +278,6 @@ class Values:
             return data[: random.randrange(len(data))]
         if roll < 0.4:
             return data + random.randbytes(1)
-        at = random.randrange(len(data))
-        byte = random.choice([0, 1, 0x7F, 0x80, 0xFF, data[at] ^ 1 << random.randrange(8)])
-        return data[:at] + bytes([byte]) + data[at + 1 :]
+        position = random.randrange(len(data))
+        byte = random.choice([0, 1, 0x7F, 0x80, 0xFF, data[position] ^ 1 << random.randrange(8)])
+        return data[:position] + bytes([byte]) + data[position + 1 :]

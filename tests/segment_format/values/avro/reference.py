@@ -1,6 +1,6 @@
-"""A readable reader of Avro values: what the kernel is held to, errors included.
+"""Reference decoder of Avro values for the kernel, including its errors.
 
-Written from the specification, one Python value at a time; `test_against_fastavro` holds it to
+Follows the specification and builds one Python value at a time. `test_decoder` compares it with
 fastavro, which accepts more.
 """
 
@@ -28,7 +28,10 @@ _PROMOTIONS: Final = {
 
 
 class BadAvroError(Exception):
-    """A value that is not what its schema says; `path` are the fields around what is wrong."""
+    """Raised for a value that does not match its schema.
+
+    `path` lists the fields around the error.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -36,7 +39,7 @@ class BadAvroError(Exception):
 
 
 def read(writer: Schema, reader: Schema, data: bytes, *, plain: bool = False) -> Json:
-    """The value as `pa.array` takes it, or as fastavro gives it with `plain`."""
+    """Returns the value in the form for `pa.array`, or in fastavro's form if `plain`."""
     run = _Run(data, plain=plain)
     value = run.value(writer, reader)
     if run.at != len(data):
@@ -45,7 +48,7 @@ def read(writer: Schema, reader: Schema, data: bytes, *, plain: bool = False) ->
 
 
 def least(schema: Schema) -> int:
-    """Bytes that a value has at least."""
+    """Returns the minimum number of bytes of a value."""
     match schema:
         case s.Record():
             return sum(least(field.type) for field in schema.fields)
@@ -60,13 +63,14 @@ def least(schema: Schema) -> int:
 
 
 def fits(writer: Schema, reader: Schema) -> bool:
-    """Whether the types match, not looking into them."""
+    """Returns True if the types match, ignoring their fields and items."""
     match writer, reader:
         case s.Primitive(), s.Primitive():
             if writer.kind != reader.kind and (writer.kind, reader.kind) not in _PROMOTIONS:
                 return False
             decimal = [
-                one.logical is not None and bool(one.logical.precision) for one in (writer, reader)
+                schema.logical is not None and bool(schema.logical.precision)
+                for schema in (writer, reader)
             ]
             if writer.kind != reader.kind and any(decimal):
                 return False
@@ -168,12 +172,12 @@ class _Run:
         branch = (same or own or able)[0]
         if branch == NULL:
             return None
-        others = [one for one in reader.branches if one != NULL]
-        wide = _merged(others)
+        branches = [one for one in reader.branches if one != NULL]
+        wide = _merged(branches)
         value = self.value(writer, branch if wide is None else wide)
-        if self.plain or len(others) == 1 or wide is not None:
+        if self.plain or len(branches) == 1 or wide is not None:
             return value
-        return {f"member{others.index(branch)}": value}
+        return {f"member{branches.index(branch)}": value}
 
     def _record(self, writer: s.Record, reader: s.Record) -> Json:
         names = {field.name for field in writer.fields}
@@ -184,23 +188,23 @@ class _Run:
                     if alias in names and alias not in of:
                         of[alias] = field
                         break
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in writer.fields:
             target = of.get(field.name)
             try:
                 if target is None:
                     self.skip(field.type)
                 else:
-                    found[target.name] = self.value(field.type, target.type)
+                    values[target.name] = self.value(field.type, target.type)
             except BadAvroError as error:
                 error.path.insert(0, field.name if target is None else target.name)
                 raise
         for field in reader.fields:
-            if field.name not in found:
+            if field.name not in values:
                 assert field.default is not None
                 data = default_bytes(field.type, field.default.value)
-                found[field.name] = read(field.type, field.type, data, plain=self.plain)
-        return found
+                values[field.name] = read(field.type, field.type, data, plain=self.plain)
+        return values
 
     def _blocks(self, size: int) -> Json:
         total = 0
@@ -224,7 +228,7 @@ class _Run:
         except UnicodeDecodeError:
             raise BadAvroError("utf-8") from None
 
-    def _primitive(self, kind: str, wanted: str) -> Json:
+    def _primitive(self, kind: str, reader_kind: str) -> Json:
         if kind == s.NULL:
             return None
         if kind == s.BOOLEAN:
@@ -236,15 +240,15 @@ class _Run:
             value = self.long()
             if kind == s.INT and not -(2**31) <= value < 2**31:
                 raise BadAvroError("int")
-            if wanted == s.FLOAT:
+            if reader_kind == s.FLOAT:
                 return float(np.float32(np.int64(value)))
-            return float(value) if wanted == s.DOUBLE else value
+            return float(value) if reader_kind == s.DOUBLE else value
         if kind == s.FLOAT:
             return struct.unpack("<f", self.take(4))[0]
         if kind == s.DOUBLE:
             return struct.unpack("<d", self.take(8))[0]
         data = self.take(self.long())
-        return self._text(data) if wanted == s.STRING else data
+        return self._text(data) if reader_kind == s.STRING else data
 
     def _meant(self, value: Json, reader: s.Primitive | s.Fixed) -> Json:
         if self.plain or reader.logical is None:
@@ -262,7 +266,7 @@ class _Run:
         return value
 
     def skip(self, writer: Schema) -> None:
-        """What nobody wants: lengths are checked, content is not."""
+        """Skips an unused field: checks its lengths, but not its content."""
         match writer:
             case s.Record():
                 for field in writer.fields:
@@ -312,9 +316,9 @@ def _kind(schema: Schema) -> str:
     return schema.kind if isinstance(schema, s.Primitive) else str(schema)
 
 
-def _merged(others: list[Schema]) -> Schema | None:
+def _merged(schemas: list[Schema]) -> Schema | None:
     for narrow, wide in (("int", "long"), ("float", "double")):
         pair = s.Primitive(narrow), s.Primitive(wide)
-        if others in ([*pair], [*reversed(pair)]):
+        if schemas in ([*pair], [*reversed(pair)]):
             return s.Primitive(wide)
     return None

@@ -1,4 +1,4 @@
-"""Values with the header of Apicurio's serializers."""
+"""Tests of values with the header of Apicurio's serializers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def framed(schema_id: int, content: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(8, "big", signed=True) + content
 
 
-def test_values_are_decoded_by_writer_and_others_get_a_reason() -> None:
+def test_apicurio_values_decode_or_have_a_reason() -> None:
     decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), SCHEMAS.__getitem__, APICURIO)
     assert decoder.type == pa.int64()
     cases: list[tuple[bytes | None, int | None, str]] = [
@@ -36,16 +36,18 @@ def test_values_are_decoded_by_writer_and_others_get_a_reason() -> None:
         (framed(7, b'{"a":1}'), None, JSON_TEXT),
         (framed(7, b"\x0e\x0e"), None, "after the end"),
     ]
-    found = decoder.decode(pa.array([b"before", *(one[0] for one in cases)], pa.binary()).slice(1))
-    found.array.validate(full=True)
-    assert found.array.to_pylist() == [value for _, value, _ in cases]
-    reasons = {bad.row: bad.reason for bad in found.bad}
+    result = decoder.decode(
+        pa.array([b"before", *(case[0] for case in cases)], pa.binary()).slice(1)
+    )
+    result.array.validate(full=True)
+    assert result.array.to_pylist() == [value for _, value, _ in cases]
+    reasons = {bad.row: bad.reason for bad in result.bad}
     assert list(reasons) == [row for row, (_, _, reason) in enumerate(cases) if reason]
     for row, reason in reasons.items():
         assert cases[row][2] in reason
 
 
-def test_other_types_are_refused_and_empty_input_is_empty() -> None:
+def test_apicurio_array_of_other_type_raises() -> None:
     decoder = FramedAvroDecoder(parse_avro('"int"'), SCHEMAS.__getitem__, APICURIO)
     with pytest.raises(TypeError, match="binary"):
         decoder.decode(pa.array(["x"]))

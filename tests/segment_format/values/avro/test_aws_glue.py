@@ -1,4 +1,4 @@
-"""Values with the header of AWS Glue's schema registry."""
+"""Tests of values with the header of AWS Glue's schema registry."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def writer_of(name: str) -> Schema:
 def decoded(values: list[bytes | None]) -> tuple[list[object], dict[int, str]]:
     decoder = FramedAvroDecoder(parse_avro('["null", "long"]'), writer_of, AWS_GLUE)
     assert decoder.type == pa.int64()
-    # A slice: offsets do not begin at 0.
+    # In a slice, offsets do not start at 0.
     array = pa.array([b"before", *values], pa.binary()).slice(1)
-    found = decoder.decode(array)
-    found.array.validate(full=True)
-    return found.array.to_pylist(), {bad.row: bad.reason for bad in found.bad}
+    result = decoder.decode(array)
+    result.array.validate(full=True)
+    return result.array.to_pylist(), {bad.row: bad.reason for bad in result.bad}
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_values_are_decoded_by_writer(*, packed: bool) -> None:
-    one, other, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
+def test_glue_values_decode_by_writer_schema(*, packed: bool) -> None:
+    first, second, unknown = b"\x0e", b"\x02\x12", uuid.UUID(int=7)
     if packed:
-        one, other = zlib.compress(one), zlib.compress(other)
+        first, second = zlib.compress(first), zlib.compress(second)
     values: list[bytes | None] = [
-        framed(INT, one, packed=packed),
+        framed(INT, first, packed=packed),
         None,
-        framed(TEXT, other, packed=packed),
-        framed(unknown, one, packed=packed),
+        framed(TEXT, second, packed=packed),
+        framed(unknown, first, packed=packed),
         b"\3\0short",
-        b"\0" + framed(INT, one),
-        b"\3\1" + INT.bytes + one,
+        b"\0" + framed(INT, first),
+        b"\3\1" + INT.bytes + first,
         b"",
         framed(INT, b"\x10"),
     ]
@@ -65,19 +65,19 @@ def test_values_are_decoded_by_writer(*, packed: bool) -> None:
     assert all("start with byte 3" in bad[row] for row in (4, 5, 6, 7))
 
 
-def test_empty_and_null_values_are_decoded() -> None:
+def test_glue_empty_and_null_values_decode() -> None:
     assert decoded([]) == ([], {})
     assert decoded([None, None]) == ([None, None], {})
     with pytest.raises(TypeError, match="not binary"):
         FramedAvroDecoder(SCHEMAS[str(INT)], writer_of, AWS_GLUE).decode(pa.array(["x"]))
 
 
-def test_invalid_compression_makes_its_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glue_invalid_compression_makes_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_framing, "MAX_INFLATED_VALUE", 1000)
     monkeypatch.setattr(registry_framing, "MAX_INFLATED_BATCH", 1001)
     good, bomb = zlib.compress(b"\x0e"), zlib.compress(bytes(1 << 20))
     values = [good, bomb, good[:-1], good + b"x", b"no zlib", b"", good]
-    rows, bad = decoded([framed(INT, one, packed=True) for one in values])
+    rows, bad = decoded([framed(INT, content, packed=True) for content in values])
     assert rows == [7, *[None] * 5, 7]
     assert sorted(bad) == [1, 2, 3, 4, 5]
     assert "exceeds 1,000 bytes" in bad[1]
@@ -85,5 +85,6 @@ def test_invalid_compression_makes_its_row_bad(monkeypatch: pytest.MonkeyPatch) 
         framed(INT, good, packed=True)
     ] * 20
     rows, bad = decoded([*many])
-    assert [rows[0], *rows[11:13]] == [None, 7, None]  # bytes of the first one are left over
+    # One byte of the batch limit remains after the first value.
+    assert [rows[0], *rows[11:13]] == [None, 7, None]
     assert "exceeds 0 bytes" in bad[20]

@@ -1,4 +1,4 @@
-"""Values that each name their writer."""
+"""Tests of values that each name their writer schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from segment_format.values.avro.decoder import AvroDecoder, FramedAvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from segment_format.values.registry_framing import CONFLUENT
 from tests.segment_format.values.avro.generated import Values
-from tests.segment_format.values.avro.test_decoder import same
+from tests.segment_format.values.avro.test_decoder import is_same
 
 if TYPE_CHECKING:
     from segment_format.values.avro.schema import Schema
@@ -42,40 +42,42 @@ def schema_of(names: str) -> Schema:
     return parse_avro(json.dumps({"type": "record", "name": "R", "fields": fields}))
 
 
-def test_rows_of_many_writers_stay_in_order() -> None:
+def test_rows_of_many_writers_keep_their_order() -> None:
     random = Random(1)
     reader = schema_of("a b c")
     writers: dict[int | str, Schema] = {
         random.randrange(1, 2**32): schema_of(names) for names in WRITERS
     }
-    # Some by their GUID.
+    # Some rows name their writer by GUID.
     writers |= {
         str(uuid.UUID(int=random.getrandbits(128))): schema_of(names) for names in WRITERS[::2]
     }
-    alone = {one: AvroDecoder(reader, writer) for one, writer in writers.items()}
+    alone = {entry: AvroDecoder(reader, writer) for entry, writer in writers.items()}
     decoder = FramedAvroDecoder(reader, writers.__getitem__, CONFLUENT)
     for _ in range(5):
         ids = [random.choice(list(writers)) for _ in range(150)]
-        values = [Values(random).of(writers[one]) for one in ids]
-        bodies = [Values(random).spoiled(one) if random.random() < 0.1 else one for one in values]
-        rows = [framed(one, body) for one, body in zip(ids, bodies, strict=True)]
-        found = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
-        found.array.validate(full=True)
-        bad = {one.row: (one.path, one.reason) for one in found.bad}
+        values = [Values(random).of(writers[entry]) for entry in ids]
+        bodies = [
+            Values(random).damaged(entry) if random.random() < 0.1 else entry for entry in values
+        ]
+        rows = [framed(entry, body) for entry, body in zip(ids, bodies, strict=True)]
+        result = decoder.decode(pa.array([b"ignored", *rows], pa.binary()).slice(1))
+        result.array.validate(full=True)
+        bad = {entry.row: (entry.path, entry.reason) for entry in result.bad}
         assert 0 < len(bad) < 50
-        for row, (one, body) in enumerate(zip(ids, bodies, strict=True)):
-            expected = alone[one].decode(pa.array([body], pa.binary()))
-            assert same(found.array.slice(row, 1), expected.array)
+        for row, (entry, body) in enumerate(zip(ids, bodies, strict=True)):
+            expected = alone[entry].decode(pa.array([body], pa.binary()))
+            assert is_same(result.array.slice(row, 1), expected.array)
             assert [(each.path, each.reason) for each in expected.bad] == (
                 [bad[row]] if row in bad else []
             )
 
 
-def test_what_has_no_writer_is_bad_and_named() -> None:
-    asked: list[int | str] = []
+def test_row_without_writer_schema_is_bad() -> None:
+    requests: list[int | str] = []
 
     def writer_of(schema_id: int | str) -> Schema:
-        asked.append(schema_id)
+        requests.append(schema_id)
         if schema_id == 7:
             return parse_avro('"string"')
         if schema_id == 8:
@@ -86,10 +88,10 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
     good = framed(1, b"\6")
     rows = [None, b"", b"\0\0\0\0", b"\1" + good[1:], framed(0, b"\6"), framed(7, b"\2a"),
             framed(8, b""), framed(9, b""), framed(9, b""), None]  # fmt: skip
-    found = decoder.decode(pa.array(rows, pa.binary()))
-    assert found.array.null_count == len(rows)
-    assert [one.row for one in found.bad] == [1, 2, 3, 4, 5, 6, 7, 8]
-    reasons = [one.reason for one in found.bad]
+    result = decoder.decode(pa.array(rows, pa.binary()))
+    assert result.array.null_count == len(rows)
+    assert [error.row for error in result.bad] == [1, 2, 3, 4, 5, 6, 7, 8]
+    reasons = [error.reason for error in result.bad]
     assert "shorter" in reasons[0]
     assert reasons[0] == reasons[1]
     assert "neither byte 0" in reasons[2]
@@ -97,13 +99,13 @@ def test_what_has_no_writer_is_bad_and_named() -> None:
     assert reasons[4] == "schema 7: string cannot be read as union of null, long"
     assert reasons[5].startswith("schema 8: not an Avro schema")
     assert reasons[6] == reasons[7] == "schema 9: the registry does not know it"
-    # Once for each id of a batch; again for those without a schema only.
-    assert asked == [7, 8, 9]
+    # The decoder looks up each id once per batch, and again only if the id had no schema.
+    assert requests == [7, 8, 9]
     decoder.decode(pa.array(rows, pa.binary()))
-    assert asked == [7, 8, 9, 8, 9]
+    assert requests == [7, 8, 9, 8, 9]
 
 
-def test_errors_of_the_registry_come_through() -> None:
+def test_registry_error_propagates() -> None:
     def broken(_schema_id: int | str) -> Schema:
         raise ConnectionError("not there")
 
@@ -113,13 +115,13 @@ def test_errors_of_the_registry_come_through() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [None], [None, None], [b"", b""], [b"\0"]])
-def test_next_to_nothing(values: list[bytes | None]) -> None:
+def test_empty_and_null_input_decodes(values: list[bytes | None]) -> None:
     decoder = FramedAvroDecoder(parse_avro('"int"'), lambda _id: parse_avro('"int"'), CONFLUENT)
-    found = decoder.decode(pa.array(values, pa.binary()))
-    assert found.array.null_count == len(values)
-    assert len(found.bad) == len(values) - values.count(None)
-    one = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
-    assert len(one.array) == len(values)
+    result = decoder.decode(pa.array(values, pa.binary()))
+    assert result.array.null_count == len(values)
+    assert len(result.bad) == len(values) - values.count(None)
+    plain = AvroDecoder(parse_avro('"int"')).decode(pa.array(values, pa.binary()))
+    assert len(plain.array) == len(values)
 
 
 # Confluent's AbstractKafkaAvroSerializer writes such values without Avro's length.
@@ -140,20 +142,20 @@ BARE = [
 @pytest.mark.parametrize(
     "reader", ['"bytes"', '["null", "bytes"]', '{"type": "bytes", "logicalType": "unknown"}']
 )
-def test_bytes_of_confluent_have_no_length(reader: str, schema_id: int | str) -> None:
+def test_confluent_bytes_without_length_decode(reader: str, schema_id: int | str) -> None:
     decoder = FramedAvroDecoder(
         parse_avro(reader), {schema_id: parse_avro('"bytes"')}.__getitem__, CONFLUENT
     )
-    rows = [framed(schema_id, one) for one in BARE]
+    rows = [framed(schema_id, value) for value in BARE]
     for values in (rows, [b"no header", None, *rows, None]):
-        found = decoder.decode(pa.array([b"ignored", *values], pa.binary()).slice(1))
-        found.array.validate(full=True)
+        result = decoder.decode(pa.array([b"ignored", *values], pa.binary()).slice(1))
+        result.array.validate(full=True)
         due = BARE if values is rows else [None, None, *BARE, None]
-        assert found.array.to_pylist() == due
-        assert [bad.row for bad in found.bad] == ([] if values is rows else [0])
+        assert result.array.to_pylist() == due
+        assert [bad.row for bad in result.bad] == ([] if values is rows else [0])
 
 
-def test_bytes_of_confluent_next_to_other_schemas() -> None:
+def test_confluent_bytes_among_other_schemas_decode() -> None:
     writers: dict[int | str, Schema] = {
         1: parse_avro('"bytes"'),
         2: parse_avro('"string"'),
@@ -167,11 +169,11 @@ def test_bytes_of_confluent_next_to_other_schemas() -> None:
         framed(3, b"\2\x04ab"),
         framed(1, b""),
     ]
-    found = decoder.decode(pa.array(values, pa.binary()))
-    assert found.array.to_pylist() == [b"ab", b"\x04ab", None, b"ab", b""]
-    assert not found.bad
+    result = decoder.decode(pa.array(values, pa.binary()))
+    assert result.array.to_pylist() == [b"ab", b"\x04ab", None, b"ab", b""]
+    assert not result.bad
 
 
 def test_plain_avro_bytes_have_a_length() -> None:
-    found = AvroDecoder(parse_avro('"bytes"')).decode(pa.array([b"\x04ab"], pa.binary()))
-    assert found.array.to_pylist() == [b"ab"]
+    result = AvroDecoder(parse_avro('"bytes"')).decode(pa.array([b"\x04ab"], pa.binary()))
+    assert result.array.to_pylist() == [b"ab"]

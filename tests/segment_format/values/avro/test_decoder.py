@@ -1,4 +1,4 @@
-"""The kernel against the readable reader, and that against fastavro."""
+"""Compares the kernel with the readable decoder, and the readable decoder with fastavro."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.segment_format.values.nulls_below import check_nulls_below
 SEEDS = st.integers(0, 2**32)
 
 
-def same(found: pa.Array, expected: pa.Array) -> bool:
-    """NaN is NaN here."""
-    if found.type != expected.type:
+def is_same(actual: pa.Array, expected: pa.Array) -> bool:
+    """Compares two arrays; NaN equals NaN."""
+    if actual.type != expected.type:
         return False
-    return bool(found.equals(expected)) or repr(plain(found)) == repr(plain(expected))
+    return bool(actual.equals(expected)) or repr(plain(actual)) == repr(plain(expected))
 
 
 def plain(array: pa.Array) -> list[Any]:
-    """Python values, also of dates that Python has none for."""
+    """Converts to Python values; dates outside Python's range stay numbers."""
     kind = array.type
     valid = array.is_valid().to_pylist()
     if pa.types.is_struct(kind):
@@ -54,7 +54,7 @@ def plain(array: pa.Array) -> list[Any]:
 def expected_of(
     writer: Schema, reader: Schema, values: list[bytes | None]
 ) -> tuple[list[Any], list[tuple[int, str]]]:
-    """Rows and bad ones, by the readable reader."""
+    """Returns the rows and bad rows of the readable decoder."""
     rows: list[Any] = []
     bad: list[tuple[int, str]] = []
     for number, value in enumerate(values):
@@ -67,45 +67,45 @@ def expected_of(
 
 
 def check(decoder: AvroDecoder, writer: Schema, reader: Schema, values: list[bytes | None]) -> None:
-    found = decoder.decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    check_nulls_below(found.array)
+    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    check_nulls_below(decoded.array)
     rows, bad = expected_of(writer, reader, values)
-    assert [(one.row, one.path) for one in found.bad] == bad
-    assert same(found.array, pa.array(rows, decoder.type))
+    assert [(error.row, error.path) for error in decoded.bad] == bad
+    assert is_same(decoded.array, pa.array(rows, decoder.type))
 
 
-def some_values(random: Random, writer: Schema, spoiled: float) -> list[bytes | None]:
+def some_values(random: Random, writer: Schema, damaged_share: float) -> list[bytes | None]:
     made = Values(random)
     values: list[bytes | None] = []
     for _ in range(random.choice([1, 3, 20])):
         value = made.of(writer)
-        if random.random() < spoiled:
-            value = made.spoiled(value)
+        if random.random() < damaged_share:
+            value = made.damaged(value)
         values.append(None if random.random() < 0.1 else value)
     return values
 
 
 @settings(max_examples=100)
 @given(SEEDS)
-def test_the_kernel_reads_as_the_readable_reader(seed: int) -> None:
+def test_kernel_matches_reference(seed: int) -> None:
     random = Random(seed)
     text = json.dumps(Schemas(random).any(4))
     writer = parse_avro(text)
-    spoiled = random.choice([0.0, 0.3, 1.0])
-    check(AvroDecoder(writer), writer, writer, some_values(random, writer, spoiled))
+    damaged_share = random.choice([0.0, 0.3, 1.0])
+    check(AvroDecoder(writer), writer, writer, some_values(random, writer, damaged_share))
 
 
 @settings(max_examples=150)
 @given(SEEDS)
-def test_other_readers_see_what_the_readable_reader_sees(seed: int) -> None:
+def test_kernel_with_reader_schema_matches_reference(seed: int) -> None:
     random = Random(seed)
     schemas = Schemas(random)
     written = schemas.record(4)
-    wanted = schemas.reader(written)
+    reader_schema = schemas.reader(written)
     writer = parse_avro(json.dumps(written))
     try:
-        reader = parse_avro(json.dumps(wanted))
+        reader = parse_avro(json.dumps(reader_schema))
         decoder = AvroDecoder(reader, writer)
     except AvroSchemaError:
         return
@@ -113,9 +113,9 @@ def test_other_readers_see_what_the_readable_reader_sees(seed: int) -> None:
 
 
 def without_logical(schema: Json) -> Json:
-    """For fastavro, whose dates end in the year 9999."""
+    """Removes logical types, because fastavro's dates end in year 9999."""
     if isinstance(schema, list):
-        return [without_logical(one) for one in schema]
+        return [without_logical(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {name: value for name, value in schema.items() if name != "logicalType"}
@@ -131,7 +131,7 @@ def without_logical(schema: Json) -> Json:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_the_readable_reader_reads_as_fastavro(seed: int) -> None:
+def test_reference_matches_fastavro(seed: int) -> None:
     random = Random(seed)
     written = without_logical(Schemas(random).any(4))
     writer = parse_avro(json.dumps(written))
@@ -145,49 +145,51 @@ def test_the_readable_reader_reads_as_fastavro(seed: int) -> None:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_what_fastavro_resolves_we_resolve_alike(seed: int) -> None:
+def test_reference_with_reader_schema_matches_fastavro(seed: int) -> None:
     random = Random(seed)
     schemas = Schemas(random)
     written = without_logical(schemas.record(3))
-    wanted = schemas.reader(written)
+    reader_schema = schemas.reader(written)
     writer = parse_avro(json.dumps(written))
     try:
-        reader = parse_avro(json.dumps(wanted))
+        reader = parse_avro(json.dumps(reader_schema))
         AvroDecoder(reader, writer)
-        theirs = fastavro.parse_schema(written), fastavro.parse_schema(wanted)
+        fastavro_schemas = fastavro.parse_schema(written), fastavro.parse_schema(reader_schema)
     except (AvroSchemaError, fastavro.schema.SchemaParseException):
         return
     for _ in range(5):
         data = Values(random).of(writer)
         try:
-            expected = fastavro.schemaless_reader(io.BytesIO(data), *theirs)
+            expected = fastavro.schemaless_reader(io.BytesIO(data), *fastavro_schemas)
         except Exception:  # noqa: BLE001 - whatever it refuses: names of other spaces, text in bytes
             continue
         try:
-            found = read(writer, reader, data, plain=True)
+            decoded = read(writer, reader, data, plain=True)
         except BadAvroError:
-            # A branch of a union, or a text, that fastavro lets pass.
+            # fastavro accepts a union branch or a text that is invalid here.
             continue
-        assert alike(found, expected)
+        assert is_alike(decoded, expected)
 
 
-def alike(found: Json, expected: Json) -> bool:
-    """The same, but for what fastavro does otherwise: text for default bytes, float32 rounded
-    later, and of a reader's union the first branch that can take a value, though its own is there.
+def is_alike(actual: Json, expected: Json) -> bool:
+    """Compares values, except for known differences of fastavro.
+
+    fastavro returns text for default bytes and rounds float32 values later. For a reader's union,
+    it picks the first branch that accepts the value, even if a later branch has the exact type.
     """
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            alike(one, expected[key]) for key, one in found.items()
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        return actual.keys() == expected.keys() and all(
+            is_alike(item, expected[key]) for key, item in actual.items()
         )
-    if isinstance(found, list) and isinstance(expected, list):
-        return len(found) == len(expected) and all(map(alike, found, expected))
-    if isinstance(found, bytes) and isinstance(expected, str):
-        return expected in (found.decode("latin-1"), found.decode(errors="replace"))
-    if isinstance(found, str) and isinstance(expected, bytes):
-        return found.encode() == expected
-    if isinstance(expected, float) and isinstance(found, float | int):
-        return math.isclose(found, expected, rel_tol=1e-6) or abs(expected) > 3.4e38
-    return bool(found == expected)
+    if isinstance(actual, list) and isinstance(expected, list):
+        return len(actual) == len(expected) and all(map(is_alike, actual, expected))
+    if isinstance(actual, bytes) and isinstance(expected, str):
+        return expected in (actual.decode("latin-1"), actual.decode(errors="replace"))
+    if isinstance(actual, str) and isinstance(expected, bytes):
+        return actual.encode() == expected
+    if isinstance(expected, float) and isinstance(actual, float | int):
+        return math.isclose(actual, expected, rel_tol=1e-6) or abs(expected) > 3.4e38
+    return bool(actual == expected)
 
 
 def _named_fields(schema: Json) -> list[str]:
@@ -196,7 +198,7 @@ def _named_fields(schema: Json) -> list[str]:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_some_columns_are_what_all_have_of_them(seed: int) -> None:
+def test_selected_columns_match_full_decode(seed: int) -> None:
     random = Random(seed)
     written = Schemas(random).record(4)
     writer = parse_avro(json.dumps(written))
@@ -208,69 +210,69 @@ def test_some_columns_are_what_all_have_of_them(seed: int) -> None:
     few = AvroDecoder(writer, columns=some).decode(array)
     few.array.validate(full=True)
     assert few.array.type.names == [name for name in names if name in some]
-    bad = {one.row for one in every.bad}
-    assert {one.row for one in few.bad} <= bad
+    bad = {error.row for error in every.bad}
+    assert {error.row for error in few.bad} <= bad
     for name in some:
         all_of_it = every.array.flatten()[every.array.type.get_field_index(name)]
-        found = few.array.flatten()[few.array.type.get_field_index(name)]
+        column = few.array.flatten()[few.array.type.get_field_index(name)]
         good = pa.array([row not in bad for row in range(len(values))])
-        assert same(found.filter(good), all_of_it.filter(good))
+        assert is_same(column.filter(good), all_of_it.filter(good))
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_slices_are_read_from_their_first_value(step: int) -> None:
+def test_sliced_input_decodes_only_its_rows(step: int) -> None:
     random = Random(step)
     writer = parse_avro(json.dumps(Schemas(random).record(4)))
     values = [Values(random).of(writer) for _ in range(30)]
     values[4] = values[20] = None  # type: ignore[call-overload]
     array = pa.array(values, pa.binary())
     decoder = AvroDecoder(writer)
-    whole = decoder.decode(array).array
+    full = decoder.decode(array).array
     for start in range(0, 30, step):
-        part = decoder.decode(array.slice(start, 5))
-        assert same(part.array, whole.slice(start, 5))
+        sliced = decoder.decode(array.slice(start, 5))
+        assert is_same(sliced.array, full.slice(start, 5))
     assert len(decoder.decode(array.slice(30)).array) == 0
 
 
-def test_one_bad_value_costs_one_row() -> None:
+def test_bad_value_does_not_change_other_rows() -> None:
     random = Random(5)
     for _ in range(20):
         writer = parse_avro(json.dumps(Schemas(random).record(4)))
         good = [Values(random).of(writer) for _ in range(500)]
-        spoiled = list(good)
-        at = sorted(random.sample(range(500), 25))
-        for row in at:
-            spoiled[row] = good[row] + b"\x00"
+        damaged = list(good)
+        positions = sorted(random.sample(range(500), 25))
+        for row in positions:
+            damaged[row] = good[row] + b"\x00"
         decoder = AvroDecoder(writer)
         before = decoder.decode(pa.array(good, pa.binary()))
-        after = decoder.decode(pa.array(spoiled, pa.binary()))
+        after = decoder.decode(pa.array(damaged, pa.binary()))
         assert before.bad == ()
-        assert [one.row for one in after.bad] == at
-        assert {one.reason for one in after.bad} == {"bytes follow after the end of the value"}
+        assert [error.row for error in after.bad] == positions
+        assert {error.reason for error in after.bad} == {"bytes follow after the end of the value"}
         after.array.validate(full=True)
-        left = pa.array([row not in set(at) for row in range(500)])
-        assert same(after.array.filter(left), before.array.filter(left))
+        unchanged = pa.array([row not in set(positions) for row in range(500)])
+        assert is_same(after.array.filter(unchanged), before.array.filter(unchanged))
         assert after.array.null_count == 25
 
 
 @pytest.mark.fuzz
-def test_many_more_seeds() -> None:
+def test_many_random_seeds_match() -> None:
     properties: list[Any] = [
-        test_the_kernel_reads_as_the_readable_reader,
-        test_other_readers_see_what_the_readable_reader_sees,
-        test_the_readable_reader_reads_as_fastavro,
-        test_what_fastavro_resolves_we_resolve_alike,
-        test_some_columns_are_what_all_have_of_them,
+        test_kernel_matches_reference,
+        test_kernel_with_reader_schema_matches_reference,
+        test_reference_matches_fastavro,
+        test_reference_with_reader_schema_matches_fastavro,
+        test_selected_columns_match_full_decode,
     ]
     seed = SystemRandom().randrange(1 << 60)
     stop = time.monotonic() + 20
     tried = 0
     while time.monotonic() < stop:
-        for one in properties:
+        for run_property in properties:
             try:
-                one.hypothesis.inner_test(seed + tried)
+                run_property.hypothesis.inner_test(seed + tried)
             except Exception as error:
-                raise AssertionError(f"{one.__name__}({seed + tried})") from error
+                raise AssertionError(f"{run_property.__name__}({seed + tried})") from error
         tried += 1
     print(f"{tried} seeds from {seed} on")  # noqa: T201  # for whoever runs pytest with -rP
     assert tried > 10

@@ -1,4 +1,4 @@
-"""Values made to hurt: work and memory stay within what their bytes can hold."""
+"""Checks that hostile values use no more time and memory than their bytes justify."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def long(value: int) -> bytes:
 
 
 def decode(schema: Json, *values: bytes) -> list[Any]:
-    """Rows, or reasons where they are bad."""
-    found = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    rows: list[Any] = found.array.to_pylist()
-    for one in found.bad:
-        assert rows[one.row] is None
-        rows[one.row] = one.reason
+    """Returns the rows, with the reason in place of a bad row."""
+    decoded = AvroDecoder(parse_avro(json.dumps(schema))).decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    rows: list[Any] = decoded.array.to_pylist()
+    for error in decoded.bad:
+        assert rows[error.row] is None
+        rows[error.row] = error.reason
     return rows
 
 
@@ -59,73 +59,73 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("schema", SAMPLES)
-def test_each_cut_and_each_flipped_byte(schema: Json) -> None:
+def test_cut_or_changed_values_match_reference(schema: Json) -> None:
     writer = parse_avro(json.dumps(schema))
     data = max((Values(Random(seed)).of(writer) for seed in range(40)), key=len)[:400]
     values: list[bytes | None] = [data[:size] for size in range(len(data) + 1)]
-    for at in range(len(data)):
-        others = (0, 1, 2, 0x7F, 0x80, 0xFF, data[at] ^ 1, data[at] ^ 0x80)
-        values += [data[:at] + bytes([byte]) + data[at + 1 :] for byte in others]
+    for position in range(len(data)):
+        replacements = (0, 1, 2, 0x7F, 0x80, 0xFF, data[position] ^ 1, data[position] ^ 0x80)
+        values += [data[:position] + bytes([byte]) + data[position + 1 :] for byte in replacements]
     check(AvroDecoder(writer), writer, writer, values)
 
 
 @pytest.mark.parametrize("size", [-1, 2**31, 2**63 - 1, -(2**63), 100])
 @pytest.mark.parametrize("kind", ["string", "bytes"])
-def test_lengths_beyond_the_value(kind: str, size: int) -> None:
+def test_length_beyond_value_makes_row_bad(kind: str, size: int) -> None:
     reason = "a length is negative or exceeds the value"
     assert decode(kind, long(size) + b"abc") == [reason]
 
 
 @pytest.mark.parametrize("count", [2**31, 2**63 - 1, -(2**63), -5, 100])
-def test_more_items_than_bytes(count: int) -> None:
+def test_more_items_than_bytes_makes_row_bad(count: int) -> None:
     size = long(3) if count < 0 else b""
     assert decode({"type": "array", "items": "int"}, long(count) + size + b"\2\2\2\0") == [
         "there are more items than the value has bytes for"
     ]
 
 
-def test_items_without_bytes_are_few() -> None:
+def test_items_without_bytes_are_limited() -> None:
     nulls = {"type": "array", "items": "null"}
     too_many = "there are more items than the value has bytes for"
     assert decode(nulls, long(3) + b"\0", long(4_000_000) + b"\0") == [[None] * 3, too_many]
-    # Many blocks, each within the bound.
+    # Many blocks, each within the limit.
     assert decode(nulls, long(MAX_EMPTY) + long(1) + b"\0") == [too_many]
     records = {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}}
     assert decode(records, long(2) + b"\0", long(2**62) + b"\0") == [[{}, {}], too_many]
 
 
-def test_items_without_bytes_are_not_stepped_over_one_by_one() -> None:
-    parts = {"type": "record", "name": "Empty", "fields": []}
+def test_items_without_bytes_are_skipped_quickly() -> None:
+    empty_record = {"type": "record", "name": "Empty", "fields": []}
     fields = [
-        {"name": "a", "type": {"type": "array", "items": parts}},
+        {"name": "a", "type": {"type": "array", "items": empty_record}},
         {"name": "b", "type": "int"},
     ]
     record = {"type": "record", "name": "R", "fields": fields}
     few = AvroDecoder(parse_avro(json.dumps(record)), columns=["b"])
     value = long(MAX_EMPTY) * 100_000 + b"\0\6"
-    # Memory's speed: one by one, they are 400 million.
+    # Skipping 400 million items one by one would take longer.
     began = time.process_time()
-    found = few.decode(pa.array([value, b"\0\4", value], pa.binary()))
+    result = few.decode(pa.array([value, b"\0\4", value], pa.binary()))
     assert time.process_time() - began < 0.5
-    assert found.array.to_pylist() == [{"b": 3}, {"b": 2}, {"b": 3}]
+    assert result.array.to_pylist() == [{"b": 3}, {"b": 2}, {"b": 3}]
     too_many = few.decode(pa.array([long(MAX_EMPTY + 1) + b"\0\6"], pa.binary()))
-    assert [one.path for one in too_many.bad] == ["a"]
+    assert [error.path for error in too_many.bad] == ["a"]
 
 
-def test_blocks_that_lie_about_their_size() -> None:
+def test_wrong_block_size_makes_row_bad() -> None:
     assert decode({"type": "array", "items": "int"}, long(-2) + long(2) + b"\2\4\0") == [[1, 2]]
     reason = "a block of items does not have its stated size"
     assert decode({"type": "array", "items": "int"}, long(-2) + long(1) + b"\2\4\0") == [reason]
-    # Nobody looks into what is stepped over: the size tells.
+    # The content of skipped blocks is not checked, only their size.
     ints = {"type": "array", "items": "int"}
     fields = [{"name": "a", "type": ints}, {"name": "b", "type": "int"}]
     record = {"type": "record", "name": "R", "fields": fields}
     few = AvroDecoder(parse_avro(json.dumps(record)), columns=["b"])
-    found = few.decode(pa.array([long(-2) + long(2) + b"\2\4\0\6"], pa.binary()))
-    assert found.array.to_pylist() == [{"b": 3}]
+    result = few.decode(pa.array([long(-2) + long(2) + b"\2\4\0\6"], pa.binary()))
+    assert result.array.to_pylist() == [{"b": 3}]
 
 
-def test_numbers_of_too_many_bits() -> None:
+def test_number_with_too_many_bits_makes_row_bad() -> None:
     assert decode("long", b"\xff" * 9 + b"\1", b"\xff" * 9 + b"\2", b"\x80" * 10 + b"\0") == [
         -(2**63),
         "a number has more than 64 bits",
@@ -138,49 +138,54 @@ def test_numbers_of_too_many_bits() -> None:
     ]
 
 
-def test_text_that_is_not_utf_8() -> None:
+def test_invalid_utf8_makes_row_bad() -> None:
     wrong = [b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"a" * 40 + b"\xe2\x82"]
     values = [long(len(text)) + text for text in wrong]
     assert decode("string", *values) == ["text that is not UTF-8"] * 5
     assert decode("bytes", *values) == wrong
-    # At the end of the buffer, and behind ASCII.
+    # At the end of the buffer, and after ASCII text.
     assert decode("string", long(19) + "0123456789abcdefgé".encode()[:19]) == ["0123456789abcdefgé"]
 
 
 @pytest.mark.parametrize("size", range(40))
-def test_texts_of_any_size_at_any_place(size: int) -> None:
+def test_utf8_is_checked_at_every_position(size: int) -> None:
     text = "0123456789" * 4
     good = [long(size) + text[:size].encode() for _ in range(3)]
     assert decode("string", *good) == [text[:size]] * 3
-    for at in range(size):
-        spoiled = bytearray(text[:size].encode())
-        spoiled[at] = 0xFF
-        rows = decode("string", good[0], long(size) + spoiled, good[0])
+    for position in range(size):
+        damaged = bytearray(text[:size].encode())
+        damaged[position] = 0xFF
+        rows = decode("string", good[0], long(size) + damaged, good[0])
         assert rows == [text[:size], "text that is not UTF-8", text[:size]]
 
 
-def test_decimals_beyond_their_precision() -> None:
+def test_decimal_beyond_precision_makes_row_bad() -> None:
     schema = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 0}
 
     def sized(number: int, size: int) -> bytes:
         return long(size) + number.to_bytes(size, "big", signed=True)
 
-    most = 10**38 - 1
+    max_value = 10**38 - 1
     too_much = "a decimal has more digits than its precision"
-    values = [sized(most, 16), sized(-most, 40), sized(most + 1, 16), sized(-most - 1, 17)]
+    values = [
+        sized(max_value, 16),
+        sized(-max_value, 40),
+        sized(max_value + 1, 16),
+        sized(-max_value - 1, 17),
+    ]
     values += [sized(2**127, 17), sized(-(2**127), 16), sized(2**200, 30), b"\0"]
-    assert decode(schema, *values) == [most, -most, *[too_much] * 5, 0]
+    assert decode(schema, *values) == [max_value, -max_value, *[too_much] * 5, 0]
 
 
-def test_milliseconds_beyond_microseconds() -> None:
-    found = AvroDecoder(parse_avro('{"type": "long", "logicalType": "timestamp-millis"}')).decode(
+def test_timestamp_beyond_microseconds_makes_row_bad() -> None:
+    result = AvroDecoder(parse_avro('{"type": "long", "logicalType": "timestamp-millis"}')).decode(
         pa.array([long(2**63 // 1000), long(2**63 // 1000 + 1), long(-(2**63))], pa.binary())
     )
-    assert [one.row for one in found.bad] == [1, 2]
-    assert found.array.view(pa.int64())[0].as_py() == 2**63 // 1000 * 1000
+    assert [error.row for error in result.bad] == [1, 2]
+    assert result.array.view(pa.int64())[0].as_py() == 2**63 // 1000 * 1000
 
 
-def test_keys_that_come_again() -> None:
+def test_duplicate_map_keys_keep_last_value() -> None:
     schema = {"type": "map", "values": ["null", "int"]}
 
     def entries(*pairs: tuple[str, int | None]) -> bytes:
@@ -199,7 +204,7 @@ def test_keys_that_come_again() -> None:
     assert rows[3] == [("a", 1)]
 
 
-def test_a_small_batch_after_a_large_one_and_back() -> None:
+def test_batches_of_changing_sizes_decode() -> None:
     random = Random(3)
     writer = parse_avro(json.dumps(Schemas(random).record(4)))
     decoder = AvroDecoder(writer)
@@ -208,26 +213,26 @@ def test_a_small_batch_after_a_large_one_and_back() -> None:
         check(decoder, writer, writer, values)
 
 
-def test_one_huge_value_makes_no_room_for_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_value_does_not_enlarge_later_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"type": "map", "values": {"type": "array", "items": "string"}}
     decoder = AvroDecoder(parse_avro(json.dumps(schema)))
     few = long(1) + ENCODE.sized(b"key") + long(1) + ENCODE.sized(b"v") + b"\0\0"
     many = long(1) + ENCODE.sized(b"k") + long(50_000) + ENCODE.sized(b"v" * 40) * 50_000 + b"\0\0"
-    taken: list[int] = []
+    sizes: list[int] = []
     resized = arrow_buffers.resized
 
     def counted(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
-        taken.append(size)
+        sizes.append(size)
         return resized(buffer, size, is_zeroed=is_zeroed)
 
     monkeypatch.setattr(arrow_buffers, "resized", counted)
     decoder.decode(pa.array([many], pa.binary()))
-    assert sum(taken) < 10 * len(many)
-    taken.clear()
+    assert sum(sizes) < 10 * len(many)
+    sizes.clear()
     assert decoder.decode(pa.array([few] * 8192, pa.binary())).bad == ()
-    assert sum(taken) < 4 << 20
+    assert sum(sizes) < 4 << 20
 
 
-def test_other_arrays_are_refused() -> None:
+def test_array_of_other_type_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         AvroDecoder(parse_avro('"int"')).decode(pa.array(["a"]))

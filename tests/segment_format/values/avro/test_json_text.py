@@ -1,4 +1,4 @@
-"""Values in Avro's JSON encoding are no values of its binary one."""
+"""Tests that values in Avro's JSON encoding are rejected by the binary decoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from segment_format.values.registry_framing import CONFLUENT, JSON_TEXT
 FIELDS = [{"name": "n", "type": "long"}, {"name": "s", "type": "string"}]
 SCHEMA = parse_avro(json.dumps({"type": "record", "name": "R", "fields": FIELDS}))
 TEXT = b'{"n":1,"s":"hello"}'
-"""As binary, −62 and what follows the first quote."""
+"""Decodes in binary Avro as −62 and the text after the first quote."""
 NO_TEXT = b'{"n":1;"s":"hello"}'
 READ = {"n": -62, "s": 'n":1;"s":"hello"}'}
 ID = b"\0\0\0\0\1"
@@ -29,51 +29,51 @@ def is_object(value: bytes | None) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_as_a_loop_has_it(seed: int) -> None:
+def test_json_objects_matches_python_loop(seed: int) -> None:
     chance = random.Random(seed)
     pieces = [TEXT, b'{"a":{}}', b"{}", b"{", b"}", b"", b" ", b"\xff", b"[{}]", b"{}}", None]
     values = [chance.choice(pieces) for _ in range(chance.randrange(1, 40))]
     prefix = chance.choice([0, 5])
-    headed = [None if one is None else bytes(prefix) + one for one in values]
+    headed = [None if value is None else bytes(prefix) + value for value in values]
     if prefix:
         headed += [b"{", b"{}", b"\0\0\0{}"]
         values += [None, None, None]
     start = chance.randrange(len(headed))
     array = pa.array([*headed, TEXT], pa.binary()).slice(start, len(headed) - start)
-    expected = [row for row, one in enumerate(values[start:]) if is_object(one)]
+    expected = [row for row, value in enumerate(values[start:]) if is_object(value)]
     assert json_objects(array, prefix) == expected
 
 
-def test_what_is_below_a_null_is_not_looked_at() -> None:
-    held = pa.array([TEXT, TEXT], pa.binary()).buffers()
-    array = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\2"), *held[1:]])
+def test_json_objects_ignores_bytes_of_null_rows() -> None:
+    buffers = pa.array([TEXT, TEXT], pa.binary()).buffers()
+    array = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\2"), *buffers[1:]])
     assert json_objects(array) == [1]
 
 
-def test_two_numbers_are_no_text() -> None:
+def test_two_number_fields_do_not_count_as_json() -> None:
     kind = {"type": "record", "name": "R", "fields": [dict(FIELDS[0], name=name) for name in "ab"]}
-    found = AvroDecoder(parse_avro(json.dumps(kind))).decode(pa.array([b"{}"], pa.binary()))
-    assert found.array.to_pylist() == [{"a": -62, "b": -63}]
-    assert not found.bad
+    result = AvroDecoder(parse_avro(json.dumps(kind))).decode(pa.array([b"{}"], pa.binary()))
+    assert result.array.to_pylist() == [{"a": -62, "b": -63}]
+    assert not result.bad
 
 
-def test_deep_texts_are_none() -> None:
+def test_json_objects_ignores_too_deep_text() -> None:
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     assert json_objects(pa.array([deep, TEXT], pa.binary())) == [1]
 
 
-def test_both_decoders_refuse_them_and_nothing_else() -> None:
+def test_json_text_makes_row_bad_in_both_decoders() -> None:
     values = [NO_TEXT, TEXT, None, NO_TEXT, b'{"n":1}']
     alone = AvroDecoder(SCHEMA).decode(pa.array(values, pa.binary()))
-    headed = [None if one is None else ID + one for one in values]
+    headed = [None if value is None else ID + value for value in values]
     headed.append(bytes(5) + TEXT)
     by_writer = FramedAvroDecoder(SCHEMA, lambda _: SCHEMA, CONFLUENT)
-    found = by_writer.decode(pa.array(headed, pa.binary()))
+    framed_result = by_writer.decode(pa.array(headed, pa.binary()))
     assert alone.array.to_pylist() == [READ, None, None, READ, None]
-    assert found.array.to_pylist() == [READ, None, None, READ, None, None]
+    assert framed_result.array.to_pylist() == [READ, None, None, READ, None, None]
     expected = [(1, JSON_TEXT), (4, JSON_TEXT)]
-    assert [(one.row, one.reason) for one in alone.bad] == expected
-    assert [(one.row, one.reason) for one in found.bad[:2]] == expected
-    assert found.bad[2].reason.startswith("the value has schema id 0")
+    assert [(error.row, error.reason) for error in alone.bad] == expected
+    assert [(error.row, error.reason) for error in framed_result.bad[:2]] == expected
+    assert framed_result.bad[2].reason.startswith("the value has schema id 0")
     everything = by_writer.decode(pa.array([ID + TEXT], pa.binary()))
-    assert [one.reason for one in everything.bad] == [JSON_TEXT]
+    assert [error.reason for error in everything.bad] == [JSON_TEXT]

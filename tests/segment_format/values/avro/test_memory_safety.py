@@ -1,5 +1,5 @@
-"""The kernel reads nothing behind its input, wherever a value is cut: a page without access follows
-each of these values.
+"""Checks that the kernel does not read past its input, which ends at a page without access
+rights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.segment_format.values.avro.reference import BadAvroError, read
 
 
 def read_beside_the_guard() -> int:
-    """Decodes values and what is left of them; how many."""
+    """Decodes values and their prefixes. Returns their number."""
     pages = GuardedPages(1 << 16)
     random = Random(11)
     count = 0
@@ -34,20 +34,20 @@ def read_beside_the_guard() -> int:
             data = value[:size]
             ends = pa.py_buffer(np.array([0, size], np.int32))
             buffers = [None, ends, pa.py_buffer(pages.ending_with(data))]
-            found = decoder.decode(pa.Array.from_buffers(pa.binary(), 1, buffers))
+            result = decoder.decode(pa.Array.from_buffers(pa.binary(), 1, buffers))
             try:
                 read(schema, schema, data)
                 is_good = True
             except BadAvroError:
                 is_good = False
-            assert (not found.bad) == is_good
+            assert (not result.bad) == is_good
             count += 1
     return count
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
-def test_nothing_behind_a_value_is_read() -> None:
+def test_kernel_does_not_read_past_the_value() -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import *; print(read_beside_the_guard())"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The kernels of Avro from their object files, without numba."""
+"""Tests the Avro kernels from their object files, without numba."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from segment_format.values.avro import runner
 from segment_format.values.avro.decoder import AvroDecoder
 from segment_format.values.avro.schema import parse_avro
 from tests.segment_format.values.avro.generated import Schemas, Values
-from tests.segment_format.values.avro.test_decoder import same, some_values
+from tests.segment_format.values.avro.test_decoder import is_same, some_values
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -27,7 +27,7 @@ def _compiled() -> None:
     from segment_format.values.avro import kernel  # noqa: F401 - leaves its file
 
 
-def test_the_object_file_gives_what_numba_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_file_rows_match_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     from segment_format.values.avro.kernel import run_avro
 
     stored = object_code.load_of_frame("run_avro")
@@ -36,15 +36,15 @@ def test_the_object_file_gives_what_numba_gives(monkeypatch: pytest.MonkeyPatch)
     for _ in range(40):
         schema = parse_avro(json.dumps(Schemas(random).any(4)))
         values = pa.array(some_values(random, schema, 0.3), pa.binary())
-        found = []
+        results = []
         for kernel in (stored, run_avro):
             monkeypatch.setattr(runner, "load_kernel", lambda kernel=kernel: kernel)
-            found.append(AvroDecoder(schema).decode(values))
-        assert found[0].bad == found[1].bad
-        assert same(found[0].array, found[1].array)
+            results.append(AvroDecoder(schema).decode(values))
+        assert results[0].bad == results[1].bad
+        assert is_same(results[0].array, results[1].array)
 
 
-def test_a_process_that_did_not_compile_decodes_without_numba() -> None:
+def test_process_with_object_file_does_not_load_numba() -> None:
     code = """
 import sys
 import pyarrow as pa
@@ -60,18 +60,18 @@ print(found.array.to_pylist(), {"numba"} & set(sys.modules))
     assert done.stdout == "[[('a', 2)]] set()\n"
 
 
-def test_many_keys_that_come_again() -> None:
+def test_object_file_keeps_last_value_of_duplicate_keys() -> None:
     random = Random(8)
-    made = Values(random)
+    values = Values(random)
     decoder_of_maps = AvroDecoder(parse_avro('{"type": "map", "values": "int"}'))
     rows, expected = [], []
     for size in (0, 1, 2, 7, 8, 9, 16, 17, 500):
         pairs = [(f"k{random.randrange(size)}", random.randrange(99)) for _ in range(size)]
-        value = made.long(size) if size else b""
-        value += b"".join(made.sized(key.encode()) + made.long(number) for key, number in pairs)
+        value = values.long(size) if size else b""
+        value += b"".join(values.sized(key.encode()) + values.long(number) for key, number in pairs)
         rows.append(value + b"\0")
-        last = {key: at for at, (key, _) in enumerate(pairs)}
-        expected.append([pairs[at] for at in sorted(last.values())])
-    found = decoder_of_maps.decode(pa.array(rows, pa.binary()))
-    found.array.validate(full=True)
-    assert found.array.to_pylist() == expected
+        last = {key: position for position, (key, _) in enumerate(pairs)}
+        expected.append([pairs[position] for position in sorted(last.values())])
+    decoded = decoder_of_maps.decode(pa.array(rows, pa.binary()))
+    decoded.array.validate(full=True)
+    assert decoded.array.to_pylist() == expected

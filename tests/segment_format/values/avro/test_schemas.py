@@ -1,4 +1,4 @@
-"""Schemas that are read, refused, and resolved."""
+"""Tests which schemas are accepted, rejected, and resolved."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ def type_of(schema: Json) -> pa.DataType:
 
 
 def record(*fields: tuple[Any, ...], name: str = "R", **more: Json) -> dict[str, Any]:
-    made = []
+    fields_made = []
     for field, kind, *default in fields:
-        made.append({"name": field, "type": kind} | ({"default": default[0]} if default else {}))
-    return {"type": "record", "name": name, "fields": made, **more}
+        fields_made.append(
+            {"name": field, "type": kind} | ({"default": default[0]} if default else {})
+        )
+    return {"type": "record", "name": name, "fields": fields_made, **more}
 
 
 def read(writer: Json, reader: Json, *values: bytes) -> list[Any]:
     decoder = AvroDecoder(parse_avro(json.dumps(reader)), parse_avro(json.dumps(writer)))
-    found = decoder.decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    rows: list[Any] = found.array.to_pylist()
-    for one in found.bad:
-        rows[one.row] = f"{one.path}: {one.reason}"
+    decoded = decoder.decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    rows: list[Any] = decoded.array.to_pylist()
+    for error in decoded.bad:
+        rows[error.row] = f"{error.path}: {error.reason}"
     return rows
 
 
@@ -60,7 +62,7 @@ def logical(kind: str, meaning: str, /, **more: Json) -> dict[str, Any]:
         (logical("bytes", "decimal", precision=5, scale=2), pa.decimal128(5, 2)),
         (logical("fixed", "decimal", name="F", size=4, precision=9), pa.decimal128(9, 0)),
         (logical("fixed", "duration", name="F", size=12), pa.binary()),
-        # Impossible: the base type stays.
+        # Invalid logical type: the base type remains.
         (logical("int", "uuid"), pa.int32()),
         (logical("bytes", "decimal", precision=2, scale=3), pa.binary()),
         (logical("fixed", "decimal", name="F", size=1, precision=9), pa.binary()),
@@ -76,7 +78,7 @@ def logical(kind: str, meaning: str, /, **more: Json) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_types_are_those_of_from_avro(schema: Json, expected: pa.DataType) -> None:
+def test_schema_types_match_spark_from_avro(schema: Json, expected: pa.DataType) -> None:
     assert type_of(schema) == expected
 
 
@@ -102,12 +104,12 @@ def test_types_are_those_of_from_avro(schema: Json, expected: pa.DataType) -> No
          "R contains itself"),
     ],
 )  # fmt: skip
-def test_what_is_no_schema_is_refused(schema: str, reason: str) -> None:
+def test_invalid_schema_raises(schema: str, reason: str) -> None:
     with pytest.raises(AvroSchemaError, match=reason):
         parse_avro(schema)
 
 
-def test_schemas_that_would_fill_memory_are_refused() -> None:
+def test_schema_with_too_many_types_or_levels_raises() -> None:
     nested: Any = "int"
     for _ in range(MAX_LEVELS):
         nested = {"type": "array", "items": nested}
@@ -115,13 +117,13 @@ def test_schemas_that_would_fill_memory_are_refused() -> None:
         parse_avro(json.dumps(nested))
     with pytest.raises(AvroSchemaError):
         parse_avro("[" * 100_000)
-    # Each type is the one before it, twice.
+    # Each type contains the previous one twice.
     doubling: Any = record(("a", "int"), name="T0")
     for number in range(1, 40):
         doubling = record(("a", doubling), ("b", f"T{number - 1}"), name=f"T{number}")
     with pytest.raises(AvroSchemaError, match=r"types|levels"):
         parse_avro(json.dumps(doubling))
-    # The same through references, each of which is short.
+    # The same through references, where each text is short.
     texts = [json.dumps(record(("a", "int"), name="T0"))]
     texts += [
         json.dumps(record(*((f"f{k}", f"T{number}") for k in range(30)), name=f"T{number + 1}"))
@@ -131,7 +133,7 @@ def test_schemas_that_would_fill_memory_are_refused() -> None:
         parse_avro(texts[-1], tuple(texts[:-1]))
 
 
-def test_names_that_are_used_again_and_namespaces() -> None:
+def test_names_and_namespaces_resolve() -> None:
     inner = record(("x", "int"), name="Point", namespace="shapes")
     schema = record(("a", inner), ("b", "shapes.Point"), name="Line")
     assert type_of(schema).field("b").type == pa.struct([("x", pa.int32())])
@@ -141,8 +143,8 @@ def test_names_that_are_used_again_and_namespaces() -> None:
     assert AvroDecoder(referring).type.field("p").type == pa.struct([("x", pa.int32())])
 
 
-def test_defaults_of_every_kind() -> None:
-    wanted = record(
+def test_defaults_of_every_type_are_read() -> None:
+    reader = record(
         ("i", "int", -5),
         ("s", "string", "né"),
         ("b", "bytes", "\u00ff\u0001"),
@@ -155,7 +157,7 @@ def test_defaults_of_every_kind() -> None:
         ("r", record(("x", "int"), ("y", "int", 9), name="In"), {"x": 1}),
         ("d", {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "\u0001"),
     )
-    (row,) = read(record(("other", "string")), wanted, b"\2q")
+    (row,) = read(record(("other", "string")), reader, b"\2q")
     assert row["d"].as_tuple() == (0, (1,), -1)
     del row["d"]
     assert row == {
@@ -170,7 +172,7 @@ def test_defaults_of_every_kind() -> None:
      ("boolean", 0), (["null", "int"], "x"), ({"type": "fixed", "name": "F", "size": 2}, "a"),
      ({"type": "array", "items": "int"}, [None]), ("float", 10**400)],
 )  # fmt: skip
-def test_defaults_of_another_type_are_refused(kind: Json, default: Json) -> None:
+def test_default_of_other_type_raises(kind: Json, default: Json) -> None:
     with pytest.raises(AvroSchemaError, match=r"'x'.*default"):
         read(record(), record(("x", kind, default)))
     deep = {"type": "map", "values": ["null", record(("x", kind, default), name="Q")]}
@@ -179,8 +181,8 @@ def test_defaults_of_another_type_are_refused(kind: Json, default: Json) -> None
         check_defaults(schema)
 
 
-def test_defaults_that_grow_with_each_level_are_refused() -> None:
-    # 50 items at each of five levels: 312 million records, of no byte.
+def test_too_large_default_raises() -> None:
+    # 50 items at each of five levels: 312 million records without bytes.
     kind: Json = record(("n", "null", None), name="R0")
     for level in range(1, 6):
         items = {"type": "array", "items": kind}
@@ -210,14 +212,12 @@ def test_defaults_that_grow_with_each_level_are_refused() -> None:
         ("int", ["null", "string"], "cannot be read"),
     ],
 )  # fmt: skip
-def test_what_does_not_resolve_is_refused_with_the_field(
-    writer: Json, reader: Json, reason: str
-) -> None:
+def test_unresolvable_schema_raises_with_field(writer: Json, reader: Json, reason: str) -> None:
     with pytest.raises(AvroSchemaError, match=reason):
         read(writer, reader)
 
 
-def test_branches_that_do_not_resolve_fail_the_rows_that_have_them() -> None:
+def test_unresolvable_branch_makes_its_rows_bad() -> None:
     writer, reader = record(("a", ["null", "int", "string"])), record(("a", ["null", "long"]))
     rows = read(writer, reader, b"\0", b"\2\6", b"\4\2x", b"\6")
     assert rows[:2] == [{"a": None}, {"a": 3}]
@@ -229,7 +229,7 @@ def test_branches_that_do_not_resolve_fail_the_rows_that_have_them() -> None:
     ]
 
 
-def test_a_unions_own_branch_wins_over_a_promotion() -> None:
+def test_union_prefers_exact_branch_to_promotion() -> None:
     both = ["string", "bytes"]
     assert read(both, both, b"\2\2\xff", b"\0\2a") == [
         {"member0": None, "member1": b"\xff"},
@@ -237,14 +237,14 @@ def test_a_unions_own_branch_wins_over_a_promotion() -> None:
     ]
 
 
-def test_aliases_names_first() -> None:
+def test_field_name_wins_over_alias() -> None:
     writer = record(("x", "int"), ("y", "int"), name="Old")
     reader = record(("x", "int"), name="New", aliases=["ns.Old"])
     reader["fields"].insert(0, {"name": "z", "type": "int", "aliases": ["x", "y"]})
     assert read(writer, reader, b"\2\4") == [{"z": 2, "x": 1}]
 
 
-def test_enums() -> None:
+def test_enum_symbols_resolve_by_name() -> None:
     def enum(*symbols: str, **more: Json) -> Json:
         return {"type": "enum", "name": "E", "symbols": symbols, **more}
 
@@ -256,15 +256,15 @@ def test_enums() -> None:
     assert read(writer, enum("C", "X", default="X"), b"\0", b"\4") == ["X", "C"]
 
 
-def test_columns_within_columns() -> None:
+def test_nested_columns_are_selected() -> None:
     user = record(("id", "long"), ("name", "string"), name="User")
     schema = parse_avro(json.dumps(record(("user", ["null", user]), ("amount", "double"))))
     decoder = AvroDecoder(schema, columns=["user.id"])
     assert decoder.type == pa.struct([("user", pa.struct([("id", pa.int64())]))])
     value = b"\2\6\4ab" + bytes(8)
-    found = decoder.decode(pa.array([value, b"\0" + bytes(8), value[:-1]], pa.binary()))
-    assert found.array.to_pylist() == [{"user": {"id": 3}}, {"user": None}, None]
-    assert [(one.row, one.path) for one in found.bad] == [(2, "amount")]
+    decoded = decoder.decode(pa.array([value, b"\0" + bytes(8), value[:-1]], pa.binary()))
+    assert decoded.array.to_pylist() == [{"user": {"id": 3}}, {"user": None}, None]
+    assert [(error.row, error.path) for error in decoded.bad] == [(2, "amount")]
     for wrong, reason in (
         ("who", "user, amount"),
         ("user.x", "'user.x'"),
@@ -274,21 +274,21 @@ def test_columns_within_columns() -> None:
             AvroDecoder(schema, columns=[wrong])
 
 
-def test_below_a_null_struct_there_are_nulls() -> None:
-    """DataFusion, for one, looks at fields without the validity of their struct."""
+def test_fields_of_null_struct_are_null() -> None:
+    """Some engines, such as DataFusion, read fields without the validity of their struct."""
     point = record(("x", "int"), ("inner", record(("y", "string"), name="In")), name="Point")
     schema = parse_avro(json.dumps(record(("n", "long"), ("p", ["null", point]))))
     values = [b"\2\2\4\2a", b"\2\0", None, b"\xff", b"\2\2\6\2b"]
-    found = AvroDecoder(schema).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    points = found.array.field(1)
-    assert found.array.field(0).to_pylist() == [1, 1, None, None, 1]
+    decoded = AvroDecoder(schema).decode(pa.array(values, pa.binary()))
+    decoded.array.validate(full=True)
+    points = decoded.array.field(1)
+    assert decoded.array.field(0).to_pylist() == [1, 1, None, None, 1]
     assert points.is_valid().to_pylist() == [True, False, False, False, True]
     assert points.field(0).to_pylist() == [2, None, None, None, 3]
     assert points.field(1).field(0).to_pylist() == ["a", None, None, None, "b"]
 
 
-def test_paths_name_fields_down_to_what_is_wrong() -> None:
+def test_error_path_names_nested_field() -> None:
     inner = record(("price", "int"), name="Item")
     schema = record(("items", {"type": "array", "items": inner}))
     assert read(schema, schema, b"\2\xff\xff\xff\xff\xff\1\0") == [
@@ -296,13 +296,13 @@ def test_paths_name_fields_down_to_what_is_wrong() -> None:
     ]
 
 
-def test_fields_that_are_stepped_over_together_are_told_apart() -> None:
+def test_error_path_names_skipped_field() -> None:
     pair = {"type": "fixed", "name": "F", "size": 2}
     fields = [("a", pair), ("b", "F"), ("c", "string"), ("d", "bytes"), ("e", "int"), ("f", "long")]
     schema = parse_avro(json.dumps(record(*fields, ("wanted", "boolean"))))
     decoder = AvroDecoder(schema, columns=["wanted"])
     value = b"xxyy\2c\2d\2\2\1"
     cuts = [value[:size] for size in range(len(value) + 1)]
-    found = decoder.decode(pa.array(cuts, pa.binary()))
-    assert found.array.to_pylist() == [None] * len(value) + [{"wanted": True}]
-    assert [one.path for one in found.bad] == [*"aabbccddef", "wanted"]
+    decoded = decoder.decode(pa.array(cuts, pa.binary()))
+    assert decoded.array.to_pylist() == [None] * len(value) + [{"wanted": True}]
+    assert [error.path for error in decoded.bad] == [*"aabbccddef", "wanted"]

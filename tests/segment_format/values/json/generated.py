@@ -1,4 +1,4 @@
-"""Random types, values of them, and their spellings."""
+"""Generates random types, values of them, and spellings of the values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT: Final = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def any_type(random: Random, depth: int = 3) -> pa.DataType:
-    """A type that JSON is read to."""
+    """Returns a random type that the JSON decoder supports."""
     pick = random.randrange(16 if depth else 11)
     if pick < 10:
         return SCALARS[pick]
@@ -44,12 +44,12 @@ def any_type(random: Random, depth: int = 3) -> pa.DataType:
 
 
 def any_field(random: Random, name: str, depth: int) -> pa.Field:
-    """Now and then one that may not be null."""
+    """Returns a random field; some fields are not nullable."""
     return pa.field(name, any_type(random, depth), nullable=random.random() < 0.85)
 
 
 def any_struct(random: Random, depth: int = 3) -> pa.DataType:
-    """A struct of a few fields."""
+    """Returns a struct of a few random fields."""
     names = random.sample(NAMES, random.randint(1, 7))
     return pa.struct([any_field(random, name, depth - 1) for name in names])
 
@@ -59,12 +59,12 @@ def _text(random: Random) -> str:
     return "".join(random.choice(pool) for _ in range(random.choice((0, 1, 3, 8, 31, 33, 70))))
 
 
-def _digits(random: Random, most: int) -> str:
-    return "".join(random.choice("0123456789") for _ in range(random.randint(1, most)))
+def _digits(random: Random, max_digits: int) -> str:
+    return "".join(random.choice("0123456789") for _ in range(random.randint(1, max_digits)))
 
 
 def integer(random: Random, bits: int) -> str:
-    """Mostly one that fits."""
+    """Returns an integer that usually fits into `bits`."""
     edge = 1 << bits - 1
     value = random.choice(
         (
@@ -74,11 +74,11 @@ def integer(random: Random, bits: int) -> str:
             random.randint(-(10**6), 10**6),
         )
     )
-    return respelled(random, str(value))
+    return respell(random, str(value))
 
 
-def respelled(random: Random, number: str) -> str:
-    """The same number, sometimes with zeros, a point or an exponent."""
+def respell(random: Random, number: str) -> str:
+    """Returns the same number, sometimes with added zeros, a point or an exponent."""
     pick = random.randrange(12)
     if pick == 0:
         return f"{number}.{'0' * random.randint(1, 25)}"
@@ -92,14 +92,14 @@ def respelled(random: Random, number: str) -> str:
 
 
 def floating(random: Random) -> str:
-    """Any number."""
-    whole = str(int(_digits(random, random.choice((1, 3, 17, 25)))))
+    """Returns a random number."""
+    integer_digits = str(int(_digits(random, random.choice((1, 3, 17, 25)))))
     fraction = f".{_digits(random, random.choice((2, 15, 30)))}" if random.random() < 0.7 else ""
     power = ""
     if random.random() < 0.4:
         size = random.choice((5, 30, 50, 330, 10**9))
         power = f"{random.choice('eE')}{random.choice(('', '+', '-'))}{random.randint(0, size)}"
-    return f"{random.choice(('', '-'))}{whole}{fraction}{power}"
+    return f"{random.choice(('', '-'))}{integer_digits}{fraction}{power}"
 
 
 def _time(random: Random, zone: str) -> str:
@@ -119,7 +119,7 @@ def _zone(random: Random) -> str:
 
 
 def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: float = 0) -> str:
-    """A value of a type, mostly, in one of its spellings."""
+    """Returns a value in one of its spellings. It has the type, except with probability `wrong`."""
     if random.random() < (0.15 if nullable else wrong / 2):
         return "null"
     if random.random() < wrong:
@@ -132,13 +132,13 @@ def spelled(random: Random, kind: pa.DataType, *, nullable: bool = True, wrong: 
         return floating(random)
     if pa.types.is_decimal(kind):
         scale = random.randint(0, kind.scale)
-        whole = str(int(_digits(random, max(kind.precision - kind.scale, 1))))
+        integer_digits = str(int(_digits(random, max(kind.precision - kind.scale, 1))))
         if kind.precision == kind.scale and random.random() < 0.9:
-            whole = "0"
-        number = f"{random.choice(('', '-'))}{whole}"
+            integer_digits = "0"
+        number = f"{random.choice(('', '-'))}{integer_digits}"
         if scale:
             return f"{number}.{_digits(random, scale)}{'0' * random.choice((0, 0, 3, 30))}"
-        return respelled(random, number)
+        return respell(random, number)
     if pa.types.is_string(kind):
         return string(random, _text(random))
     if pa.types.is_binary(kind):
@@ -198,7 +198,7 @@ def _object(random: Random, kind: pa.DataType, wrong: float) -> str:
 
 
 def anything(random: Random, depth: int) -> str:
-    """Any JSON value."""
+    """Returns a random JSON value."""
     pick = random.randrange(7 if depth else 5)
     if pick == 0:
         return random.choice(("null", "true", "false"))
@@ -217,72 +217,72 @@ def anything(random: Random, depth: int) -> str:
 
 
 def space(random: Random) -> str:
-    """White space, mostly none."""
+    """Returns white space, usually none."""
     if random.random() < 0.85:
         return ""
     return "".join(random.choice(" \t\n\r") for _ in range(random.randint(1, 3)))
 
 
 def pair(random: Random, key: str, value: str) -> str:
-    """A field."""
+    """Returns a field of an object."""
     return f"{string(random, key)}{space(random)}:{space(random)}{value}"
 
 
-def joined(random: Random, brackets: str, parts: list[str]) -> str:
-    """An array or object of parts."""
-    body = ",".join(f"{space(random)}{part}{space(random)}" for part in parts)
+def joined(random: Random, brackets: str, items: list[str]) -> str:
+    """Returns an array or object of the items."""
+    body = ",".join(f"{space(random)}{item}{space(random)}" for item in items)
     return f"{brackets[0]}{space(random)}{body}{brackets[1]}"
 
 
 def string(random: Random, text: str) -> str:
-    """A string, escaped in one of many ways."""
+    """Returns a string with randomly chosen escapes."""
     style = random.randrange(4)
     if style == 0:
         return json.dumps(text)
     if style == 1:
         return json.dumps(text, ensure_ascii=False)
-    return f'"{"".join(_character(random, one) for one in text)}"'
+    return f'"{"".join(_character(random, character) for character in text)}"'
 
 
-def _character(random: Random, one: str) -> str:
+def _character(random: Random, character: str) -> str:
     if random.random() < 0.2:
-        units = one.encode("utf-16-be")
+        units = character.encode("utf-16-be")
         digits = random.choice(("{:04x}", "{:04X}"))
         return "".join(
             "\\u" + digits.format(int.from_bytes(units[i : i + 2])) for i in range(0, len(units), 2)
         )
-    if one in SHORT and random.random() < 0.5:
-        return SHORT[one]
-    if one < " ":
-        return f"\\u{ord(one):04x}"
-    if one in '"\\' or (one == "/" and random.random() < 0.5):
-        return f"\\{one}"
-    return one
+    if character in SHORT and random.random() < 0.5:
+        return SHORT[character]
+    if character < " ":
+        return f"\\u{ord(character):04x}"
+    if character in '"\\' or (character == "/" and random.random() < 0.5):
+        return f"\\{character}"
+    return character
 
 
 def damaged(random: Random, text: bytes) -> bytes:
-    """Another text near a text."""
+    """Returns the text with a small random change."""
     pick = random.randrange(5)
-    at = random.randrange(len(text) + 1)
+    position = random.randrange(len(text) + 1)
     if pick == 0:
-        return text[:at]
+        return text[:position]
     if pick == 1:
         return (
-            text[:at]
+            text[:position]
             + bytes([random.choice(b'"\\{}[]:,0123456789eE+-.tfn \x00\x1f\x80\xff')])
-            + text[at:]
+            + text[position:]
         )
     if pick == 2:
-        return text[:at] + text[at + 1 :]
+        return text[:position] + text[position + 1 :]
     if pick == 3 and text:
-        at = min(at, len(text) - 1)
-        return text[:at] + bytes([random.randrange(256)]) + text[at + 1 :]
+        position = min(position, len(text) - 1)
+        return text[:position] + bytes([random.randrange(256)]) + text[position + 1 :]
     other = random.randrange(len(text) + 1)
-    return text[:at] + text[other:]
+    return text[:position] + text[other:]
 
 
 def any_values(random: Random, kind: pa.DataType, count: int, bad: float) -> list[Any]:
-    """Texts of a type, some of them null, wrong or damaged."""
+    """Returns texts of a type; some of them are null, wrong or damaged."""
     values: list[Any] = []
     for _ in range(count):
         wrong = 0.1 if random.random() < bad else 0.0

@@ -1,4 +1,4 @@
-"""What a JSON value is, by Python's own parser: the yardstick of the kernels."""
+"""Reference for the JSON kernels: decodes values with Python's own parser."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ EPOCH: Final = datetime(1970, 1, 1)
 
 
 class WrongError(Exception):
-    """The value is bad."""
+    """Raised if a value is invalid."""
 
 
 class Number(str):
-    """A number as it is written."""
+    """A number with its original spelling."""
 
     __slots__ = ()
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object, duplicates and all."""
+    """The pairs of an object, including duplicate keys."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ def _check_strings(value: Any) -> None:  # noqa: ANN401
 
 
 def parsed(text: bytes) -> Any:  # noqa: ANN401
-    """The value with numbers as `Number` and objects as `Pairs`."""
+    """Returns the parsed value, with numbers as `Number` and objects as `Pairs`."""
     try:
         value = json.loads(
             text.decode(),
@@ -68,19 +68,20 @@ def parsed(text: bytes) -> Any:  # noqa: ANN401
             object_pairs_hook=Pairs,
         )
         _check_strings(value)
-    except ValueError as error:  # UTF-8, JSON, surrogates
+    except ValueError as error:  # covers UTF-8, JSON and surrogate errors
         raise WrongError(str(error)) from error
     return value
 
 
 def exact(text: str) -> tuple[int, int]:
-    """A number as digits · 10^exponent, without zeros at the end; digits beyond all types are cut
-    to too many.
+    """Returns a number as digits · 10^exponent without trailing zeros.
+
+    Digits that exceed every type are cut to a count that still exceeds every type.
     """
     match = NUMBER.fullmatch(text)
     assert match, text
-    sign, whole, fraction, power = match.groups()
-    digits = (whole + (fraction or "")).lstrip("0")
+    sign, integer_digits, fraction, power = match.groups()
+    digits = (integer_digits + (fraction or "")).lstrip("0")
     exponent = int(power or 0) - len(fraction or "")
     bare = digits.rstrip("0")
     if not bare:
@@ -102,7 +103,7 @@ def _integer(text: str, bits: int) -> int:
 
 
 def _decimal(text: str, kind: pa.DataType) -> int:
-    """Unscaled."""
+    """Returns the unscaled integer of a decimal."""
     digits, exponent = exact(text)
     shift = exponent + kind.scale
     if digits and not 0 <= shift <= 40:
@@ -121,24 +122,24 @@ def _double(text: str) -> float:
 
 
 def single(text: str) -> float:
-    """The nearest float32, found among neighbours by exact distance."""
+    """Returns the nearest float32, chosen among neighbors by exact distance."""
     if abs(float(text)) > 1e60:
         raise WrongError("out of range")
     with np.errstate(over="ignore"):
         middle = np.float32(float(text))
-    if abs(float(text)) < 1e-60:  # the exact value may take all memory
+    if abs(float(text)) < 1e-60:  # avoids exact values that need too much memory
         return float(middle)
     match = NUMBER.fullmatch(text)
     assert match
-    sign, whole, fraction, power = match.groups()
-    value = Fraction(int(whole + (fraction or ""))) * Fraction(10) ** (
+    sign, integer_digits, fraction, power = match.groups()
+    value = Fraction(int(integer_digits + (fraction or ""))) * Fraction(10) ** (
         int(power or 0) - len(fraction or "")
     )
     beyond = Fraction(2) ** 128
 
-    def distance(one: np.float32) -> tuple[Fraction, int]:
-        exactly = beyond if np.isinf(one) else Fraction(float(one))
-        return abs(value - exactly), int(one.view(np.uint32)) & 1
+    def distance(candidate: np.float32) -> tuple[Fraction, int]:
+        exactly = beyond if np.isinf(candidate) else Fraction(float(candidate))
+        return abs(value - exactly), int(candidate.view(np.uint32)) & 1
 
     middle = abs(middle)
     with np.errstate(over="ignore"):
@@ -179,7 +180,7 @@ def _micros(text: str, zoned: bool) -> int:
 
 
 def _binary(text: str) -> bytes:
-    if len(text) % 4:  # Python lets padding behind whole groups pass
+    if len(text) % 4:  # Python accepts padding after complete groups
         raise WrongError("padding")
     try:
         return base64.b64decode(text, validate=True)
@@ -187,15 +188,16 @@ def _binary(text: str) -> bytes:
         raise WrongError(str(error)) from error
 
 
-def _of(value: Any, wanted: type) -> Any:  # noqa: ANN401
-    if type(value) is not wanted:
-        raise WrongError(f"not {wanted}")
+def _of(value: Any, expected_type: type) -> Any:  # noqa: ANN401
+    if type(value) is not expected_type:
+        raise WrongError(f"not {expected_type}")
     return value
 
 
 def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  # noqa: ANN401
-    """What a parsed value is as a type: Python values, but integers for decimals, dates and
-    timestamps, and lists of pairs for maps.
+    """Converts a parsed value to a type.
+
+    Decimals, dates and timestamps become integers, and maps become lists of pairs.
     """
     if value is None:
         if not nullable:
@@ -221,7 +223,10 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
         return _micros(_of(value, str), kind.tz is not None)
     if pa.types.is_list(kind):
         item = kind.value_field
-        return [converted(one, item.type, nullable=item.nullable) for one in _of(value, list)]
+        return [
+            converted(item_value, item.type, nullable=item.nullable)
+            for item_value in _of(value, list)
+        ]
     if pa.types.is_map(kind):
         item = kind.item_field
         pairs: dict[str, Any] = {}
@@ -231,19 +236,19 @@ def converted(value: Any, kind: pa.DataType, *, nullable: bool = True) -> Any:  
         return list(pairs.items())
     assert pa.types.is_struct(kind), kind
     fields = {field.name: field for field in kind}
-    found: dict[str, Any] = dict.fromkeys(fields)
+    values: dict[str, Any] = dict.fromkeys(fields)
     for key, below in _of(value, Pairs):
         if key in fields:
             field = fields[key]
-            found[key] = converted(below, field.type, nullable=field.nullable)
+            values[key] = converted(below, field.type, nullable=field.nullable)
     for name, field in fields.items():
-        if found[name] is None and not field.nullable:
+        if values[name] is None and not field.nullable:
             raise WrongError("missing")
-    return found
+    return values
 
 
 def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
-    """(value, whether it is bad)."""
+    """Returns the value and whether it is bad."""
     if text is None:
         return None, False
     try:
@@ -253,7 +258,7 @@ def decoded(text: bytes | None, kind: pa.DataType) -> tuple[Any, bool]:
 
 
 def plain(array: pa.Array) -> list[Any]:
-    """An array's values as `converted` gives them."""
+    """Returns the values of an array in the form that `converted` returns."""
     kind = array.type
     if pa.types.is_decimal(kind):
         return _unscaled(array)
@@ -290,18 +295,19 @@ def _unscaled(array: pa.Array) -> list[int | None]:
     with decimal.localcontext() as context:
         context.prec = 80
         return [
-            None if one is None else int(one.scaleb(array.type.scale)) for one in array.to_pylist()
+            None if number is None else int(number.scaleb(array.type.scale))
+            for number in array.to_pylist()
         ]
 
 
-def same(one: Any, other: Any) -> bool:  # noqa: ANN401
-    """Equality that tells -0.0 from 0.0 and True from 1."""
-    if type(one) is not type(other):
+def same(first: Any, second: Any) -> bool:  # noqa: ANN401
+    """Compares values; -0.0 differs from 0.0, and True from 1."""
+    if type(first) is not type(second):
         return False
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    if isinstance(first, float):
+        return struct.pack("d", first) == struct.pack("d", second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)

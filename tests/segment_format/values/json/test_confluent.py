@@ -1,4 +1,4 @@
-"""JSON behind Confluent's header."""
+"""Tests of JSON after a Confluent header."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = [*HEADS[:2], b"\1" + bytes(16)]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_it_is_what_is_behind_the_header(seed: int) -> None:
+def test_confluent_json_matches_json_after_header(seed: int) -> None:
     chance = random.Random(seed)
     rows: list[tuple[bytes | None, bytes | None]] = []
     for _ in range(chance.randrange(40)):
@@ -32,27 +32,27 @@ def test_it_is_what_is_behind_the_header(seed: int) -> None:
         if chance.random() < 0.2:
             rows.append((None, None))
     first, stop = chance.randrange(3), len(rows) - chance.randrange(3)
-    values = pa.array([one for one, _ in rows], pa.binary())[first:stop]
-    texts = pa.array([one for _, one in rows], pa.binary())[first:stop]
-    found, expected = DECODER.decode(values), PLAIN.decode(texts)
-    found.array.validate(full=True)
-    assert found.array.equals(expected.array)
-    assert [one for one in found.bad if one in expected.bad] == list(expected.bad)
+    values = pa.array([row for row, _ in rows], pa.binary())[first:stop]
+    texts = pa.array([row for _, row in rows], pa.binary())[first:stop]
+    result, expected = DECODER.decode(values), PLAIN.decode(texts)
+    result.array.validate(full=True)
+    assert result.array.equals(expected.array)
+    assert [row for row in result.bad if row in expected.bad] == list(expected.bad)
     headless = values.is_valid().to_numpy(False) & texts.is_null().to_numpy(False)
-    bad = {one.row for one in expected.bad} | set(headless.nonzero()[0].tolist())
-    assert [one.row for one in found.bad] == sorted(bad)
+    bad = {row.row for row in expected.bad} | set(headless.nonzero()[0].tolist())
+    assert [row.row for row in result.bad] == sorted(bad)
 
 
-def test_the_reasons_name_what_is_missing() -> None:
+def test_confluent_json_reasons_name_the_missing_bytes() -> None:
     decoded = DECODER.decode(pa.array([*HEADS, None], pa.binary()))
-    reasons = {one.row: one.reason for one in decoded.bad}
+    reasons = {error.row: error.reason for error in decoded.bad}
     assert "id 0" in reasons[2]
     assert "neither byte 0" in reasons[3]
     assert "shorter" in reasons[4]
     assert 6 not in reasons
 
 
-def test_other_types_are_refused_and_nothing_is_nothing() -> None:
+def test_confluent_json_of_other_type_raises() -> None:
     with pytest.raises(TypeError, match="binary"):
         DECODER.decode(pa.array(["x"]))
     assert DECODER.decode(pa.array([], pa.binary())).array.type == DECODER.type

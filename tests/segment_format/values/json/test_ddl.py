@@ -1,4 +1,4 @@
-"""Spark's DDL is read and written."""
+"""Tests that Spark's DDL is parsed and printed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def elements(kind: pa.DataType) -> pa.DataType:
             [("a", pa.binary()), pa.field("b", pa.bool_(), nullable=False)])),
     ],
 )  # fmt: skip
-def test_what_a_ddl_stands_for(text: str, kind: pa.DataType | None) -> None:
+def test_ddl_parses_to_type(text: str, kind: pa.DataType | None) -> None:
     if kind is None:
         with pytest.raises(ValueError, match="character"):
             parse_ddl(text)
@@ -76,24 +76,24 @@ def test_what_a_ddl_stands_for(text: str, kind: pa.DataType | None) -> None:
         ("array<" * 200 + "int" + ">" * 200, "more than 100 deep"),
     ],
 )
-def test_what_is_no_ddl(text: str, reason: str) -> None:
+def test_invalid_ddl_raises(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         parse_ddl(text)
 
 
 @settings(max_examples=150, deadline=None)
 @given(random=st.integers(0, 2**60).map(Random))
-def test_what_is_printed_is_read_again(random: Random) -> None:
+def test_ddl_round_trips(random: Random) -> None:
     kind = any_type(random)
     text = print_ddl(kind)
-    found = parse_ddl(text)
-    assert print_ddl(found) == text
+    parsed = parse_ddl(text)
+    assert print_ddl(parsed) == text
     if "[" not in text:
-        assert _nullable(found) == _nullable(kind)
+        assert _nullable(parsed) == _nullable(kind)
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with items that may be null: DDL cannot say otherwise."""
+    """Returns the type with nullable items, because DDL cannot mark items as not null."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_nullable(field.type)) for field in kind])
     if pa.types.is_list(kind):
@@ -103,23 +103,23 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def test_types_without_a_ddl() -> None:
+def test_type_without_ddl_raises() -> None:
     for kind in (pa.int8(), pa.map_(pa.int32(), pa.int8()), pa.struct([("a", pa.time32("s"))])):
         with pytest.raises(ValueError, match="has no DDL"):
             print_ddl(kind)
 
 
 @pytest.mark.parametrize("name", ["array", "Map", "struct", "decimal", "int", "not", "comment"])
-def test_a_column_with_a_word_of_ours_as_its_name(name: str) -> None:
+def test_column_named_like_a_keyword_round_trips(name: str) -> None:
     kind = pa.struct([(name, pa.int64())])
     assert parse_ddl(print_ddl(kind)) == kind
 
 
-def test_types_of_other_formats_are_printed() -> None:
+def test_types_of_other_formats_print() -> None:
     kind = pa.struct([("a", pa.map_(pa.int32(), pa.duration("us"))), ("b", pa.null())])
     assert print_ddl(kind) == "a map<int,interval day to second>, b void"
 
 
-def test_how_it_is_printed() -> None:
+def test_ddl_text_round_trips() -> None:
     text = "a bigint not null, `b c` struct<d: string, e: decimal(4,2)>, f map<string,array<int>>"
     assert print_ddl(parse_ddl(text)) == text

@@ -1,4 +1,4 @@
-"""What a bad row is told to be, what is refused, and that hostile values have bounds."""
+"""Tests the error of a bad row, rejected types, and limits for hostile values."""
 
 from __future__ import annotations
 
@@ -68,38 +68,38 @@ NESTED = pa.struct(
          "a string has a control character that is not escaped (byte 16)"),
     ],
 )  # fmt: skip
-def test_a_bad_row_is_named(text: bytes, path: str, reason: str) -> None:
+def test_bad_row_reports_path_and_reason(text: bytes, path: str, reason: str) -> None:
     values = [b'{"id":7}', text, None, b'{"id":8}']
-    found = JsonDecoder(NESTED).decode(pa.array(values, pa.binary()))
-    (bad,) = found.bad
+    result = JsonDecoder(NESTED).decode(pa.array(values, pa.binary()))
+    (bad,) = result.bad
     assert (bad.row, bad.path, bad.reason) == (1, path, reason)
-    assert found.array.is_valid().to_pylist() == [True, False, False, True]
-    assert [one and one["id"] for one in found.array.to_pylist()] == [7, None, None, 8]
+    assert result.array.is_valid().to_pylist() == [True, False, False, True]
+    assert [row and row["id"] for row in result.array.to_pylist()] == [7, None, None, 8]
 
 
-def test_a_row_does_not_go_on_in_the_next() -> None:
-    """Also where the bytes behind it are those that came the last time."""
+def test_row_does_not_continue_in_the_next_row() -> None:
+    """Also if the following bytes equal the bytes that completed the previous row."""
     values = [b'{"a":1,"b":2}', b'{"a":1', b',"b":2}', b'{"a":3,"b', b'":4}', b'{"a":5,"b":', b"6}"]
     for kind in (pa.struct([("a", pa.int32()), ("b", pa.int32())]), pa.struct([])):
-        found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
-        ends = {one.row: one.reason for one in found.bad if one.row % 2}
-        assert len(found.bad) == 6
+        result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+        ends = {error.row: error.reason for error in result.bad if error.row % 2}
+        assert len(result.bad) == 6
         assert ends[1] == "the text ends too early (byte 6)"
         assert ends[3] == "a string does not end (byte 7)"
         assert ends[5] == "the text ends too early (byte 11)"
 
 
-def test_fields_that_may_not_be_null() -> None:
+def test_null_in_required_field_makes_row_bad() -> None:
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False)])
     items = pa.list_(pa.field("element", pa.string(), nullable=False))
     kind = pa.struct([pa.field("a", inner, nullable=False), pa.field("b", items)])
     values = [b'{"a":{"x":1}}', b"{}", b'{"a":null}', b'{"a":{}}', b'{"a":{"x":2},"b":["",null]}']
     values += [b'{"a":{"x":1},"a":{}}', b'{"b":["q"],"a":{"x":3}}']
-    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
+    result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    result.array.validate(full=True)
     missing = "the field may not be null, and is missing"
     null = "the value may not be null"
-    assert [(one.row, one.path, one.reason.split(" (")[0]) for one in found.bad] == [
+    assert [(error.row, error.path, error.reason.split(" (")[0]) for error in result.bad] == [
         (1, "a", missing),
         (2, "a", null),
         (3, "a.x", missing),
@@ -125,12 +125,12 @@ def test_fields_that_may_not_be_null() -> None:
         (pa.struct([("a", pa.int32()), ("a", pa.int32())]), "same name"),
     ],
 )
-def test_other_types_are_refused_by_name(kind: pa.DataType, name: str) -> None:
+def test_unsupported_type_raises_with_its_name(kind: pa.DataType, name: str) -> None:
     with pytest.raises(ValueError, match=re.escape(name)):
         JsonDecoder(kind)
 
 
-def test_types_may_not_be_too_deep() -> None:
+def test_too_deep_type_raises() -> None:
     kind = pa.int32()
     for _ in range(101):
         kind = pa.list_(kind)
@@ -147,42 +147,42 @@ def test_types_may_not_be_too_deep() -> None:
         (["tags.x"], "field 'tags' is a list"),
     ],
 )
-def test_columns_that_are_not_there(columns: list[str], reason: str) -> None:
+def test_unknown_column_raises(columns: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         JsonDecoder(NESTED, columns)
 
 
-def test_columns_come_in_the_order_of_the_type() -> None:
+def test_columns_keep_the_order_of_the_type() -> None:
     decoder = JsonDecoder(NESTED, ["tags", "user.age", "id"])
     inner = pa.struct([("age", pa.int32())])
     expected = [("id", pa.int64()), ("user", inner), ("tags", pa.list_(pa.string()))]
     assert decoder.type == pa.struct(expected)
 
 
-def test_other_arrays_than_binary_are_refused() -> None:
+def test_array_of_other_type_raises() -> None:
     with pytest.raises(TypeError, match="string"):
         JsonDecoder(NESTED).decode(pa.array(["{}"]))
 
 
-def test_no_rows_and_rows_without_text() -> None:
+def test_empty_input_and_null_rows_decode() -> None:
     decoder = JsonDecoder(NESTED)
     assert decoder.decode(pa.array([], pa.binary())).array == pa.array([], NESTED)
-    found = decoder.decode(pa.array([None, None], pa.binary()))
-    assert found.array.null_count == 2
-    assert not found.bad
-    found = decoder.decode(pa.array([None, b"", None], pa.binary()))
-    assert found.array.null_count == 3
-    assert [(one.row, one.path) for one in found.bad] == [(1, "")]
-    assert [one.row for one in decoder.decode(pa.array([b"", b""])).bad] == [0, 1]
+    result = decoder.decode(pa.array([None, None], pa.binary()))
+    assert result.array.null_count == 2
+    assert not result.bad
+    result = decoder.decode(pa.array([None, b"", None], pa.binary()))
+    assert result.array.null_count == 3
+    assert [(error.row, error.path) for error in result.bad] == [(1, "")]
+    assert [error.row for error in decoder.decode(pa.array([b"", b""])).bad] == [0, 1]
 
 
-def test_null_parents_go_through_parquet() -> None:
+def test_null_parents_round_trip_through_parquet() -> None:
     inner = pa.struct([pa.field("x", pa.int32(), nullable=False), ("l", pa.list_(pa.string()))])
     kind = pa.struct([("s", inner), ("m", pa.map_(pa.string(), inner)), ("all", SAMPLE_TYPE)])
     values = [b'{"s":{"x":1,"l":["a",null]}}', None, b"{", b'{"m":{"k":null,"j":{"x":3}}}']
     values += [b'{"s":null,"all":' + SAMPLE + b"}", b"{}", b'{"s":{"x":1},"s":null}']
-    found = JsonDecoder(kind).decode(pa.array(values, pa.binary())).array
-    table = pa.table({"value": found})
+    result = JsonDecoder(kind).decode(pa.array(values, pa.binary())).array
+    table = pa.table({"value": result})
     file = pa.BufferOutputStream()
     pq.write_table(table, file)
     assert pq.read_table(pa.BufferReader(file.getvalue())) == table
@@ -191,15 +191,20 @@ def test_null_parents_go_through_parquet() -> None:
 # --- Hostile values -------------------------------------------------------------------------------
 
 
-def test_depth_has_a_bound() -> None:
-    most = c.MAX_DEPTH
-    skipped = [b'{"x":' + b"[" * depth + b"]" * depth + b"}" for depth in (most - 1, most, 100000)]
-    found = JsonDecoder(pa.struct([])).decode(pa.array(skipped, pa.binary()))
-    assert [one.row for one in found.bad] == [1, 2]
-    assert found.bad[0].reason.startswith(f"objects and arrays are nested more than {most} deep")
-    objects = [b'{"x":' * depth + b"1" + b"}" * depth for depth in (most, most + 1)]
-    found = JsonDecoder(pa.struct([])).decode(pa.array(objects, pa.binary()))
-    assert [one.row for one in found.bad] == [1]
+def test_too_deep_value_makes_row_bad() -> None:
+    max_depth = c.MAX_DEPTH
+    skipped = [
+        b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+        for depth in (max_depth - 1, max_depth, 100000)
+    ]
+    result = JsonDecoder(pa.struct([])).decode(pa.array(skipped, pa.binary()))
+    assert [error.row for error in result.bad] == [1, 2]
+    assert result.bad[0].reason.startswith(
+        f"objects and arrays are nested more than {max_depth} deep"
+    )
+    objects = [b'{"x":' * depth + b"1" + b"}" * depth for depth in (max_depth, max_depth + 1)]
+    result = JsonDecoder(pa.struct([])).decode(pa.array(objects, pa.binary()))
+    assert [error.row for error in result.bad] == [1]
 
 
 @pytest.mark.parametrize(
@@ -215,57 +220,57 @@ def test_depth_has_a_bound() -> None:
     ids=["integer", "small", "fraction", "exponent", "both", "open"],
 )
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.int64(), pa.decimal128(38, 10)])
-def test_a_megabyte_of_digits(text: bytes, kind: pa.DataType) -> None:
+def test_megabyte_of_digits_decodes_quickly(text: bytes, kind: pa.DataType) -> None:
     start = time.thread_time()
-    found = JsonDecoder(kind).decode(pa.array([text, b"1"], pa.binary()))
+    result = JsonDecoder(kind).decode(pa.array([text, b"1"], pa.binary()))
     assert time.thread_time() - start < 5
-    assert found.array[1].as_py() == 1
+    assert result.array[1].as_py() == 1
     if kind == pa.float64():
         expected = float(text)
-        assert found.array[0].as_py() == (None if expected == float("inf") else expected)
+        assert result.array[0].as_py() == (None if expected == float("inf") else expected)
 
 
-def test_strings_that_do_not_end_are_not_searched_beyond_their_row() -> None:
-    """Else this takes hours."""
+def test_unterminated_string_search_stops_at_row_end() -> None:
+    """Without the limit, this takes hours."""
     values = [b'"'] * 50_000 + [b'{"a":"'] * 50_000
-    found = JsonDecoder(pa.string()).decode(pa.array(values, pa.binary()))
-    assert len(found.bad) == len(values)
+    result = JsonDecoder(pa.string()).decode(pa.array(values, pa.binary()))
+    assert len(result.bad) == len(values)
 
 
-def test_a_map_of_many_equal_and_many_long_keys() -> None:
+def test_map_of_many_equal_or_long_keys_decodes() -> None:
     count = 50_000
     text = b"{" + b",".join(b'"key%d":%d' % (i % 1000, i) for i in range(count)) + b"}"
     long = b"{" + b",".join(b'"%s%d":%d' % (b"k" * 300, i, i) for i in range(5000)) + b"}"
     kind = pa.map_(pa.string(), pa.int32())
-    found = JsonDecoder(kind).decode(pa.array([text, long, text], pa.binary()))
-    found.array.validate(full=True)
+    result = JsonDecoder(kind).decode(pa.array([text, long, text], pa.binary()))
+    result.array.validate(full=True)
     for row in (0, 2):
-        assert dict(found.array[row].as_py()) == {f"key{i}": count - 1000 + i for i in range(1000)}
-    assert len(found.array[1]) == 5000
+        assert dict(result.array[row].as_py()) == {f"key{i}": count - 1000 + i for i in range(1000)}
+    assert len(result.array[1]) == 5000
 
 
-def test_many_keys_that_are_new_each_time() -> None:
+def test_many_new_keys_per_row_decode() -> None:
     rows = [b"{%s}" % b",".join(b'"%d":%d' % (i * r, i) for i in range(300)) for r in range(30)]
-    found = JsonDecoder(pa.struct([("7", pa.int32())])).decode(pa.array(rows, pa.binary()))
-    assert [one["7"] for one in found.array.to_pylist()] == [
+    result = JsonDecoder(pa.struct([("7", pa.int32())])).decode(pa.array(rows, pa.binary()))
+    assert [value["7"] for value in result.array.to_pylist()] == [
         oracle.decoded(row, pa.struct([("7", pa.int32())]))[0]["7"] for row in rows
     ]
 
 
-def test_items_beyond_the_memory_of_a_batch_cost_their_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_beyond_batch_memory_make_row_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "_MAX_ITEM_BYTES", 100_000)
     kind = pa.list_(pa.struct([(f"f{i}", pa.float64()) for i in range(50)]))
     values = [b"[{}]", b"[" + b"{}," * 100_000 + b"{}]", b'[{"f1":1},{}]']
-    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    assert [(one.row, one.reason) for one in found.bad] == [
+    result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    result.array.validate(full=True)
+    assert [(error.row, error.reason) for error in result.bad] == [
         (1, "its arrays and objects exceed the memory limit of a batch (byte 0)")
     ]
-    assert len(found.array[2]) == 2
+    assert len(result.array[2]) == 2
 
 
-def test_rooms_grow() -> None:
-    """Items, unescaped text, and both in the middle of a row."""
+def test_buffers_grow_within_a_row() -> None:
+    """Grows the memory for items and for unescaped text, also in the middle of a row."""
     rows = []
     for count in (0, 1, 70, 3000, 5, 20_000):
         items = b",".join(b'{"y":[%d,%d],"s":"\\n%d"}' % (i, i, i) for i in range(count))
@@ -274,7 +279,7 @@ def test_rooms_grow() -> None:
     check(pa.struct([("x", pa.list_(item))]), rows)
 
 
-def test_many_threads_use_one_decoder() -> None:
+def test_decoder_is_thread_safe() -> None:
     decoder = JsonDecoder(SAMPLE_TYPE)
     values = pa.array([SAMPLE, b"{", SAMPLE[:40]] * 300, pa.binary())
     expected = decoder.decode(values)
@@ -286,13 +291,13 @@ def test_many_threads_use_one_decoder() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [(one.array == expected.array, one.bad == expected.bad) for one in results] == [
+    assert [(result.array == expected.array, result.bad == expected.bad) for result in results] == [
         (True, True)
     ] * 4
 
 
 def read_beside_the_guard() -> int:
-    """Every prefix of values, each ending where a page without access begins."""
+    """Decodes every prefix of the sample, each ending at a page without access rights."""
     pages = GuardedPages(1 << 16)
     values = [SAMPLE[:size] for size in range(0, len(SAMPLE) + 1, 2)]
     values += [b'"' + b"x" * size for size in range(70)] + [b"1" * size for size in range(40)]
@@ -309,7 +314,7 @@ def read_beside_the_guard() -> int:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mprotect")
-def test_nothing_behind_the_values_is_read() -> None:
+def test_decoder_does_not_read_past_the_values() -> None:
     code = f"from {__name__} import read_beside_the_guard as run; print(run())"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200

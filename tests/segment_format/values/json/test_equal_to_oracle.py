@@ -1,4 +1,4 @@
-"""The kernels give what Python's own parser gives, errors included."""
+"""Compares the kernels with Python's own parser, including errors."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SAMPLE_TYPE = pa.struct(
 
 
 def check(kind: pa.DataType, values: Sequence[bytes | None]) -> int:
-    """Compares with the oracle; how many are bad."""
-    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
-    assert found.array.type == kind
-    found.array.validate(full=True)
-    check_nulls_below(found.array)
-    bad = {one.row: one for one in found.bad}
-    assert [one.row for one in found.bad] == sorted(bad)
-    for row, (text, value) in enumerate(zip(values, oracle.plain(found.array), strict=True)):
+    """Compares the values with the oracle and returns the number of bad rows."""
+    result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    assert result.array.type == kind
+    result.array.validate(full=True)
+    check_nulls_below(result.array)
+    bad = {error.row: error for error in result.bad}
+    assert [error.row for error in result.bad] == sorted(bad)
+    for row, (text, value) in enumerate(zip(values, oracle.plain(result.array), strict=True)):
         expected, is_bad = oracle.decoded(text, kind)
         assert (row in bad) == is_bad, (text, bad.get(row))
         assert oracle.same(value, expected), (text, value, expected)
@@ -64,38 +64,40 @@ def check_random(random: Random) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.integers(0, 2**60).map(Random))
-def test_any_values_of_any_type(random: Random) -> None:
+def test_random_values_match_oracle(random: Random) -> None:
     check_random(random)
 
 
 @pytest.mark.fuzz
-def test_many_values_of_many_types() -> None:
+def test_many_random_values_match_oracle() -> None:
     seed = int.from_bytes(os.urandom(6))
     print("seed", seed)  # noqa: T201 - to run it again
     for number in range(1500):
         check_random(Random(seed + number))
 
 
-def test_every_truncation() -> None:
+def test_every_truncation_matches_oracle() -> None:
     assert check(SAMPLE_TYPE, [SAMPLE[:size] for size in range(len(SAMPLE) + 1)]) == len(SAMPLE)
 
 
 @pytest.mark.parametrize("byte", [0x00, 0x20, 0x22, 0x30, 0x5C, 0x7D, 0x80, 0xE4])
-def test_every_byte_another(byte: int) -> None:
-    check(SAMPLE_TYPE, [_with(SAMPLE, at, byte) for at in range(len(SAMPLE))])
+def test_replaced_bytes_match_oracle(byte: int) -> None:
+    check(SAMPLE_TYPE, [_with(SAMPLE, position, byte) for position in range(len(SAMPLE))])
 
 
-def test_every_bit_flipped() -> None:
-    flips = [(at, 1 << bit) for at in range(len(SAMPLE)) for bit in range(8)]
-    bad = check(SAMPLE_TYPE, [_with(SAMPLE, at, SAMPLE[at] ^ bit) for at, bit in flips])
+def test_flipped_bits_match_oracle() -> None:
+    flips = [(position, 1 << bit) for position in range(len(SAMPLE)) for bit in range(8)]
+    bad = check(
+        SAMPLE_TYPE, [_with(SAMPLE, position, SAMPLE[position] ^ bit) for position, bit in flips]
+    )
     assert 0 < bad < len(flips)
 
 
-def _with(text: bytes, at: int, byte: int) -> bytes:
-    return text[:at] + bytes([byte]) + text[at + 1 :]
+def _with(text: bytes, position: int, byte: int) -> bytes:
+    return text[:position] + bytes([byte]) + text[position + 1 :]
 
 
-def test_the_oracle_takes_the_sample() -> None:
+def test_oracle_decodes_the_sample() -> None:
     value, bad = oracle.decoded(SAMPLE, SAMPLE_TYPE)
     assert not bad
     assert value["m"] == [("k", 2.0), ("l", 0.5)]
@@ -103,7 +105,7 @@ def test_the_oracle_takes_the_sample() -> None:
 
 
 def _wanted(kind: pa.DataType, random: Random) -> tuple[list[str], pa.DataType]:
-    """Some columns of a struct, and the type of them."""
+    """Returns some columns of a struct, and the type with only these columns."""
     names: list[str] = []
     fields: list[pa.Field] = []
     for field in kind:
@@ -131,7 +133,7 @@ def _cut(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.integers(0, 2**60).map(Random))
-def test_a_subset_is_all_and_then_selected(random: Random) -> None:
+def test_selected_columns_match_full_decode(random: Random) -> None:
     kind = any_struct(random)
     columns, smaller = _wanted(kind, random)
     values = pa.array(any_values(random, kind, 20, 0.1), pa.binary())
@@ -139,18 +141,18 @@ def test_a_subset_is_all_and_then_selected(random: Random) -> None:
     some = JsonDecoder(kind, random.sample(columns, len(columns))).decode(values)
     assert some.array.type == smaller
     some.array.validate(full=True)
-    bad = {one.row for one in everything.bad}
-    assert {one.row for one in some.bad} <= bad
-    for row, (one, other) in enumerate(
+    bad = {value.row for value in everything.bad}
+    assert {value.row for value in some.bad} <= bad
+    for row, (value, other) in enumerate(
         zip(oracle.plain(some.array), oracle.plain(everything.array), strict=True)
     ):
-        assert row in bad or oracle.same(one, _cut(other, smaller))
+        assert row in bad or oracle.same(value, _cut(other, smaller))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.integers(0, 2**60).map(Random))
-def test_what_is_skipped_is_checked(random: Random) -> None:
-    """With no field wanted, a row is bad where it is no JSON, or no object."""
+def test_skipped_fields_are_checked(random: Random) -> None:
+    """If no field is selected, a row is bad only if it is not JSON or not an object."""
     kind = any_struct(random)
     values = any_values(random, kind, 30, 0.5)
     check(pa.struct([]), values)
@@ -158,30 +160,36 @@ def test_what_is_skipped_is_checked(random: Random) -> None:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(random=st.integers(0, 2**60).map(Random))
-def test_a_bad_row_costs_one_row(random: Random) -> None:
+def test_bad_row_does_not_change_other_rows(random: Random) -> None:
     kind = any_struct(random)
-    good = [one for one in any_values(random, kind, 60, 0) if not oracle.decoded(one, kind)[1]]
+    good = [text for text in any_values(random, kind, 60, 0) if not oracle.decoded(text, kind)[1]]
     alone = oracle.plain(JsonDecoder(kind).decode(pa.array(good, pa.binary())).array)
     mixed: list[bytes | None] = []
-    places: list[int] = []
-    for one in good:
+    positions: list[int] = []
+    for text in good:
         while random.random() < 0.3:
             mixed.append(
                 random.choice((b"", b"{", b'{"a":[1,2,{"b":', b"nul", b"{}x", b'{"a":1,}'))
             )
-        places.append(len(mixed))
-        mixed.append(one)
-    found = JsonDecoder(kind).decode(pa.array(mixed, pa.binary()))
-    values = oracle.plain(found.array)
-    assert {one.row for one in found.bad} == set(range(len(mixed))) - set(places)
-    assert all(oracle.same(values[at], one) for at, one in zip(places, alone, strict=True))
+        positions.append(len(mixed))
+        mixed.append(text)
+    result = JsonDecoder(kind).decode(pa.array(mixed, pa.binary()))
+    values = oracle.plain(result.array)
+    assert {text.row for text in result.bad} == set(range(len(mixed))) - set(positions)
+    assert all(
+        oracle.same(values[position], text) for position, text in zip(positions, alone, strict=True)
+    )
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 9])
-def test_a_slice_is_what_it_shows(start: int) -> None:
+def test_sliced_input_decodes_only_its_rows(start: int) -> None:
     values = [b'{"id":%d}' % number if number % 3 else None for number in range(40)]
     array = pa.array(values, pa.binary()).slice(start, 20)
-    found = JsonDecoder(pa.struct([("id", pa.int64())])).decode(array)
-    expected = [None if one is None else one for one in range(start, start + 20)]
-    assert found.array.to_pylist() == [{"id": one} if one % 3 else None for one in expected]
-    assert not found.bad
+    result = JsonDecoder(pa.struct([("id", pa.int64())])).decode(array)
+    expected = [
+        None if row_number is None else row_number for row_number in range(start, start + 20)
+    ]
+    assert result.array.to_pylist() == [
+        {"id": row_number} if row_number % 3 else None for row_number in expected
+    ]
+    assert not result.bad

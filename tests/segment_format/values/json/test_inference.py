@@ -1,4 +1,4 @@
-"""A sample tells a type, or that it tells none."""
+"""Tests which type is inferred from samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from segment_format.values.json.ddl import infer, print_ddl
         ([b"[[1],[]]"], "array<array<bigint>>"),
     ],
 )  # fmt: skip
-def test_the_type_of_a_sample(samples: list[bytes | None], ddl: str) -> None:
+def test_infer_returns_type_of_samples(samples: list[bytes | None], ddl: str) -> None:
     assert print_ddl(infer(samples)) == ddl
 
 
@@ -50,6 +50,6 @@ def test_the_type_of_a_sample(samples: list[bytes | None], ddl: str) -> None:
         ([b"[" * 100_000], "no sample is valid JSON"),
     ],
 )
-def test_samples_that_tell_no_type(samples: list[bytes | None], reason: str) -> None:
+def test_infer_of_contradictory_samples_raises(samples: list[bytes | None], reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         infer(samples)

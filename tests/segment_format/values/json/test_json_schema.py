@@ -1,4 +1,4 @@
-"""JSON Schema stands for a type, or is refused by the name of what no column can be."""
+"""Tests that a JSON Schema maps to a type, or raises with the name of the unsupported part."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ DDL = (
 )
 
 
-def test_what_a_schema_stands_for() -> None:
+def test_order_schema_maps_to_type() -> None:
     kind = json_schema_type(json.dumps(ORDER))
     assert print_ddl(kind) == DDL
-    assert parse_ddl(DDL) == kind  # nothing is lost where it travels as a DDL
+    assert parse_ddl(DDL) == kind  # the type survives the conversion to DDL
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_what_a_schema_stands_for() -> None:
          pa.struct([("", pa.string()), ("a.b`c", pa.string())])),
     ],
 )  # fmt: skip
-def test_other_schemas(schema: object, kind: pa.DataType) -> None:
-    found = json_schema_type(json.dumps(schema))
-    assert found == kind
-    assert parse_ddl(print_ddl(found)) == kind
-    JsonDecoder(found)
+def test_json_schema_maps_to_type(schema: object, kind: pa.DataType) -> None:
+    parsed = json_schema_type(json.dumps(schema))
+    assert parsed == kind
+    assert parse_ddl(print_ddl(parsed)) == kind
+    JsonDecoder(parsed)
 
 
 REF: dict[str, Any] = {"$ref": "#/$defs/a"}
@@ -122,12 +122,12 @@ REF: dict[str, Any] = {"$ref": "#/$defs/a"}
         ({"properties": {"\ud800": {"type": "string"}}}, "not a JSON Schema: UnicodeEncodeError"),
     ],
 )  # fmt: skip
-def test_what_no_column_can_be(schema: object, reason: str) -> None:
+def test_unsupported_schema_raises(schema: object, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         json_schema_type(json.dumps(schema))
 
 
-def test_few_lines_that_stand_for_many_types_are_refused() -> None:
+def test_schema_expanding_to_many_types_raises() -> None:
     names = [f"t{number}" for number in range(30)]
     definitions: dict[str, Any] = {"t30": {"type": "string"}}
     for name, below in zip(names, [*names[1:], "t30"], strict=True):

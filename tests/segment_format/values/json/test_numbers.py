@@ -1,4 +1,4 @@
-"""Numbers come out as the nearest double, or exactly, or not at all."""
+"""Tests that numbers decode to the nearest double, or exactly, or make the row bad."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def bits(value: float) -> bytes:
 
 
 def check_doubles(texts: list[str]) -> None:
-    found = DOUBLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
-    bad = {one.row for one in found.bad}
-    for row, (text, value) in enumerate(zip(texts, found.array.to_pylist(), strict=True)):
+    result = DOUBLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
+    bad = {error.row for error in result.bad}
+    for row, (text, value) in enumerate(zip(texts, result.array.to_pylist(), strict=True)):
         expected = float(text)
         assert (row in bad) == math.isinf(expected), text
         assert row in bad or bits(value) == bits(expected), text
@@ -41,30 +41,30 @@ def any_double(random: Random) -> float:
 
 
 def halfway(value: float) -> str:
-    """All digits of the middle between a double and the next one."""
+    """Returns all digits of the middle between a double and the next one."""
     middle = (Fraction(value) + Fraction(math.nextafter(value, math.inf))) / 2
     power = middle.denominator.bit_length() - 1
     digits = str(abs(middle.numerator) * 5**power)
     return f"{'-' if middle < 0 else ''}{digits}e-{power}"
 
 
-def test_doubles_as_python_writes_them() -> None:
+def test_doubles_in_python_repr_decode() -> None:
     random = Random(1)
     check_doubles([repr(any_double(random)) for _ in range(5000)])
 
 
-def test_doubles_of_many_digits() -> None:
+def test_doubles_of_many_digits_decode() -> None:
     random = Random(2)
     texts = []
     for size in range(17, 41):
         for _ in range(100):
             digits = "".join(random.choice("0123456789") for _ in range(size))
-            place = random.randint(1, size - 1)
-            texts.append(f"{int(digits[:place])}.{digits[place:]}e{random.randint(-340, 320)}")
+            point = random.randint(1, size - 1)
+            texts.append(f"{int(digits[:point])}.{digits[point:]}e{random.randint(-340, 320)}")
     check_doubles(texts)
 
 
-def test_halfway_between_doubles_and_next_to_it() -> None:
+def test_doubles_near_halfway_round_correctly() -> None:
     random = Random(3)
     values = [random.uniform(-1e6, 1e6) for _ in range(60)]
     values += [any_double(random) for _ in range(60)]
@@ -94,39 +94,39 @@ def test_halfway_between_doubles_and_next_to_it() -> None:
         "18446744073709551615", "18446744073709551616", "9999999999999999999", "0.1e1", "1E+2",
     ],
 )  # fmt: skip
-def test_edges_of_doubles(text: str) -> None:
+def test_doubles_at_range_limits_decode(text: str) -> None:
     check_doubles([text])
 
 
-def test_numbers_left_open_are_decided() -> None:
-    """The middle of two doubles, and just beside it behind the 19th digit."""
+def test_ambiguous_doubles_are_resolved() -> None:
+    """Numbers exactly between two doubles, and numbers that differ from it after the 19th digit."""
     middle = "9007199254740993"
     texts = [f"{middle}.{'0' * 50}", f"{middle}.{'0' * 50}1", f"{middle[:-1]}2.{'9' * 50}"]
     check_doubles(texts)
     values = [b'{"a":%s,"a":1}' % texts[1].encode(), b'{"a":%s,"b":[1,}' % texts[1].encode()]
     values += [b'{"a":1,"a":%s}' % texts[1].encode(), b'{"a":%s,"a":null}' % texts[0].encode()]
-    found = JsonDecoder(pa.struct([("a", pa.float64())])).decode(pa.array(values, pa.binary()))
-    assert found.array.to_pylist() == [{"a": 1.0}, None, {"a": float(texts[1])}, {"a": None}]
-    assert [one.row for one in found.bad] == [1]
+    result = JsonDecoder(pa.struct([("a", pa.float64())])).decode(pa.array(values, pa.binary()))
+    assert result.array.to_pylist() == [{"a": 1.0}, None, {"a": float(texts[1])}, {"a": None}]
+    assert [error.row for error in result.bad] == [1]
 
 
-def test_more_open_numbers_than_there_was_room_for() -> None:
+def test_many_ambiguous_doubles_are_resolved() -> None:
     texts = [f"9007199254740993.{'0' * 40}{number}" for number in range(1000)]
     value = f"[{','.join(texts)}]".encode()
-    found = JsonDecoder(pa.list_(pa.float64())).decode(pa.array([value, value], pa.binary()))
-    assert found.array.to_pylist() == [[float(text) for text in texts]] * 2
+    result = JsonDecoder(pa.list_(pa.float64())).decode(pa.array([value, value], pa.binary()))
+    assert result.array.to_pylist() == [[float(text) for text in texts]] * 2
 
 
-def test_open_numbers_beyond_all_doubles_cost_their_row() -> None:
-    border = str(2**1024 - 2**970)  # half way to what would be the next double
+def test_ambiguous_double_beyond_range_makes_row_bad() -> None:
+    border = str(2**1024 - 2**970)  # half way to the next double, which would exceed the range
     texts = [f"{border}.0", str(int(border) - 1), f"{border}e0", f"{border}.{'0' * 400}1"]
     check_doubles(texts)
     values = [b'{"a":[%s],"b":"x"}' % text.encode() for text in texts]
     kind = pa.struct([("a", pa.list_(pa.float64())), ("b", pa.string())])
-    found = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
-    found.array.validate(full=True)
-    assert [(one.row, one.path) for one in found.bad] == [(0, "a"), (2, "a"), (3, "a")]
-    assert found.array.is_valid().to_pylist() == [False, True, False, False]
+    result = JsonDecoder(kind).decode(pa.array(values, pa.binary()))
+    result.array.validate(full=True)
+    assert [(error.row, error.path) for error in result.bad] == [(0, "a"), (2, "a"), (3, "a")]
+    assert result.array.is_valid().to_pylist() == [False, True, False, False]
 
 
 def single_texts() -> list[str]:
@@ -156,11 +156,11 @@ def single_texts() -> list[str]:
     return texts
 
 
-def test_singles_are_rounded_once() -> None:
+def test_floats_are_rounded_once() -> None:
     texts = single_texts()
-    found = SINGLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
-    bad = {one.row for one in found.bad}
-    for row, (text, value) in enumerate(zip(texts, found.array.to_pylist(), strict=True)):
+    result = SINGLES.decode(pa.array([text.encode() for text in texts], pa.binary()))
+    bad = {error.row for error in result.bad}
+    for row, (text, value) in enumerate(zip(texts, result.array.to_pylist(), strict=True)):
         expected, is_bad = oracle.decoded(text.encode(), pa.float32())
         assert (row in bad) == is_bad, text
         assert oracle.same(value, expected), text
@@ -179,10 +179,10 @@ def test_singles_are_rounded_once() -> None:
         ("1.00000000000000000001", None),
     ],
 )  # fmt: skip
-def test_what_is_a_long(text: str, value: int | None) -> None:
-    found = JsonDecoder(pa.int64()).decode(pa.array([text.encode()], pa.binary()))
-    assert found.array.to_pylist() == [value]
-    assert len(found.bad) == (value is None)
+def test_int64_spellings_decode_or_fail(text: str, value: int | None) -> None:
+    result = JsonDecoder(pa.int64()).decode(pa.array([text.encode()], pa.binary()))
+    assert result.array.to_pylist() == [value]
+    assert len(result.bad) == (value is None)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_what_is_a_long(text: str, value: int | None) -> None:
         ("-2147483649", None), ("4294967297", None), ("1e1", 10),
     ],
 )  # fmt: skip
-def test_what_is_an_int(text: str, value: int | None) -> None:
-    found = JsonDecoder(pa.int32()).decode(pa.array([text.encode()], pa.binary()))
-    assert found.array.to_pylist() == [value]
+def test_int32_spellings_decode_or_fail(text: str, value: int | None) -> None:
+    result = JsonDecoder(pa.int32()).decode(pa.array([text.encode()], pa.binary()))
+    assert result.array.to_pylist() == [value]
 
 
 @pytest.mark.parametrize(
@@ -211,11 +211,11 @@ def test_what_is_an_int(text: str, value: int | None) -> None:
 )  # fmt: skip
 def test_decimals_are_exact(precision: int, scale: int, text: str, good: bool) -> None:
     kind = pa.decimal128(precision, scale)
-    found = JsonDecoder(kind).decode(pa.array([text.encode()], pa.binary()))
+    result = JsonDecoder(kind).decode(pa.array([text.encode()], pa.binary()))
     expected, bad = oracle.decoded(text.encode(), kind)
     assert bad is not good
-    assert oracle.plain(found.array) == [expected]
-    assert len(found.bad) == bad
+    assert oracle.plain(result.array) == [expected]
+    assert len(result.bad) == bad
 
 
 @pytest.mark.parametrize(
@@ -224,21 +224,21 @@ def test_decimals_are_exact(precision: int, scale: int, text: str, good: bool) -
      "-Infinity", "1,", "1 2", "00", "-01", "1.2.3", "1e2.5", "\uff11", "nan", "1f"],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [pa.float64(), pa.int64(), pa.decimal128(10, 2), pa.struct([])])
-def test_what_is_no_number(text: str, kind: pa.DataType) -> None:
+def test_invalid_number_makes_row_bad(text: str, kind: pa.DataType) -> None:
     value = text if kind != pa.struct([]) else f'{{"skipped":{text}}}'
-    found = JsonDecoder(kind).decode(pa.array([value.encode()], pa.binary()))
-    assert found.array.to_pylist() == [None]
-    assert len(found.bad) == 1
+    result = JsonDecoder(kind).decode(pa.array([value.encode()], pa.binary()))
+    assert result.array.to_pylist() == [None]
+    assert len(result.bad) == 1
 
 
-def test_a_number_ends_with_its_row() -> None:
-    """Digits of the next row are none of this one's."""
+def test_number_ends_at_row_end() -> None:
+    """Digits of the next row are not part of this number."""
     values = [b"1", b"2", b"", b"3", b"-", b"4.", b"5", b"1e", b"3" * 40, b"7"]
-    found = DOUBLES.decode(pa.array(values, pa.binary()))
-    assert found.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
+    result = DOUBLES.decode(pa.array(values, pa.binary()))
+    assert result.array.to_pylist() == [1, 2, None, 3, None, None, 5, None, float("3" * 40), 7]
 
 
-def test_powers_are_within_one_of_the_truth() -> None:
+def test_powers_of_five_are_within_one_unit() -> None:
     fives = powers()[43:].tolist()
     for q in range(MIN_POWER, MAX_POWER + 1):
         high, low = fives[2 * (q - MIN_POWER)], fives[2 * (q - MIN_POWER) + 1]
@@ -250,6 +250,6 @@ def test_powers_are_within_one_of_the_truth() -> None:
         assert min(abs(scaled - value), abs(scaled * 2 - value), abs(scaled / 2 - value)) <= 1
 
 
-def test_codes_are_no_addresses() -> None:
+def test_error_codes_fit_below_addresses() -> None:
     codes = [value for name, value in vars(c).items() if name.startswith(("BAD_", "WRONG_"))]
     assert max(value for value in codes if value < 1 << 20) <= c.LAST_CODE

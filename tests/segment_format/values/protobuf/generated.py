@@ -1,4 +1,6 @@
-"""Random message types, and values of them by a writer of our own: every liberty of the format."""
+"""Generates random Protobuf message types and encodes values in every form that the wire format
+allows.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,15 @@ _EDGES = (0, 1, 127, 128, 300, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2*
 
 
 def random_file(random: Random) -> Proto:
-    """A file whose last message is `t.Top`; the others are without circles among what it uses."""
+    """Returns a file whose last message is `t.Top`.
+
+    `t.Top` uses only messages without reference cycles.
+    """
     is_proto3 = random.random() < 0.5
     file = descriptor_pb2.FileDescriptorProto(
         name="t.proto", package=PACKAGE, syntax="proto3" if is_proto3 else "proto2"
     )
-    file.dependency.extend(known.name for known in WELL_KNOWN)
+    file.dependency.extend(well_known_file.name for well_known_file in WELL_KNOWN)
     enum = file.enum_type.add(name="E")
     for name, number in (("ZERO", 0), ("ONE", 1), ("MINUS", -5), ("BIG", 2**31 - 1), ("UNO", 1)):
         enum.value.add(name=name, number=number)
@@ -54,7 +59,12 @@ def random_file(random: Random) -> Proto:
 
 
 def _add_message(
-    messages: Proto, name: str, others: list[str], is_proto3: bool, random: Random, scope: str = ""
+    messages: Proto,
+    name: str,
+    other_messages: list[str],
+    is_proto3: bool,
+    random: Random,
+    scope: str = "",
 ) -> None:
     message = messages.add(name=name)
     full = f".{PACKAGE}.{scope}{name}"
@@ -62,23 +72,25 @@ def _add_message(
     numbers = random.sample([*range(1, 20), 99, 2047, 2048, 70_000, 2**29 - 1], count)
     oneofs = 0
     optional: list[Proto] = []
-    for at, number in enumerate(numbers):
-        field = message.field.add(name=f"f{at}", number=number, label=1)
+    for index, number in enumerate(numbers):
+        field = message.field.add(name=f"f{index}", number=number, label=1)
         shape = random.random()
         if shape < 0.12:
-            entry = message.nested_type.add(name=f"F{at}Entry")
+            entry = message.nested_type.add(name=f"F{index}Entry")
             entry.options.map_entry = True
             entry.field.add(name="key", number=1, label=1, type=random.choice(_KEYS))
-            _set_type(entry.field.add(name="value", number=2, label=1), others, random)
-            field.type, field.type_name, field.label = 11, f"{full}.F{at}Entry", 3
+            _set_type(entry.field.add(name="value", number=2, label=1), other_messages, random)
+            field.type, field.type_name, field.label = 11, f"{full}.F{index}Entry", 3
             continue
         if not is_proto3 and shape < 0.2 and not scope:
-            field.type, field.type_name = 10, f"{full}.G{at}"
+            field.type, field.type_name = 10, f"{full}.G{index}"
             field.label = random.choice((1, 3))
-            field.name = f"g{at}"
-            _add_message(message.nested_type, f"G{at}", others, False, random, f"{name}.")
+            field.name = f"g{index}"
+            _add_message(
+                message.nested_type, f"G{index}", other_messages, False, random, f"{name}."
+            )
             continue
-        _set_type(field, others, random)
+        _set_type(field, other_messages, random)
         if shape < 0.4:
             field.label = 3
         elif shape < 0.6:
@@ -96,15 +108,15 @@ def _add_message(
             field.default_value = _DEFAULTS[field.type]
         elif field.type == 14 and shape < 0.85:
             field.default_value = "UNO"
-    for field in optional:  # their oneofs come last
+    for field in optional:  # protoc puts these oneofs last
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{field.name}")
 
 
-def _set_type(field: Proto, others: list[str], random: Random) -> None:
+def _set_type(field: Proto, other_messages: list[str], random: Random) -> None:
     choice = random.random()
-    if choice < 0.25 and others:
-        field.type, field.type_name = 11, f".{PACKAGE}.{random.choice(others)}"
+    if choice < 0.25 and other_messages:
+        field.type, field.type_name = 11, f".{PACKAGE}.{random.choice(other_messages)}"
     elif choice < 0.35:
         field.type, field.type_name = 11, f".google.protobuf.{random.choice(_NAMES)}"
     elif choice < 0.45:
@@ -114,21 +126,21 @@ def _set_type(field: Proto, others: list[str], random: Random) -> None:
 
 
 class Writer:
-    """Writes values of the messages of a file.
+    """Encodes random values of a file's messages.
 
     Args:
-        file: As `random_file` makes it.
-        random: Decides.
-        faults: Share of texts that are not UTF-8.
+        file: A file from `random_file`.
+        random: The source of randomness.
+        faults: Share of strings that are not UTF-8.
     """
 
     def __init__(self, file: Proto, random: Random, faults: float = 0.0) -> None:
         self._random = random
         self._faults = faults
         self._messages: dict[str, Proto] = {}
-        for known in WELL_KNOWN:
+        for well_known_file in WELL_KNOWN:
             proto = descriptor_pb2.FileDescriptorProto()
-            known.CopyToProto(proto)
+            well_known_file.CopyToProto(proto)
             self._know(proto.message_type, ".google.protobuf.")
         self._know(file.message_type, f".{PACKAGE}.")
 
@@ -138,26 +150,26 @@ class Writer:
             self._know(message.nested_type, f"{scope}{message.name}.")
 
     def value(self, name: str = f".{PACKAGE}.Top", depth: int = 0) -> bytes:
-        """A value: fields in any order, any number of times, and others."""
+        """Returns a value with known and unknown fields in any order, each any number of times."""
         random = self._random
         fields = self._messages[name].field
-        parts = [b""]
+        encoded_fields = [b""]
         for _ in range(random.choice((0, 1, 2, 4, 8) if depth < 3 else (0, 1))):
             if fields and random.random() < 0.9:
-                parts.append(self._field(random.choice(fields), depth))
+                encoded_fields.append(self._field(random.choice(fields), depth))
             else:
-                parts.append(self._unknown(random.choice(_UNKNOWN), depth))
-        return b"".join(parts)
+                encoded_fields.append(self._unknown(random.choice(_UNKNOWN), depth))
+        return b"".join(encoded_fields)
 
     def _field(self, field: Proto, depth: int) -> bytes:
         random = self._random
         wire = _WIRES.get(field.type, 2)
-        if random.random() < 0.04:  # of another wire type: an unknown field
-            others = [0, 1, 3, 5]
+        if random.random() < 0.04:  # a field of another wire type counts as unknown
+            wire_types = [0, 1, 3, 5]
             if field.label != 3 or field.type in (9, 10, 11, 12):
-                others.append(2)
+                wire_types.append(2)
             return self._unknown(
-                field.number, depth, random.choice([other for other in others if other != wire])
+                field.number, depth, random.choice([other for other in wire_types if other != wire])
             )
         if field.label == 3 and field.type not in (9, 10, 11, 12) and random.random() < 0.5:
             data = b"".join(self._plain(field.type) for _ in range(random.choice((0, 1, 2, 30))))
@@ -209,15 +221,15 @@ class Writer:
     def _size(self, size: int) -> bytes:
         return self._varint(size, 5)
 
-    def _varint(self, number: int, most: int) -> bytes:
-        """A number, sometimes longer than it must be."""
+    def _varint(self, number: int, max_size: int) -> bytes:
+        """Returns a varint, sometimes longer than necessary."""
         data = bytearray()
         while number > 0x7F:
             data.append(number & 0x7F | 0x80)
             number >>= 7
         data.append(number)
         if self._random.random() < 0.1:
-            while len(data) < self._random.randrange(1, most + 1):
+            while len(data) < self._random.randrange(1, max_size + 1):
                 data[-1] |= 0x80
                 data.append(0)
         return bytes(data)

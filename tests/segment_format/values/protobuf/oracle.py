@@ -1,8 +1,9 @@
-"""What Google's own library (upb) makes of a value, in the shape that `rows_of` gives an array.
+"""Reference decoder: reads values with Google's library (upb) and returns them in the form of
+`rows_of`.
 
-It reads the value by a twin of the schema: maps are lists of their entries, since upb drops entries
-with unknown fields; no message is without fields, since upb takes field 0 for one there, which it
-refuses elsewhere; and proto2 is the edition 2023 with its enums closed, where upb checks UTF-8.
+The oracle reads with a modified schema. Maps become lists of entries, because upb drops entries
+with unknown fields. Every message has a field, because upb accepts field 0 in empty messages and
+rejects it elsewhere. proto2 becomes edition 2023 with closed enums, where upb checks UTF-8.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ WELL_KNOWN = (timestamp_pb2.DESCRIPTOR, duration_pb2.DESCRIPTOR, wrappers_pb2.DE
 
 
 class Oracle:
-    """Reads values of a message type.
+    """Decodes values of a message type.
 
     Args:
-        file: Its file, which imports nothing but well-known types.
-        message: Its full name.
+        file: The file of the message. It imports only well-known types.
+        message: The full name of the message.
     """
 
     def __init__(self, file: Proto, message: str) -> None:
@@ -67,12 +68,12 @@ class Oracle:
                 field.type = FieldProto.TYPE_MESSAGE
                 field.options.features.message_encoding = descriptor_pb2.FeatureSet.DELIMITED
             if field.label == FieldProto.LABEL_REQUIRED:
-                field.label = FieldProto.LABEL_OPTIONAL  # absent ones are no error
+                field.label = FieldProto.LABEL_OPTIONAL  # missing required fields are accepted
         for each in message.nested_type:
             self._change(each, f"{name}.")
 
     def row(self, data: bytes) -> Row:
-        """A row as `rows_of` gives it; None if the value is bad."""
+        """Returns the row in the form of `rows_of`, or None if the value is bad."""
         try:
             return self._message(self._class.FromString(data))
         except (DecodeError, OverflowError):
@@ -114,8 +115,8 @@ class Oracle:
         if field.message_type is not None:
             return self._message(value)
         if field.enum_type is not None:
-            known = field.enum_type.values_by_number.get(value)
-            return str(value) if known is None else known.name
+            enum_value = field.enum_type.values_by_number.get(value)
+            return str(value) if enum_value is None else enum_value.name
         if field.type in (FieldProto.TYPE_UINT64, FieldProto.TYPE_FIXED64):
             return Decimal(value)
         return _bits(value) if isinstance(value, float) else value
@@ -136,27 +137,29 @@ def _is_dropped(entry: Proto) -> bool:
 
 
 def message_class(file: Proto, message: str) -> Proto:
-    """The class of a message of a file."""
+    """Returns the class of a message of a file."""
     pool = descriptor_pool.DescriptorPool()
-    for known in WELL_KNOWN:
-        pool.AddSerializedFile(known.serialized_pb)
+    for well_known_file in WELL_KNOWN:
+        pool.AddSerializedFile(well_known_file.serialized_pb)
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
 
 
 def descriptor_set(file: Proto) -> bytes:
-    """A file as `protoc --descriptor_set_out` writes it."""
+    """Returns a descriptor set of the file, as written by `protoc --descriptor_set_out`."""
     data: bytes = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
     return data
 
 
 def rows_of(array: pa.Array) -> list[Row]:
-    """An array as Python values: structs and maps as dicts, floats as their bits."""
+    """Converts an array to Python values: structs and maps become dicts, floats become their
+    bits.
+    """
     kind = array.type
     valid = array.is_valid().to_pylist()
     rows: list[Row]
     if pa.types.is_struct(kind):
-        columns = {field.name: rows_of(array.field(at)) for at, field in enumerate(kind)}
+        columns = {field.name: rows_of(array.field(index)) for index, field in enumerate(kind)}
         rows = [
             {name: column[row] for name, column in columns.items()} for row in range(len(array))
         ]
@@ -165,7 +168,7 @@ def rows_of(array: pa.Array) -> list[Row]:
         rows = []
         for start, stop in _ranges(array):
             rows.append(dict(zip(keys[start:stop], items[start:stop], strict=True)))
-            assert len(rows[-1]) == stop - start, "a key twice"
+            assert len(rows[-1]) == stop - start, "duplicate key"
     elif pa.types.is_list(kind):
         values = rows_of(array.values)
         rows = [values[start:stop] for start, stop in _ranges(array)]
@@ -175,7 +178,7 @@ def rows_of(array: pa.Array) -> list[Row]:
         rows = [value if value is None else _bits(value) for value in array.to_pylist()]
     else:
         rows = array.to_pylist()
-    return [row if there else None for row, there in zip(rows, valid, strict=True)]
+    return [row if is_present else None for row, is_present in zip(rows, valid, strict=True)]
 
 
 def _ranges(array: pa.Array) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""One message with most of what Protobuf has, and a value of it."""
+"""A sample message with most Protobuf features, and an encoded value of it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.segment_format.values.protobuf.oracle import (
 
 
 def sample_file(syntax: str) -> Proto:
-    """A file with `s.Order` and `s.Item`."""
+    """Returns a file with the messages `s.Order` and `s.Item`."""
     file = descriptor_pb2.FileDescriptorProto(name="s.proto", package="s", syntax=syntax)
-    file.dependency.extend(known.name for known in WELL_KNOWN)
+    file.dependency.extend(well_known_file.name for well_known_file in WELL_KNOWN)
     state = file.enum_type.add(name="State")
     for number, name in enumerate(("NEW", "PAID", "GONE")):
         state.value.add(name=name, number=number)
@@ -61,7 +61,7 @@ def sample_file(syntax: str) -> Proto:
 
 
 def sample_value(syntax: str) -> bytes:
-    """A value in which each field of `s.Order` stands, written by Google's library."""
+    """Returns a value, encoded by Google's library, in which every field of `s.Order` is set."""
     message = message_class(sample_file(syntax), "s.Order")(
         id="Zürich", amount=-2.5, count=2**64 - 1, state=1, flags=[True, False], states=[2, 0]
     )
@@ -81,10 +81,10 @@ def sample_value(syntax: str) -> bytes:
 
 
 def decoder_of(syntax: str, *columns: str) -> ProtobufDecoder:
-    """A decoder of `s.Order`."""
+    """Returns a decoder of `s.Order` for the columns."""
     return ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order", columns or None)
 
 
 def binary(*values: bytes | None) -> pa.Array:
-    """Values."""
+    """Returns the values as a binary array."""
     return pa.array(values, pa.binary())

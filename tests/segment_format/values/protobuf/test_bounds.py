@@ -1,4 +1,4 @@
-"""Memory, hostile lengths and threads."""
+"""Tests of memory limits, hostile lengths and threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.segment_format.values.protobuf.sample import (
 )
 
 
-def test_memory_is_bounded_and_the_row_that_takes_too_much_is_named(
+def test_row_beyond_memory_limit_is_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decoder_module, "MAX_BUFFER_BYTES", 100_000)
@@ -51,14 +51,14 @@ def test_memory_is_bounded_and_the_row_that_takes_too_much_is_named(
         b"\x2a\xff\xff\xff\xff\x07\x0a\xff\xff\xff\xff\x07",
     ],
 )
-def test_lengths_in_the_data_take_no_memory(data: bytes) -> None:
+def test_hostile_length_allocates_no_memory(data: bytes) -> None:
     before = pa.default_memory_pool().max_memory()
     decoded = decoder_of("proto3").decode(binary(data))
     assert len(decoded.bad) == 1
     assert pa.default_memory_pool().max_memory() - before < 1 << 20
 
 
-def test_what_was_unusual_is_no_measure_for_what_comes() -> None:
+def test_large_value_does_not_enlarge_later_batches() -> None:
     decoder = decoder_of("proto3")
     decoder.decode(binary(b"\x2a\x00" * 500_000))
     before = pa.total_allocated_bytes()
@@ -67,7 +67,7 @@ def test_what_was_unusual_is_no_measure_for_what_comes() -> None:
     assert not decoded.bad
 
 
-def test_all_memory_is_arrows_own() -> None:
+def test_decoded_memory_is_allocated_by_arrow() -> None:
     decoder = decoder_of("proto2")
     value = sample_value("proto2")
     values = binary(value, None, b"\xff", value + value)
@@ -76,7 +76,7 @@ def test_all_memory_is_arrows_own() -> None:
     assert pa.total_allocated_bytes() - before >= array.get_total_buffer_size()
 
 
-def test_threads_share_a_decoder() -> None:
+def test_decoder_is_thread_safe() -> None:
     decoder = decoder_of("proto3")
     file, random = sample_file("proto3"), Random(3)
     values = [sample_value("proto3"), b"", b"\xff", b"\x2a\x00" * 200]

@@ -1,4 +1,4 @@
-"""Values with Confluent's header and message index."""
+"""Tests of values with a Confluent header and message index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_of(schema_id: int | str, path: tuple[int, ...]) -> str:
 
 
 def readable(value: bytes) -> tuple[bytes, str]:
-    """The message of a value, or why there is none."""
+    """Returns the message of a value, or the reason why there is none."""
     if len(value) < 5:
         return b"", "the value is shorter than"
     schema_id: int | str = int.from_bytes(value[1:5], "big")
@@ -72,27 +72,31 @@ VALUES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(VALUES, max_size=12), st.integers(0, 12), st.sampled_from((0, 1, 64)))
-def test_values_are_those_behind_their_heads(
-    values: list[bytes | None], skip: int, most: int
+def test_framed_values_match_plain_values(
+    values: list[bytes | None], skip: int, max_heads: int
 ) -> None:
     decoder = decoder_of("proto3", "count", "id")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(confluent, "_MAX_HEADS", most)
+        patch.setattr(confluent, "_MAX_HEADS", max_heads)
         framed = ConfluentProtobufDecoder(decoder, name_of)
         for _ in range(2):
             decoded = framed.decode(pa.array(values, pa.binary()).slice(skip))
     decoded.array.validate(full=True)
-    rest = [None if value is None else readable(value) for value in values[skip:]]
-    plain = decoder.decode(binary(*(None if one is None or one[1] else one[0] for one in rest)))
+    readable_values = [None if value is None else readable(value) for value in values[skip:]]
+    plain = decoder.decode(
+        binary(*(None if entry is None or entry[1] else entry[0] for entry in readable_values))
+    )
     assert rows_of(decoded.array) == rows_of(plain.array)
     reasons = {each.row: each.reason for each in plain.bad}
-    reasons |= {row: one[1] for row, one in enumerate(rest) if one is not None and one[1]}
+    reasons |= {
+        row: entry[1] for row, entry in enumerate(readable_values) if entry is not None and entry[1]
+    }
     assert [each.row for each in decoded.bad] == sorted(reasons)
     for each in decoded.bad:
         assert each.reason.startswith(reasons[each.row])
 
 
-def test_without_names_the_index_is_that_of_the_readers_file() -> None:
+def test_default_message_index_comes_from_reader_schema() -> None:
     decoder = decoder_of("proto3")
     assert decoder.message_index == (1,)
     framed = ConfluentProtobufDecoder(decoder)
@@ -103,11 +107,11 @@ def test_without_names_the_index_is_that_of_the_readers_file() -> None:
     assert [(each.row, each.reason) for each in decoded.bad] == [(1, "message index [0], not [1]")]
 
 
-def test_each_head_is_asked_for_once_and_one_that_failed_once_a_batch() -> None:
-    asked: list[tuple[int | str, tuple[int, ...]]] = []
+def test_header_lookup_is_cached_and_failures_retried_per_batch() -> None:
+    requests: list[tuple[int | str, tuple[int, ...]]] = []
 
     def counting(schema_id: int | str, path: tuple[int, ...]) -> str:
-        asked.append((schema_id, path))
+        requests.append((schema_id, path))
         return name_of(schema_id, path)
 
     framed = ConfluentProtobufDecoder(decoder_of("proto3", "count"), counting)
@@ -117,4 +121,4 @@ def test_each_head_is_asked_for_once_and_one_that_failed_once_a_batch() -> None:
         random.shuffle(values)
         assert len(framed.decode(binary(*values)).bad) == 100
     good = [(7, (1,)), (8, (0, 2))]
-    assert sorted(asked) == [*good, *[(99, (0,))] * 3]
+    assert sorted(requests) == [*good, *[(99, (0,))] * 3]

@@ -1,4 +1,4 @@
-"""Types of columns, bad rows and slices."""
+"""Tests of column types, bad rows and slices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SYNTAXES = ("proto2", "proto3")
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
-def test_columns_of_a_sample(syntax: str) -> None:
+def test_sample_decodes_to_columns(syntax: str) -> None:
     decoder: ValueDecoder = decoder_of(syntax)
     decoded = decoder.decode(binary(sample_value(syntax), None, b""))
     decoded.array.validate(full=True)
@@ -60,7 +60,7 @@ def test_columns_of_a_sample(syntax: str) -> None:
     )
     full, null, empty = decoded.array.to_pylist()
     utc = datetime.UTC
-    full["tags"].sort()  # Google's library writes them in an order of its own
+    full["tags"].sort()  # Google's library writes them in its own order
     assert full == {
         "id": "Zürich",
         "amount": -2.5,
@@ -96,25 +96,28 @@ def test_columns_of_a_sample(syntax: str) -> None:
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
-def test_each_truncation_and_flip_is_what_upb_says(syntax: str) -> None:
+def test_truncated_or_flipped_values_match_upb(syntax: str) -> None:
     file, data = sample_file(syntax), sample_value(syntax)
     values = [data[:size] for size in range(len(data))]
-    for at in range(len(data)):
-        values += [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for bit in range(8)]
+    for position in range(len(data)):
+        values += [
+            data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+            for bit in range(8)
+        ]
     oracle = Oracle(file, "s.Order")
     decoded = decoder_of(syntax).decode(binary(*values))
     decoded.array.validate(full=True)
     expected = [oracle.row(value) for value in values]
     assert rows_of(decoded.array) == expected
     assert [each.row for each in decoded.bad] == [
-        row for row, wanted in enumerate(expected) if wanted is None
+        row for row, row_expected in enumerate(expected) if row_expected is None
     ]
     assert 100 < len(decoded.bad) < len(values)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
-def test_maps_are_those_of_upb(syntax: str) -> None:
-    """Of values without unknown fields in entries, upb reads maps as maps."""
+def test_maps_match_upb(syntax: str) -> None:
+    """Without unknown fields in entries, upb can read the map as a map."""
     entries = b"\x32\x00" + b"\x32\x03\x0a\x01k" + b"\x32\x05\x12\x03\x0a\x01v"
     entries += b"\x32\x08\x0a\x01k\x12\x03\x0a\x01w" + b"\x32\x08\x12\x03\x0a\x01x\x0a\x01j"
     entries += b"\x32\x0b\x12\x03\x0a\x01y\x12\x04\x10\x06\x10\x08"
@@ -124,12 +127,12 @@ def test_maps_are_those_of_upb(syntax: str) -> None:
         (entries, b"", entries + entries[:2]), rows_of(decoded.array), strict=True
     ):
         tags = message_class(sample_file(syntax), "s.Order").FromString(value).tags
-        found = {key: (item["sku"] or "", item["prices"]) for key, item in row["tags"].items()}
-        assert found == {key: (item.sku, list(item.prices)) for key, item in tags.items()}
+        tags_found = {key: (item["sku"] or "", item["prices"]) for key, item in row["tags"].items()}
+        assert tags_found == {key: (item.sku, list(item.prices)) for key, item in tags.items()}
 
 
 @pytest.mark.parametrize("count", [1, 12, 13, 40, 1000])
-def test_a_map_keeps_the_last_of_each_key(count: int) -> None:
+def test_map_keeps_last_value_of_each_key(count: int) -> None:
     random = Random(count)
     keys = [
         random.choice((b"", b"a", b"key number", b"k%d" % random.randrange(count)))
@@ -137,16 +140,16 @@ def test_a_map_keeps_the_last_of_each_key(count: int) -> None:
     ]
     value = b"".join(
         b"\x32" + bytes([len(key) + 10]) + b"\x0a" + bytes([len(key)]) + key
-        + b"\x12\x06\x0a\x04" + b"%04d" % at
-        for at, key in enumerate(keys)
+        + b"\x12\x06\x0a\x04" + b"%04d" % position
+        for position, key in enumerate(keys)
     )  # fmt: skip
     decoded = decoder_of("proto3", "tags.value.sku").decode(binary(b"", value, value))
     decoded.array.validate(full=True)
-    expected = {key.decode(): {"sku": f"{at:04}"} for at, key in enumerate(keys)}
+    expected = {key.decode(): {"sku": f"{position:04}"} for position, key in enumerate(keys)}
     assert [row["tags"] for row in rows_of(decoded.array)] == [{}, expected, expected]
 
 
-def test_bad_rows_do_not_touch_others_and_are_named() -> None:
+def test_bad_rows_do_not_change_other_rows() -> None:
     random = Random(5)
     good = [sample_value("proto3"), b"", sample_value("proto3")[:40] + b"", b"\x0a\x01a"]
     good = [value for value in good if Oracle(sample_file("proto3"), "s.Order").row(value)]
@@ -195,7 +198,7 @@ def test_bad_rows_do_not_touch_others_and_are_named() -> None:
         ("BoolValue", b"", False),
     ],
 )
-def test_a_well_known_type_may_be_the_value(name: str, data: bytes, expected: Row) -> None:
+def test_well_known_type_as_value_decodes(name: str, data: bytes, expected: Row) -> None:
     decoder = ProtobufDecoder(b"", f"google.protobuf.{name}")
     decoded = decoder.decode(binary(data, None, b"\x0f", data))
     decoded.array.validate(full=True)
@@ -203,7 +206,7 @@ def test_a_well_known_type_may_be_the_value(name: str, data: bytes, expected: Ro
     assert [each.row for each in decoded.bad] == [2]
 
 
-def test_values_may_be_a_slice_and_none_and_of_no_other_type() -> None:
+def test_slices_and_nulls_decode_and_other_types_raise() -> None:
     value = sample_value("proto3")
     decoder = decoder_of("proto3")
     values = binary(*([b"\xff", None] * 9), value, None, value, b"\xff")
@@ -216,7 +219,7 @@ def test_values_may_be_a_slice_and_none_and_of_no_other_type() -> None:
         decoder.decode(pa.array([b""], pa.large_binary()))
 
 
-def test_messages_begin_where_the_caller_says() -> None:
+def test_decode_from_starts_at_positions() -> None:
     decoder = decoder_of("proto3", "count")
     values = binary(b"xx\x18\x05", b"xx", None, b"xx", b"x\x18\x06")
     starts = np.array([2, 2, 9, 3, -1], np.int32)

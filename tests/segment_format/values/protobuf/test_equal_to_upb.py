@@ -1,4 +1,4 @@
-"""Equality with Google's library over random message types and values."""
+"""Compares random message types and values with Google's library."""
 
 from __future__ import annotations
 
@@ -31,23 +31,27 @@ def check(decoder: ProtobufDecoder, oracle: Oracle, values: list[bytes | None]) 
         None if value is None or row in too_large else oracle.row(value)
         for row, value in enumerate(values)
     ]
-    for row, (found, wanted) in enumerate(zip(rows, expected, strict=True)):
-        assert found == wanted, (row, values[row], decoded.bad)
+    for row, (actual, row_expected) in enumerate(zip(rows, expected, strict=True)):
+        assert actual == row_expected, (row, values[row], decoded.bad)
     bad = [
         row
-        for row, (value, wanted) in enumerate(zip(values, expected, strict=True))
-        if value is not None and wanted is None
+        for row, (value, row_expected) in enumerate(zip(values, expected, strict=True))
+        if value is not None and row_expected is None
     ]
     assert [each.row for each in decoded.bad] == bad
     return rows
 
 
-def spoiled(random: Random, value: bytes) -> bytes:
-    """A value cut off, or with a byte changed."""
+def damaged(random: Random, value: bytes) -> bytes:
+    """Returns the value truncated or with one changed byte."""
     if not value or random.random() < 0.5:
         return value[: random.randrange(len(value) + 1)]
-    at = random.randrange(len(value))
-    return value[:at] + bytes([value[at] ^ 1 << random.randrange(8)]) + value[at + 1 :]
+    position = random.randrange(len(value))
+    return (
+        value[:position]
+        + bytes([value[position] ^ 1 << random.randrange(8)])
+        + value[position + 1 :]
+    )
 
 
 def run(seed: int) -> None:
@@ -57,7 +61,7 @@ def run(seed: int) -> None:
     decoder = ProtobufDecoder(descriptor_set(file), "t.Top")
     writer = Writer(file, random, faults=0.05)
     values: list[bytes | None] = [writer.value() for _ in range(random.randrange(20))]
-    values += [spoiled(random, value) for value in values[:8] if value is not None]
+    values += [damaged(random, value) for value in values[:8] if value is not None]
     values.append(None)
     random.shuffle(values)
     with (
@@ -66,17 +70,18 @@ def run(seed: int) -> None:
         patch.object(decoder_module, "BYTES_PER_INPUT_BYTE", random.choice((0, 1, 8))),
     ):
         check(decoder, oracle, values)
-        check(decoder, oracle, values * 9)  # by the room that the first have taken
+        # Repeated values use the memory that the first ones allocated.
+        check(decoder, oracle, values * 9)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(SEEDS)
-def test_columns_are_what_upb_reads(seed: int) -> None:
+def test_random_messages_match_upb(seed: int) -> None:
     run(seed)
 
 
 @pytest.mark.fuzz
-def test_columns_are_what_upb_reads_for_long() -> None:
+def test_many_random_messages_match_upb() -> None:
     first = Random().randrange(2**32)
     print(f"first seed {first}")  # noqa: T201 - to run it again
     for seed in range(first, first + 2000):

@@ -1,7 +1,7 @@
-"""The kernel reads nothing beyond the values, and writes nothing beyond the columns' memory.
+"""Checks that the kernel neither reads past the values nor writes past the columns' memory.
 
-The values end where a page without access begins: a load past it ends the process, which is one of
-its own therefore. Memory has marks behind it.
+The values end at a page without access rights, so a load past them ends the process. The test
+therefore uses a process of its own. Output memory is followed by marker bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ MARKED = 64
 
 
 def run() -> int:
-    """Decodes every truncation and change of a sample, one by one, framed and not."""
+    """Decodes every truncation and change of a sample, one value at a time, with and without
+    framing.
+    """
     decoders = {
         syntax: ProtobufDecoder(descriptor_set(sample_file(syntax)), "s.Order")
         for syntax in ("proto2", "proto3")
     }
     decoded = 0
     for syntax, decoder in decoders.items():
-        whole = sample_value(syntax)
-        pages = GuardedPages(len(whole))
-        values = [whole[:size] for size in range(len(whole) + 1)]
+        sample = sample_value(syntax)
+        pages = GuardedPages(len(sample))
+        values = [sample[:size] for size in range(len(sample) + 1)]
         values += [
-            whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :]
-            for at in range(len(whole))
+            sample[:position] + bytes([sample[position] ^ bits]) + sample[position + 1 :]
+            for position in range(len(sample))
             for bits in (1, 0x08, 0x80, 0xFF)
         ]
         for value in values:
@@ -60,7 +62,7 @@ def run() -> int:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are guarded by mprotect")
-def test_nothing_beyond_the_values_is_read() -> None:
+def test_kernel_does_not_read_past_the_values() -> None:
     code = f"from {__name__} import run; print(run())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
@@ -69,18 +71,18 @@ def test_nothing_beyond_the_values_is_read() -> None:
     assert int(done.stdout) > 1000
 
 
-def test_nothing_beyond_the_memory_is_written() -> None:
-    taken: list[tuple[pa.Buffer, int]] = []
+def test_kernel_does_not_write_past_its_memory() -> None:
+    allocations: list[tuple[pa.Buffer, int]] = []
     resized = arrow_buffers.resized
 
     def marked(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffer:
         if buffer is not None:
             np.frombuffer(buffer, np.uint8)[-MARKED:] = 0
-        # The kernel may write to the slack: what follows is marked.
+        # The kernel may write into the slack, so the markers follow it.
         buffer = resized(buffer, size + MARKED, is_zeroed=is_zeroed)
         np.frombuffer(buffer, np.uint8)[size:] = MARK
-        taken[:] = [pair for pair in taken if pair[0] is not buffer]
-        taken.append((buffer, size))
+        allocations[:] = [pair for pair in allocations if pair[0] is not buffer]
+        allocations.append((buffer, size))
         return buffer
 
     with (
@@ -93,7 +95,7 @@ def test_nothing_beyond_the_memory_is_written() -> None:
             decoder = ProtobufDecoder(descriptor_set(file), "t.Top")
             writer = Writer(file, Random(seed))
             values = pa.array([writer.value() for _ in range(80)], pa.binary())
-            taken.clear()
+            allocations.clear()
             decoder.decode(values)
-            for buffer, size in taken:
+            for buffer, size in allocations:
                 assert (np.frombuffer(buffer, np.uint8)[size:] == MARK).all()

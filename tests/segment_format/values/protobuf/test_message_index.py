@@ -1,4 +1,4 @@
-"""Confluent's message index before a message."""
+"""Tests of Confluent's message index, which precedes a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.segment_format.values.protobuf.oracle import Proto, descriptor_set
         (b"\x80\x00", (0,), 2),
     ],
 )
-def test_index_is_read(data: bytes, path: tuple[int, ...], start: int) -> None:
+def test_message_index_parses(data: bytes, path: tuple[int, ...], start: int) -> None:
     assert read_message_index(data) == (path, start)
     assert read_message_index(b"head!" + data, 5) == (path, start + 5)
 
@@ -30,7 +30,7 @@ def test_index_is_read(data: bytes, path: tuple[int, ...], start: int) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x02", b"\x01", b"\x02\x01", b"\xca\x01" + bytes(101), b"\x80" * 11]
 )
-def test_no_index_is_an_error(data: bytes) -> None:
+def test_invalid_message_index_raises(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"index|number"):
         read_message_index(data)
 
@@ -51,8 +51,8 @@ def _add(messages: Proto, name: str) -> Proto:
         ("F69", b"\x00\x00\x00\x00\x01\x02\x8e\x01"),
     ],
 )
-def test_values_of_confluents_serializer_are_read(name: str, prefix: bytes) -> None:
-    """What confluent-kafka 2.16.1 wrote for the messages of this file."""
+def test_values_of_confluent_serializer_decode(name: str, prefix: bytes) -> None:
+    """confluent-kafka 2.16.1 wrote these prefixes for the messages of this file."""
     file = descriptor_pb2.FileDescriptorProto(name="n.proto", package="n", syntax="proto3")
     _add(file.message_type, "A")
     outer = _add(file.message_type, "B")

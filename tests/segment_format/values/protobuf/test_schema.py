@@ -1,4 +1,4 @@
-"""Descriptors are read as Google's library reads them."""
+"""Compares parsed descriptors with Google's library."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from tests.segment_format.values.protobuf.oracle import WELL_KNOWN, Proto, descr
 
 
 def all_messages(descriptor: Proto) -> list[Proto]:
-    return [descriptor, *(one for each in descriptor.nested_types for one in all_messages(each))]
+    return [
+        descriptor,
+        *(message for each in descriptor.nested_types for message in all_messages(each)),
+    ]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1))
-def test_fields_are_those_of_googles_library(seed: int) -> None:
+def test_fields_match_google_library(seed: int) -> None:
     file = random_file(Random(seed))
     pool = descriptor_pool.DescriptorPool()
-    for known in WELL_KNOWN:
-        pool.AddSerializedFile(known.serialized_pb)
+    for well_known_file in WELL_KNOWN:
+        pool.AddSerializedFile(well_known_file.serialized_pb)
     pool.AddSerializedFile(file.SerializeToString())
-    theirs = pool.FindFileByName("t.proto")
+    google_file = pool.FindFileByName("t.proto")
     schema = read_schema(descriptor_set(file))
-    messages = [m for top in theirs.message_types_by_name.values() for m in all_messages(top)]
+    messages = [m for top in google_file.message_types_by_name.values() for m in all_messages(top)]
     assert set(schema.messages) == {message.full_name for message in messages}
     for message in messages:
-        ours = schema.messages[message.full_name]
-        assert ours.is_map_entry == message.GetOptions().map_entry
-        assert schema.message_at("t.proto", ours.path) is ours
-        for field, expected in zip(ours.fields, message.fields, strict=True):
+        parsed = schema.messages[message.full_name]
+        assert parsed.is_map_entry == message.GetOptions().map_entry
+        assert schema.message_at("t.proto", parsed.path) is parsed
+        for field, expected in zip(parsed.fields, message.fields, strict=True):
             assert (field.name, field.number, field.type) == (
                 *(expected.name, expected.number),
                 expected.type,
@@ -53,7 +56,7 @@ def test_fields_are_those_of_googles_library(seed: int) -> None:
     assert schema.enums["t.E"].is_closed == (file.syntax == "proto2")
 
 
-def test_paths_are_those_of_nested_messages() -> None:
+def test_message_paths_include_nesting() -> None:
     file = descriptor_pb2.FileDescriptorProto(name="n.proto", syntax="proto3")
     file.message_type.add(name="A")
     outer = file.message_type.add(name="B")
@@ -65,19 +68,22 @@ def test_paths_are_those_of_nested_messages() -> None:
     assert schema.message_at("n.proto", (1, 2)) is None
 
 
-def test_each_truncation_and_change_is_read_or_refused() -> None:
+def test_truncated_or_changed_descriptor_parses_or_raises() -> None:
     file = descriptor_pb2.FileDescriptorProto()
     struct_pb2.DESCRIPTOR.CopyToProto(file)
     data = descriptor_set(file)
-    for at in range(len(data)):
-        for changed in (data[:at], data[:at] + bytes([data[at] ^ 0x84]) + data[at + 1 :]):
+    for position in range(len(data)):
+        for changed in (
+            data[:position],
+            data[:position] + bytes([data[position] ^ 0x84]) + data[position + 1 :],
+        ):
             try:
                 read_schema(changed)
             except ValueError as error:
                 assert "not a usable Protobuf FileDescriptorSet" in str(error)  # noqa: PT017
 
 
-def test_editions_are_refused_by_name() -> None:
+def test_editions_syntax_raises() -> None:
     file = descriptor_pb2.FileDescriptorProto(
         name="e.proto", syntax="editions", edition=descriptor_pb2.EDITION_2023
     )
@@ -85,14 +91,14 @@ def test_editions_are_refused_by_name() -> None:
         read_schema(descriptor_set(file))
 
 
-def test_a_message_nested_in_itself_without_end_is_refused() -> None:
+def test_too_deep_message_nesting_raises() -> None:
     def field(number: int, data: bytes) -> bytes:
         size = bytearray()
-        rest = len(data)
-        while rest > 0x7F:
-            size.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        return bytes([number << 3 | 2, *size, rest]) + data
+        remaining = len(data)
+        while remaining > 0x7F:
+            size.append(remaining & 0x7F | 0x80)
+            remaining >>= 7
+        return bytes([number << 3 | 2, *size, remaining]) + data
 
     message = b""
     for _ in range(5000):
@@ -101,7 +107,7 @@ def test_a_message_nested_in_itself_without_end_is_refused() -> None:
         read_schema(field(1, field(4, message)))
 
 
-def test_what_is_no_message_type_is_refused() -> None:
+def test_invalid_message_type_raises() -> None:
     file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto3")
     message = file.message_type.add(name="M")
     message.options.map_entry = True
@@ -129,7 +135,7 @@ def test_what_is_no_message_type_is_refused() -> None:
 @pytest.mark.parametrize(
     ("kind", "text"), [(5, "1099511627776"), (3, "x"), (4, str(2**70)), (8, "yes"), (12, "ÿ€")]
 )
-def test_a_default_that_is_none_of_its_type_is_refused(kind: int, text: str) -> None:
+def test_invalid_default_raises(kind: int, text: str) -> None:
     file = descriptor_pb2.FileDescriptorProto(name="m.proto", syntax="proto2")
     message = file.message_type.add(name="M")
     message.field.add(name="x", number=1, type=kind, label=1, default_value=text)

@@ -1,4 +1,4 @@
-"""Which fields become columns."""
+"""Tests which fields become columns."""
 
 from __future__ import annotations
 
@@ -54,29 +54,29 @@ def selected(row: Row, kind: pa.DataType, selection: Selection | None) -> Row:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32 - 1))
-def test_a_selection_is_all_and_then_that_part(seed: int) -> None:
+def test_selected_columns_match_full_decode(seed: int) -> None:
     random = Random(seed)
     file = random_file(random)
     everything = ProtobufDecoder(descriptor_set(file), "t.Top")
     paths = paths_of(everything.type)
     chosen = random.sample(paths, random.randrange(len(paths) + 1))
-    part = ProtobufDecoder(descriptor_set(file), "t.Top", chosen)
+    decoder = ProtobufDecoder(descriptor_set(file), "t.Top", chosen)
     writer = Writer(file, random, faults=0.02)
     values = binary(*(writer.value() for _ in range(20)))
-    whole = everything.decode(values)
-    few = part.decode(values)
+    full = everything.decode(values)
+    few = decoder.decode(values)
     few.array.validate(full=True)
-    assert few.array.type == part.type
-    assert {each.row for each in few.bad} <= {each.row for each in whole.bad}
+    assert few.array.type == decoder.type
+    assert {each.row for each in few.bad} <= {each.row for each in full.bad}
     selection = selection_of(chosen)
-    for row, (all_of, found) in enumerate(
-        zip(rows_of(whole.array), rows_of(few.array), strict=True)
+    for row, (all_of, row_found) in enumerate(
+        zip(rows_of(full.array), rows_of(few.array), strict=True)
     ):
         if all_of is not None:
-            assert found == selected(all_of, everything.type, selection), (row, chosen)
+            assert row_found == selected(all_of, everything.type, selection), (row, chosen)
 
 
-def test_fields_are_chosen_in_the_messages_order() -> None:
+def test_selected_fields_keep_message_order() -> None:
     assert [field.name for field in decoder_of("proto3", "state", "id").type] == ["id", "state"]
     assert decoder_of("proto3", "main.sku").type == pa.struct(
         [("main", pa.struct([("sku", pa.string())]))]
@@ -84,7 +84,7 @@ def test_fields_are_chosen_in_the_messages_order() -> None:
     assert decoder_of("proto3", "main.sku", "main").type == decoder_of("proto3", "main").type
 
 
-def test_a_member_of_a_oneof_that_is_not_wanted_clears_the_wanted() -> None:
+def test_unselected_oneof_member_clears_selected_member() -> None:
     decoder = decoder_of("proto3", "by_cash")
     card = b"\x52\x03\x0a\x01c"
     values = binary(b"\x58\x05", b"\x58\x05" + card, card + b"\x58\x05", b"\x58\x05\x50\x01")
@@ -101,12 +101,12 @@ def test_a_member_of_a_oneof_that_is_not_wanted_clears_the_wanted() -> None:
         (("tags.sku",), "s.Order.tags has no field sku; it has key, value"),
     ],
 )
-def test_what_is_no_field_is_refused(columns: tuple[str, ...], message: str) -> None:
+def test_unknown_field_raises(columns: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decoder_of("proto3", *columns)
 
 
-def test_recursion_is_refused_by_name_unless_it_is_not_wanted() -> None:
+def test_recursive_message_raises_unless_not_selected() -> None:
     file = descriptor_pb2.FileDescriptorProto()
     struct_pb2.DESCRIPTOR.CopyToProto(file)
     with pytest.raises(ValueError, match=r"message google\.protobuf\.Struct contains itself"):
@@ -124,7 +124,7 @@ def test_recursion_is_refused_by_name_unless_it_is_not_wanted() -> None:
     ]
 
 
-def test_types_that_are_missing_are_named() -> None:
+def test_missing_message_type_raises() -> None:
     data = descriptor_set(sample_file("proto3"))
     with pytest.raises(ValueError, match=r"message s\.Nope is not in the descriptor set"):
         ProtobufDecoder(data, "s.Nope")
@@ -134,7 +134,7 @@ def test_types_that_are_missing_are_named() -> None:
         ProtobufDecoder(descriptor_set(file), "s.Order")
 
 
-def test_too_many_columns_are_refused() -> None:
+def test_too_many_columns_raise() -> None:
     file = descriptor_pb2.FileDescriptorProto(name="w.proto", syntax="proto3")
     file.message_type.add(name="M0").field.add(name="x", number=1, type=5, label=1)
     for level in range(1, 40):

@@ -1,4 +1,4 @@
-"""The edges of the wire format, where upb draws them."""
+"""Tests edge cases of the wire format against upb."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tests.segment_format.values.protobuf.sample import sample_file
 
 
 def varint(number: int, size: int) -> bytes:
-    """A number in so many bytes."""
-    return bytes((number >> 7 * at & 0x7F) | (0x80 if at < size - 1 else 0) for at in range(size))
+    """Returns a varint of `size` bytes."""
+    return bytes(
+        (number >> 7 * index & 0x7F) | (0x80 if index < size - 1 else 0) for index in range(size)
+    )
 
 
 def groups(depth: int) -> bytes:
@@ -82,7 +84,7 @@ BAD = {
 
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])
 @pytest.mark.parametrize("name", [*GOOD, *BAD])
-def test_what_is_read_and_what_is_refused(name: str, syntax: str) -> None:
+def test_wire_edge_case_matches_upb(name: str, syntax: str) -> None:
     value = GOOD.get(name, BAD.get(name))
     assert value is not None
     file = sample_file(syntax)
@@ -111,7 +113,7 @@ def deep_file(depth: int, *, groups: bool) -> Proto:
 @pytest.mark.parametrize("unknown", [0, 1])
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("depth", [99, 100, 101])
-def test_messages_and_groups_are_at_most_100_deep(depth: int, is_group: bool, unknown: int) -> None:
+def test_nesting_beyond_100_makes_row_bad(depth: int, is_group: bool, unknown: int) -> None:
     value = groups(unknown)
     for _ in range(depth - unknown):
         if is_group:
@@ -127,16 +129,19 @@ def test_messages_and_groups_are_at_most_100_deep(depth: int, is_group: bool, un
         assert each.path.count("m") == 101 - unknown
 
 
-def test_an_entry_of_a_map_keeps_what_it_knows() -> None:
-    """Unlike upb, which drops an entry with an unknown field, and like Java's and C++'s."""
+def test_map_entry_with_unknown_field_is_kept() -> None:
+    """upb drops an entry with an unknown field.
+
+    This decoder keeps it, like the Java and C++ libraries.
+    """
     decoder = ProtobufDecoder(descriptor_set(sample_file("proto3")), "s.Order", ["tags"])
     value = b"\x32\x05\x0a\x01k\x18\x05" + b"\x32\x07\x08\x05\x12\x03\x0a\x01v"
     (row,) = rows_of(decoder.decode(pa.array([value], pa.binary())).array)
     assert row == {"tags": {"k": {"sku": "", "prices": []}, "": {"sku": "v", "prices": []}}}
 
 
-def test_field_0_is_refused_in_a_message_without_fields() -> None:
-    """Unlike upb, and as anywhere else."""
+def test_field_0_in_empty_message_makes_row_bad() -> None:
+    """Unlike upb, which accepts field 0 here, but like upb in every other message."""
     file = descriptor_pb2.FileDescriptorProto(name="e.proto", syntax="proto3")
     file.message_type.add(name="E")
     decoder = ProtobufDecoder(descriptor_set(file), "E")
