@@ -215,8 +215,8 @@ def test_lost_snapshots_of_a_tier_with_old_brokers_are_no_loss() -> None:
         assert read(objects, True, {"kafka.bootstrap.servers": brokers.bootstrap}) == [1, 2]
 
 
-def compacted_twice(builder: LogBuilder) -> BuiltLog:
-    """Returns a log of which compaction left the abort markers of a transaction, and nothing else.
+def compact_twice(builder: LogBuilder) -> BuiltLog:
+    """Removes the records and index entries of transactions, but not their abort markers.
 
     The producer snapshots still say that the transaction is open, as compaction keeps them.
     """
@@ -256,8 +256,8 @@ def test_abort_marker_is_no_damage_if_compaction_removed_its_records(
     builder.abort(1)
     builder.append([SimpleRecord(b"plain")])
     builder.roll()
-    log = compacted_twice(builder)
-    rows = read(written(log, local=local), local, options)
+    log = compact_twice(builder)
+    rows = read(write_log(log, local=local), local, options)
     low = 2 if "startingOffsets" in options else 0
     high = {"endingOffsets": 3, "where": 4}.get(next(iter(options), ""), 6)
     assert rows == [offset for offset in (0, 2, 3, 5) if low <= offset < high]
@@ -279,7 +279,7 @@ def test_lost_entry_is_found_if_records_are_in_an_earlier_segment(
     builder.append([SimpleRecord(b"plain")])
     log = builder.build()
     segments = tuple(replace(files, txnindex=None) for files in log.segments)
-    objects = written(replace(log, segments=segments), local=False)
+    objects = write_log(replace(log, segments=segments), local=False)
     with pytest.raises(CorruptSegmentError):
         read(objects, False, options)
 
@@ -312,7 +312,7 @@ def emptied(log: BuiltLog) -> dict[str, bytes]:
 def test_compacted_transaction_around_an_empty_segment_is_no_damage(
     options: dict[str, str],
 ) -> None:
-    log = compacted_twice(around_an_empty_segment())
+    log = compact_twice(around_an_empty_segment())
     assert read(emptied(log), True, options) == [0, 2, 4]
 
 
