@@ -138,11 +138,11 @@ def test_scan_continues_after_leader_stops(
         # The leader of the plan's epoch has written nothing, so the next leader does not know that
         # epoch.
         two_brokers.start_node(_end_leader(two_brokers, topic, is_clean=True))
-    plans = {level: make_plan(_options(two_brokers, topic, level, slow=True)) for level in LEVELS}
+    plans = {level: make_plan(_options(two_brokers, topic, level, is_slow=True)) for level in LEVELS}
     scans = {}
     for level, plan in plans.items():
         (task,) = plan.tasks
-        options = parse_options(_options(two_brokers, topic, level, slow=True))
+        options = parse_options(_options(two_brokers, topic, level, is_slow=True))
         rows = run_task(task, options, batches=BatchLimits(100, 1 << 12))
         scans[level] = rows, [next(rows)]
     expected = {
@@ -157,7 +157,7 @@ def test_scan_continues_after_leader_stops(
     # Old plans can still be read after another leader was elected.
     for level, plan in plans.items():
         assert_as_consumed(read_rows(plan, _options(two_brokers, topic, level)), expected[level])
-        stored = _stored(plan, _options(two_brokers, topic, level, slow=True), tmp_path)
+        stored = _stored(plan, _options(two_brokers, topic, level, is_slow=True), tmp_path)
         again = make_plan(stored)
         assert again.tasks == plan.tasks
         assert_as_consumed(read_rows(again, stored), expected[level])
@@ -183,7 +183,7 @@ def test_scan_fetches_from_follower_in_its_rack(
 
     monkeypatch.setattr(Connection, "send", record_fetch)
     for level in LEVELS[:1] if dies else LEVELS:
-        options = _options(two_brokers, topic, level, slow=True)
+        options = _options(two_brokers, topic, level, is_slow=True)
         options["kafka.client.rack"] = f"rack-{follower}"
         plan = make_plan(options)
         expected = consume_rows(two_brokers.bootstrap, plan, level)

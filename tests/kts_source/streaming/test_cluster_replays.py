@@ -168,7 +168,7 @@ def test_stream_waits_while_metadata_are_incomplete(
 def test_new_stream_compares_metadata_with_the_tier(brokers: FakeCluster, tmp_path: Path) -> None:
     topic_id = brokers.create("t", [new_partition(), new_partition()])
     for number in range(2):
-        writer = AivenTierWriter(tmp_path, topic="t", new_partition=number, topic_id=topic_id)
+        writer = AivenTierWriter(tmp_path, topic="t", partition=number, topic_id=topic_id)
         writer.write_segment(build_log().segments[0])
     brokers.fail(METADATA, Fault(edit=_with_one_partition), times=2)
     stream = start_stream(brokers, path=str(tmp_path))
