@@ -123,9 +123,9 @@ class SegmentIndexes(SideFileReader):
     """
 
     def __init__(
-        self, part: PartitionObjects, segment: RemoteSegment, source: SegmentSource
+        self, partition: PartitionObjects, segment: RemoteSegment, source: SegmentSource
     ) -> None:
-        super().__init__(part, segment, source)
+        super().__init__(partition, segment, source)
         self.offsets = self._offset_index()
         self.times = self._time_index()
         # Numbers of the next entries that were not compared with a batch.
@@ -346,9 +346,9 @@ class LogCheck:
         if not batch.is_sound:
             self._add("crc", batch, f"the batch at byte {batch.position} of the segment")
         if base < segment.start_offset or (last > segment.end_offset and segment.end_is_exact):
-            whole = segment.start_offset, segment.stop_offset
-            text = f"a batch has offsets [{base}, {last}], the segment [{whole[0]}, {whole[1]})"
-            self.faults.setdefault("out-of-bounds", (*whole, text))
+            start, stop = segment.start_offset, segment.stop_offset
+            text = f"a batch has offsets [{base}, {last}], the segment [{start}, {stop})"
+            self.faults.setdefault("out-of-bounds", (start, stop, text))
             return  # do not compare the next batch with it
         if self._has_batch and base < self.next_offset:
             text = f"a batch begins at offset {base}, the batch before it ends at"
