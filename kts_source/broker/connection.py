@@ -92,13 +92,13 @@ def error_name(code: int) -> str:
     return f"{_NAMES[code]} ({code})" if code in _NAMES else f"error {code}"
 
 
-def refusal(code: int, **place: Unpack[Place]) -> BrokerError:
+def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
     """Returns the exception for an error code that a retry does not cure."""
     if code in DENIED:
         return BrokerAccessError(
-            "not allowed to read the topic: the user needs Describe and Read on it", **place
+            "not allowed to read the topic: the user needs Describe and Read on it", **location
         )
-    return BrokerError(f"a broker refuses: {error_name(code)}", **place)
+    return BrokerError(f"a broker refuses: {error_name(code)}", **location)
 
 
 _VERSIONS_API_VERSION: Final = 3  # since Kafka 2.4 (KIP-511)

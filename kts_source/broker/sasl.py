@@ -81,23 +81,23 @@ def forget(source: TokenEndpoint | TokenCallback) -> None:
 
 def _from_callback(source: TokenCallback) -> str:
     try:
-        given = call_callback(source.function)
+        token = call_callback(source.function)
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         # Its own error may quote a credential: not chained.
         raise BrokerError(
             f"the callback {source.function} failed to give a token: {type(error).__name__}"
         ) from None
-    if not isinstance(given, str) or not _TOKEN.fullmatch(given):
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} gave no token, but a {type(given).__name__}"
+            f"the callback {source.function} gave no token, but a {type(token).__name__}"
             " that is not of a token's characters"
         )
-    return given
+    return token
 
 
 def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
     """Fetches a token. Returns it and its lifetime in seconds, 0 if unknown."""
-    place = f"the token endpoint at {urlsplit(source.url).hostname}"
+    endpoint = f"the token endpoint at {urlsplit(source.url).hostname}"
     problem = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -105,18 +105,18 @@ def _from_endpoint(source: TokenEndpoint) -> tuple[str, float]:
         try:
             status, body = _posted(source)
         except ssl.SSLCertVerificationError as error:
-            raise BrokerError(f"{place} is not trusted: {error.verify_message}") from None
+            raise BrokerError(f"{endpoint} is not trusted: {error.verify_message}") from None
         except (OSError, http.client.HTTPException) as error:
-            problem = f"{place} does not answer: {type(error).__name__}"
+            problem = f"{endpoint} does not answer: {type(error).__name__}"
             continue
         if status == 200:
-            return _parsed(place, body)
+            return _parsed(endpoint, body)
         if status < 500 and status != 429:
             raise BrokerError(
-                f"{place} answered {status}{_reason(body)}: check the client id, its secret and"
+                f"{endpoint} answered {status}{_reason(body)}: check the client id, its secret and"
                 " the scope"
             )
-        problem = f"{place} answered {status}"
+        problem = f"{endpoint} answered {status}"
     raise BrokerUnavailableError(f"{problem}; asked {_ATTEMPTS} times")
 
 
@@ -158,19 +158,19 @@ def _posted(source: TokenEndpoint) -> tuple[int, bytes]:
         connection.close()
 
 
-def _parsed(place: str, body: bytes) -> tuple[str, float]:
+def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
     try:
         answer = json.loads(body) if len(body) <= _MAX_ANSWER_BYTES else None
     except (ValueError, RecursionError):
         answer = None
-    given = answer.get("access_token") if isinstance(answer, dict) else None
-    if not isinstance(given, str) or not _TOKEN.fullmatch(given):
-        raise BrokerError(f"{place} answered without an access_token")
+    token = answer.get("access_token") if isinstance(answer, dict) else None
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise BrokerError(f"{endpoint} answered without an access_token")
     assert isinstance(answer, dict)
     seconds = answer.get("expires_in")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        return given, 0.0
-    return given, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
+        return token, 0.0
+    return token, float(seconds) if 0 < seconds < _LONGEST_LIFE_SECONDS else 0.0
 
 
 def _reason(body: bytes) -> str:

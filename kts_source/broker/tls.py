@@ -82,14 +82,14 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
     Raises:
         KeyStoreError: There is none, or one is invalid.
     """
-    found = tuple(
+    certificates = tuple(
         _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
     )
-    if not found:
+    if not certificates:
         raise KeyStoreError("has no BEGIN CERTIFICATE block")
-    for der in found:
+    for der in certificates:
         _check_certificate(der)
-    return found
+    return certificates
 
 
 def pem_key(text: str, password: str | None) -> bytes:
@@ -135,11 +135,13 @@ def key_entry(data: bytes, password: str) -> KeyEntry:
     store = _pkcs12(data, password)
     if store.key is None or store.cert is None:
         raise KeyStoreError("has no private key with a certificate")
-    issuers = {one.certificate.subject: one.certificate for one in store.additional_certs}
+    issuers = {entry.certificate.subject: entry.certificate for entry in store.additional_certs}
     chain = [store.cert.certificate]
     while (issuer := issuers.pop(chain[-1].issuer, None)) is not None and issuer not in chain:
         chain.append(issuer)
-    return KeyEntry(_pkcs8(store.key), tuple(_certificate_der(one) for one in chain))
+    return KeyEntry(
+        _pkcs8(store.key), tuple(_certificate_der(certificate) for certificate in chain)
+    )
 
 
 def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
@@ -150,16 +152,16 @@ def trusted_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]
         KeyStoreError: Another kind of store, a wrong password, damaged, or empty.
     """
     if data.startswith(_JKS_MAGIC):
-        found = _jks_certificates(data, password)
+        certificates = _jks_certificates(data, password)
     else:
         store = _pkcs12(data, password)
         every = [*([store.cert] if store.cert else []), *store.additional_certs]
-        found = tuple(_certificate_der(one.certificate) for one in every)
-    if not found:
+        certificates = tuple(_certificate_der(entry.certificate) for entry in every)
+    if not certificates:
         raise KeyStoreError("has no certificate")
-    for der in found:
+    for der in certificates:
         _check_certificate(der)
-    return found
+    return certificates
 
 
 def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
@@ -189,21 +191,23 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
     version = number(4)
     if version not in (1, 2):
         raise KeyStoreError(f"is JKS of unknown version {version}")
-    found = []
+    certificates = []
     for _ in range(number(4)):  # an entry is bytes: a wrong count ends at the end of them
         tag = number(4)
         take(number(2))  # alias
         take(8)  # date
         if tag == _CERTIFICATE_TAG:
-            found.append(certificate())
+            certificates.append(certificate())
         elif tag == _PRIVATE_KEY_TAG:
             take(number(4))
-            found += [certificate() for _ in range(number(4))][:1]  # Java trusts the key's own
+            certificates += [certificate() for _ in range(number(4))][
+                :1
+            ]  # Java trusts the key's own
         else:
             raise KeyStoreError(f"has an entry of unknown kind {tag}")
     if at != len(body):
         raise KeyStoreError("has bytes behind its last entry")
-    return tuple(found)
+    return tuple(certificates)
 
 
 def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:

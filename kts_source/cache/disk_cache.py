@@ -436,9 +436,9 @@ def _checked(file: BufferedReader, name: bytes, file_size: int) -> bytes | None:
     if len(header) != _HEADER.size + len(name):
         return None
     magic, checksum, name_size, data_size = _HEADER.unpack_from(header)
-    whole = _HEADER.size + name_size + data_size
-    if magic != _MAGIC or header[_HEADER.size :] != name or whole != file_size:
+    entry_size = _HEADER.size + name_size + data_size
+    if magic != _MAGIC or header[_HEADER.size :] != name or entry_size != file_size:
         return None
     data = file.read(data_size)
-    found = google_crc32c.extend(google_crc32c.value(name), data)
-    return data if len(data) == data_size and found == checksum else None
+    actual = google_crc32c.extend(google_crc32c.value(name), data)
+    return data if len(data) == data_size and actual == checksum else None

@@ -220,8 +220,10 @@ class BaseScan:
         if self._shared_plan.made is not None:
             plan = self.plan
             facts["tasks"] = f"{len(plan.tasks):,} of {plan.nominal_bytes:,} bytes"
-            for part in plan.partitions:
-                facts[part.topic_partition] = f"[{part.start:,}, {part.stop:,}) {part.end_reason}"
+            for partition in plan.partitions:
+                facts[partition.topic_partition] = (
+                    f"[{partition.start:,}, {partition.stop:,}) {partition.end_reason}"
+                )
         return facts_table("Scan", facts)
 
     def _facts(self) -> dict[str, str]:
@@ -268,8 +270,8 @@ class TaskReader:
 
         if self.max_rows == 0:
             return
-        whole = self.max_rows is None
-        with closing(run_task(task, self.options, batches=self._limits, whole=whole)) as rows:
+        reads_all = self.max_rows is None
+        with closing(run_task(task, self.options, batches=self._limits, whole=reads_all)) as rows:
             yield from self._first_rows(rows)
 
     def batches(

@@ -56,8 +56,8 @@ def end_offsets(
     """
     settings = export_settings(target, source=source, **arguments)
     requested = parse_options(source)
-    whole = replace(requested, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
-    options = replace(whole, fail_on_data_loss=False)
+    all_offsets = replace(requested, starting=EarliestBound(), ending=LatestBound(), plan_file=None)
+    options = replace(all_offsets, fail_on_data_loss=False)
     with closing(open_table(settings)) as table:
         state = table.load()
         committed = state.committed
@@ -65,14 +65,17 @@ def end_offsets(
         # The plan starts after the table: the source may no longer have earlier offsets.
         plan = plan_scan(options, progress=Continuation(options, committed, resume=True))
         held_partitions = [
-            part
-            for part in plan.partitions
-            if held_range(committed, part.topic, part.topic_id, part.partition) is not None
+            partition
+            for partition in plan.partitions
+            if held_range(committed, partition.topic, partition.topic_id, partition.partition)
+            is not None
         ]
-        check_logs(whole, held_partitions, state)
+        check_logs(all_offsets, held_partitions, state)
         numbers: dict[tuple[str, str], set[int]] = {}
-        for part in plan.partitions:
-            numbers.setdefault((part.topic, part.topic_id), set()).add(part.partition)
+        for partition in plan.partitions:
+            numbers.setdefault((partition.topic, partition.topic_id), set()).add(
+                partition.partition
+            )
     ends: dict[str, dict[int, int]] = {}
     for (topic, topic_id), in_source in sorted(numbers.items()):
         count = max(max(in_source) + 1, (partitions or {}).get(topic, 0))

@@ -343,12 +343,12 @@ def value_text(value: PartitionValue) -> str | None:
 
 def folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:
     """Returns `name=value/…/`, escaped; empty without partition columns."""
-    parts = []
+    folders = []
     for field, value in zip(fields, values, strict=True):
         text = value_text(value)
         escaped = NULL_FOLDER if text is None else _escaped(text)
-        parts.append(f"{_escaped(field.name)}={escaped}/")
-    return "".join(parts)
+        folders.append(f"{_escaped(field.name)}={escaped}/")
+    return "".join(folders)
 
 
 def log_folder(fields: Sequence[PartitionField], values: Sequence[Any]) -> str:

@@ -265,7 +265,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 def _is_typed(kind: pa.DataType) -> bool:
     """Returns whether neither the type nor a type in it is null."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
-    return not pa.types.is_null(kind) and all(_is_typed(one) for one in inner)
+    return not pa.types.is_null(kind) and all(_is_typed(inner_type) for inner_type in inner)
 
 
 _MAX_SHOWN: Final = 4000
@@ -324,16 +324,16 @@ def conform_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _same(one: pa.DataType, other: pa.DataType) -> bool:
+def _same(first: pa.DataType, other: pa.DataType) -> bool:
     """Returns whether merged types have the same fields, in any order, at any depth."""
-    if pa.types.is_struct(one):
-        return {field.name for field in one} == {field.name for field in other} and all(
-            _same(field.type, other.field(field.name).type) for field in one
+    if pa.types.is_struct(first):
+        return {field.name for field in first} == {field.name for field in other} and all(
+            _same(field.type, other.field(field.name).type) for field in first
         )
-    if pa.types.is_map(one):
-        return _same(one.item_type, other.item_type)
-    if _is_list(one):
-        return _same(one.value_type, other.value_type)
+    if pa.types.is_map(first):
+        return _same(first.item_type, other.item_type)
+    if _is_list(first):
+        return _same(first.value_type, other.value_type)
     return True
 
 
@@ -353,22 +353,22 @@ def _united(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
 
 
 def _united_struct(there: pa.DataType, here: pa.DataType, path: str) -> pa.DataType:
-    known = {field.name: field for field in there}
+    existing = {field.name: field for field in there}
     new = {field.name: field for field in here}
-    by_case = {name.lower(): name for name in known}
+    by_case = {name.lower(): name for name in existing}
     fields = [
         _field(field, new[name], f"{path}.{name}")
         if name in new
         else field.with_type(_canonical(field.type))
-        for name, field in known.items()
+        for name, field in existing.items()
     ]
     for name, field in new.items():
-        if name in known:
+        if name in existing:
             continue
         if (other := by_case.setdefault(name.lower(), name)) != name:
             raise _ContradictionError(f"{path}.{name} and {path}.{other} differ in case only")
         fields.append(field.with_nullable(True))
-    missing = [name for name, field in known.items() if name not in new and not field.nullable]
+    missing = [name for name, field in existing.items() if name not in new and not field.nullable]
     if missing:
         raise _ContradictionError(f"{path}.{missing[0]} must not be null, and the rows lack it")
     return pa.struct(fields)

@@ -273,8 +273,8 @@ class IcebergExportTable(ExportTable):
                 )
         assert snapshot is not None
         if columns is not None:
-            known = snapshot.schema().column_names
-            if missing := [name for name in columns.names if name not in known]:
+            table_columns = snapshot.schema().column_names
+            if missing := [name for name in columns.names if name not in table_columns]:
                 raise ExportError(
                     f"the table lacks the columns {', '.join(missing)}. Add them, drop them in the"
                     " transform, or export into another table",
