@@ -53,20 +53,20 @@ class KeyRing:
             InvalidOptionError: A key with two sources, or a callback that is not written as
                 `module:function`.
         """
-        places: dict[str, tuple[str, str]] = {}
+        sources: dict[str, tuple[str, str]] = {}
         for name, text in options.items():
             match = KEY_OPTION_PATTERN.fullmatch(name)
             if not match:
                 continue
             key_id, source = match["id"].lower(), match["source"].lower()
-            if key_id in places and places[key_id][0] != source:
+            if key_id in sources and sources[key_id][0] != source:
                 raise InvalidOptionError(
-                    f"the private key {key_id!r} is given as {places[key_id][0]} and as {source}"
+                    f"the private key {key_id!r} is given as {sources[key_id][0]} and as {source}"
                 )
             if source == "callback" and not is_callback(text):
                 raise InvalidOptionError(f"option {name} must be written module:function")
-            places[key_id] = source, text
-        return cls(Secret(places))
+            sources[key_id] = source, text
+        return cls(Secret(sources))
 
     def loaded(self) -> KeyRing:
         """Returns a ring with all keys in memory that are available on this machine.

@@ -189,8 +189,8 @@ def segment_of(entry: SegmentEntry, manifest: SegmentManifest) -> RemoteSegment:
             " offsets are unknown"
         )
     named = metadata.segment_id.topic_id_partition
-    place = (entry.topic, entry.partition, entry.base_offset)
-    if (named.topic, named.partition, metadata.start_offset) != place:
+    expected = (entry.topic, entry.partition, entry.base_offset)
+    if (named.topic, named.partition, metadata.start_offset) != expected:
         if named.topic != entry.topic and entry.topic.endswith(named.topic):
             before = entry.described_by.rpartition(f"{entry.topic}-{entry.topic_id}/")[0]
             prefix = before + entry.topic.removesuffix(named.topic)

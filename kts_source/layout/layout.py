@@ -241,7 +241,7 @@ def group_segments(
 
 
 def segment_or_orphan(
-    place: tuple[str, str, int, int, str],
+    identity: tuple[str, str, int, int, str],
     objects: Mapping[str, ObjectInfo],
     *,
     required: Sequence[str],
@@ -250,7 +250,7 @@ def segment_or_orphan(
     """Makes a segment of its objects, or an orphan if some are missing.
 
     Args:
-        place: Topic, topic id, partition, base offset and segment id.
+        identity: Topic, topic id, partition, base offset and segment id.
         objects: Suffix to object, at least one.
         required: See `group_segments`.
         described_by: See `group_segments`.
@@ -258,7 +258,7 @@ def segment_or_orphan(
     entry = None
     if (last := objects.get(required[-1])) is not None:
         entry = SegmentEntry(
-            *place, objects.get(described_by, last).key, tuple(sorted(objects.items()))
+            *identity, objects.get(described_by, last).key, tuple(sorted(objects.items()))
         )
     missing = [suffix for suffix in required if suffix not in objects]
     if entry is not None and not missing:
@@ -268,7 +268,7 @@ def segment_or_orphan(
     return Orphan(
         tuple(info.key for info in objects.values()),
         f"no .{', no .'.join(missing)}: {why}, or a delete under way",
-        place[3],
+        identity[3],
         entry,
         None if None in times else max(time for time in times if time is not None),
         tuple(info.size for info in objects.values()),

@@ -211,9 +211,9 @@ def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
     completed = []
     for entry in listing.segments:
         log = entry.object(_LOG)
-        at = bisect_right(ascending, entry.base_offset)
-        if log is not None and log.size == 0 and at < len(ascending):
-            entry = replace(entry, next_base=ascending[at])
+        index = bisect_right(ascending, entry.base_offset)
+        if log is not None and log.size == 0 and index < len(ascending):
+            entry = replace(entry, next_base=ascending[index])
         completed.append(entry)
     return tuple(completed)
 

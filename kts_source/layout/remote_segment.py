@@ -245,12 +245,12 @@ def segment_facts(
 
 
 def segment_from_facts(
-    place: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
+    identity: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
     """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few of them.
 
     Args:
-        place: Topic, topic id, partition and segment id.
+        identity: Topic, topic id, partition and segment id.
         facts: From `segment_facts`. Their number and shape are checked, numbers are not.
         ref: Returns the object of a name; raises LookupError for unknown names.
 
@@ -262,7 +262,7 @@ def segment_from_facts(
     start, end, max_timestamp, event, exact, epochs, log, compression, chunks = facts[:9]
     encryption, indexes = facts[9:]
     return RemoteSegment(
-        *place,
+        *identity,
         start,
         end,
         max_timestamp,

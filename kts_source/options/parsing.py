@@ -115,7 +115,7 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
 
 def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
     """Parses `start,stop` in milliseconds since the epoch, one of which may be empty."""
-    sides = [part.strip() for part in text.split(",", 1)]
+    sides = [side.strip() for side in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
     start, stop = (parse_int(name, side) if side else None for side in sides)
@@ -131,7 +131,7 @@ def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
 
 def parse_names(name: str, text: str) -> tuple[str, ...]:
     """Parses names separated by commas, at least one."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise InvalidOptionError(f"option {name!r} names nothing: {text!r}")
     return names

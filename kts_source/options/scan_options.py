@@ -168,17 +168,17 @@ class ScanOptions:
         return self.isolation_level == READ_COMMITTED
 
 
-def parse_any_options(given: Mapping[str, str]) -> ScanOptions:
+def parse_any_options(options_by_name: Mapping[str, str]) -> ScanOptions:
     """Checks and types options that may be of a batch or of a stream.
 
     Args:
-        given: Option name (any case) to text.
+        options_by_name: Option name (any case) to text.
 
     Raises:
         InvalidOptionError: Unknown, malformed, missing or contradictory options.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    texts = {name.lower(): text for name, text in given.items()}
+    texts = {name.lower(): text for name, text in options_by_name.items()}
     key_texts = _take(texts, KEY_OPTION_PATTERN)
     storage_texts = _take(texts, _STORAGE)
     if "storageoptions" in storage_texts:  # a row of the table as well
@@ -263,7 +263,7 @@ def _parse_known(texts: Mapping[str, str]) -> dict[str, Any]:
 def _unknown(name: str) -> str:
     names = [option.name for option in OPTIONS] + [name for name, _ in S3_OPTIONS]
     names += [f"encryption.key.pairs.<id>.private.key.{kind}" for kind in KEY_SOURCES]
-    by_lower = {known.lower(): known for known in names}
+    by_lower = {option_name.lower(): option_name for option_name in names}
     close = difflib.get_close_matches(name, by_lower, n=2, cutoff=0.6)
     if close:
         guesses = " or ".join(repr(by_lower[match]) for match in close)
@@ -273,13 +273,13 @@ def _unknown(name: str) -> str:
 
 def _selection(values: Mapping[str, Any]) -> Selection:
     names = ("subscribe", "subscribePattern", "assign")
-    given = [name for name in names if values[name] is not None]
-    if len(given) != 1:
+    selected = [name for name in names if values[name] is not None]
+    if len(selected) != 1:
         raise InvalidOptionError(
             f"one and only one of the options {', '.join(names)} must be given, not"
-            f" {' and '.join(given) or 'none'}"
+            f" {' and '.join(selected) or 'none'}"
         )
-    selection: Selection = values[given[0]]
+    selection: Selection = values[selected[0]]
     return selection
 
 

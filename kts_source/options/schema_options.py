@@ -52,28 +52,28 @@ class _Location:
 
 
 def _parse_location(name: str, text: str) -> _Location:
-    place = parse_text(name, text)
-    if not place.lower().startswith(("http://", "https://")):
-        if "://" in place:  # not shown: it may hold a password
+    location = parse_text(name, text)
+    if not location.lower().startswith(("http://", "https://")):
+        if "://" in location:  # not shown: it may hold a password
             raise InvalidOptionError(
                 f"option {name!r} is neither http://…, https://…, nor a folder's path"
             )
-        return _Location(place, is_url=False)
+        return _Location(location, is_url=False)
     try:
-        parts = urlsplit(place)
+        url = urlsplit(location)
     except ValueError:
         raise InvalidOptionError(f"option {name!r} is not a URL") from None
-    info, at_sign, host = parts.netloc.rpartition("@")
+    info, at_sign, host = url.netloc.rpartition("@")
     try:
-        _ = parts.port
+        _ = url.port
     except ValueError:
         host = ""
     # An @ after the host belongs to a password with a slash: it would be shown as a path.
-    if not host or parts.query or parts.fragment or "@" in parts.path or re.search(r"\s", place):
+    if not host or url.query or url.fragment or "@" in url.path or re.search(r"\s", location):
         raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
     user, _, password = info.partition(":")
     user_info = Secret((unquote(user), unquote(password))) if at_sign else None
-    return _Location(urlunsplit(parts._replace(netloc=host)), is_url=True, user_info=user_info)
+    return _Location(urlunsplit(url._replace(netloc=host)), is_url=True, user_info=user_info)
 
 
 def _parse_id_kind(name: str, text: str) -> str:

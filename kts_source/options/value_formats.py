@@ -356,19 +356,19 @@ def _registry(
         raise InvalidOptionError(f"option '{column}.{URL}' must be a folder with {form}")
     if form == AVRO_APICURIO and registry is not None:
         registry = replace(registry, ids=values[f"{column}.{USE_ID}"])
-    given = values[f"{column}.subject"]
+    requested = values[f"{column}.subject"]
     if not _FORMATS[form].registry_kind or registry is None or not registry.is_url:
-        if given is not None:
+        if requested is not None:
             raise InvalidOptionError(
                 f"option '{column}.subject' needs a registry's URL in '{column}.{URL}'"
             )
         return registry, None
-    if given is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
+    if requested is not None and form == JSON_CONFLUENT and values[f"{column}.schema"] is not None:
         raise InvalidOptionError(
             f"option '{column}.subject' means nothing with {form} and '{column}.schema': the"
             " registry is not asked"
         )
-    subject = known_subject(column, given, selection)
+    subject = known_subject(column, requested, selection)
     return replace(registry, subject=subject), subject
 
 
@@ -400,13 +400,13 @@ def _field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[tuple[str, ...], 
     if form.needs_type:
         raise ValueError(f"needs option '{form.column}.schema': no sample is read for a condition")
     try:
-        whole = replace(form, fields=None).type
+        all_fields = replace(form, fields=None).type
     except ValueError:
         # Other fields may have no Arrow type, such as a recursive one.
         if not path:
             raise
-        whole = replace(form, fields=(".".join(path),)).type
-    return find_field(whole, path)
+        all_fields = replace(form, fields=(".".join(path),)).type
+    return find_field(all_fields, path)
 
 
 def _needed_by_field(form: ColumnFormat, path: tuple[str, ...]) -> tuple[str, ...]:

@@ -180,10 +180,10 @@ def _read_log_dir(store: ObjectStore, folder: str) -> LogDir:
     points = _read_checkpoint(store, folder + RECOVERY_POINTS) or {}
     starts = _read_checkpoint(store, folder + LOG_STARTS) or {}
     lost = {}
-    for place in sorted({*(marks or {}), *points, *starts} - partitions.keys()):
-        if any(name.state != "future" for _, name in set_aside.get(place, ())):
+    for topic_partition in sorted({*(marks or {}), *points, *starts} - partitions.keys()):
+        if any(name.state != "future" for _, name in set_aside.get(topic_partition, ())):
             continue  # a broker renamed it before it rewrote its checkpoints
-        lost[place] = _lost_replica(folder, place, marks or {}, points, starts)
+        lost[topic_partition] = _lost_replica(folder, topic_partition, marks or {}, points, starts)
     return LogDir(
         folder,
         _look_up(store, folder + CLEAN_SHUTDOWN) is not None,
@@ -192,24 +192,24 @@ def _read_log_dir(store: ObjectStore, folder: str) -> LogDir:
         starts,
         _read_checkpoint(store, folder + CLEANED) or {},
         partitions,
-        {place: tuple(folders) for place, folders in set_aside.items()},
+        {topic_partition: tuple(folders) for topic_partition, folders in set_aside.items()},
         lost,
     )
 
 
 def _lost_replica(
     folder: str,
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     marks: Mapping[TopicPartition, int],
     points: Mapping[TopicPartition, int],
     starts: Mapping[TopicPartition, int],
 ) -> LostReplica:
-    start = starts.get(place, 0)
-    mark, point = marks.get(place, start), points.get(place, start)
-    name = HIGH_WATERMARKS if place in marks else RECOVERY_POINTS
+    start = starts.get(topic_partition, 0)
+    mark, point = marks.get(topic_partition, start), points.get(topic_partition, start)
+    name = HIGH_WATERMARKS if topic_partition in marks else RECOVERY_POINTS
     if mark < point:
         name = RECOVERY_POINTS
-    if place not in marks and place not in points:
+    if topic_partition not in marks and topic_partition not in points:
         name = LOG_STARTS
     return LostReplica(folder + name, start, max(start, mark, point))
 

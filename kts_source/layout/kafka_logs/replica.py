@@ -136,27 +136,31 @@ class SurvivingLog:
     notes: tuple[Orphan, ...]
 
 
-def recovered(store: ObjectStore, log_dir: LogDir, place: TopicPartition) -> Replica:
+def recovered(store: ObjectStore, log_dir: LogDir, topic_partition: TopicPartition) -> Replica:
     """Recovers a partition of a log directory in memory.
 
     Raises:
         CorruptSegmentError: The epoch checkpoint cannot be read, or a log that must be read has
             messages of format 0 or 1.
     """
-    folder = log_dir.partitions[place]
+    folder = log_dir.partitions[topic_partition]
     files = partition_files(store, folder)
-    return Recovery(store, log_dir, place, files).replica(folder)
+    return Recovery(store, log_dir, topic_partition, files).replica(folder)
 
 
 class Recovery:
     """Recovers one replica. Used by one thread."""
 
     def __init__(
-        self, store: ObjectStore, log_dir: LogDir, place: TopicPartition, files: PartitionFiles
+        self,
+        store: ObjectStore,
+        log_dir: LogDir,
+        topic_partition: TopicPartition,
+        files: PartitionFiles,
     ) -> None:
         self._store = store
         self._log_dir = log_dir
-        self._place = place
+        self._place = topic_partition
         self._files = files
         self._bases = [segment.base_offset for segment in files.segments]
         self._walked: dict[int, Walked] = {}

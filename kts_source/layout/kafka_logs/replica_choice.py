@@ -101,7 +101,7 @@ def _reach(replica: Replica, branch: Branch) -> int:
 
 
 def surviving_log(
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     replicas: Sequence[Replica],
     *,
     end_of_log: bool,
@@ -111,7 +111,7 @@ def surviving_log(
     """Chooses the replica that is read, and the end of its log.
 
     Args:
-        place: The partition, for errors.
+        topic_partition: The partition, for errors.
         replicas: At least one.
         end_of_log: Whether to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
@@ -152,8 +152,8 @@ def surviving_log(
         raise DataLossError(
             "no log directory holds replication-offset-checkpoint, so nothing tells up to which"
             " offset records were replicated; endOfLog=true reads all whole batches",
-            topic=place[0],
-            partition=place[1],
+            topic=topic_partition[0],
+            partition=topic_partition[1],
         )
     stop = max(stop, best.log_start)
     if best.lost_end > promised:
@@ -404,8 +404,8 @@ class Filler:
 
     def _source(self, replica: Replica) -> ReplicaSource:
         if replica.folder not in self._sources:
-            place = self._folder.topic, self._partition
-            recovery = Recovery(self._store, replica.log_dir, place, replica.files)
+            topic_partition = self._folder.topic, self._partition
+            recovery = Recovery(self._store, replica.log_dir, topic_partition, replica.files)
             stop = max(
                 min(replica.stop, self._stop, agreed_to(replica, self._branch)), replica.log_start
             )
@@ -421,19 +421,19 @@ def _have_same_batch(left: ReplicaSource, right: ReplicaSource, offset: int) -> 
 
 
 def recorded_start(
-    place: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
+    topic_partition: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
 ) -> int:
     """Returns the first offset of a log of which the main replica may lack the front.
 
     Brokers record the log start of tiered topics below the first segment that they hold, and that
     of others only above it.
     """
-    own = main.log_dir.log_starts.get(place)
+    own = main.log_dir.log_starts.get(topic_partition)
     if own is None or own >= main.log_start:
         return main.log_start
     recorded = [own]
     for replica in replicas:
-        start = replica.log_dir.log_starts.get(place)
+        start = replica.log_dir.log_starts.get(topic_partition)
         if start is not None and start <= agreed_to(replica, branch):
             recorded.append(start)
     return min(max(recorded), main.log_start)
@@ -467,18 +467,18 @@ def with_lineage(segment: RemoteSegment, lineage: tuple[EpochEntry, ...]) -> Rem
     )
 
 
-def start_note(place: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
+def start_note(topic_partition: TopicPartition, main: Replica, low: int, first: int) -> Orphan:
     """Returns the note that no disk has the front of a log."""
     return Orphan(
         (main.log_dir.folder + LOG_STARTS,),
-        f"it says that the log of {place[0]}-{place[1]} starts at offset {low}, and what is read"
-        f" begins at {first}: older records were tiered, or are lost; read the tier, with the disks"
-        " as option 'tailPath'",
+        f"it says that the log of {topic_partition[0]}-{topic_partition[1]} starts at offset {low},"
+        f" and what is read begins at {first}: older records were tiered, or are lost; read the"
+        " tier, with the disks as option 'tailPath'",
     )
 
 
 def with_missing_ends(
-    store: ObjectStore, place: TopicPartition, replicas: Sequence[Replica]
+    store: ObjectStore, topic_partition: TopicPartition, replicas: Sequence[Replica]
 ) -> list[Replica]:
     """Adds to each replica the records that it lacks between two of its logs.
 
@@ -486,23 +486,27 @@ def with_missing_ends(
     compaction leaves such gaps, too. Another replica of the same branch that holds records there
     proves the loss, above the offset up to which the cleaner of one of them came.
     """
-    cleaned = max((replica.log_dir.cleaned.get(place, 0) for replica in replicas), default=0)
+    cleaned = max(
+        (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
+    )
     completed = []
     for replica in replicas:
         others = [other for other in replicas if other is not replica]
-        lost = [*_missing_ends(store, place, replica, others, cleaned)] if others else []
+        lost = [*_missing_ends(store, topic_partition, replica, others, cleaned)] if others else []
         if lost:
             logs = sorted((*replica.files.lost_logs, *lost), key=lambda log: log.base_offset)
             files = replace(replica.files, lost_logs=tuple(logs))
             # Transactions that began in the missing records are known from snapshots only.
-            replica = Recovery(store, replica.log_dir, place, files).replica(replica.folder)
+            replica = Recovery(store, replica.log_dir, topic_partition, files).replica(
+                replica.folder
+            )
         completed.append(replica)
     return completed
 
 
 def _missing_ends(
     store: ObjectStore,
-    place: TopicPartition,
+    topic_partition: TopicPartition,
     replica: Replica,
     others: Sequence[Replica],
     cleaned: int,
@@ -513,7 +517,8 @@ def _missing_ends(
     branch = Branch(replica.lineage, replica.log_start, replica.stop)
     lost = [log.base_offset for log in replica.files.lost_logs]
     sizes = [
-        ({part.base_offset: part.log.size for part in other.segments}, other) for other in others
+        ({segment.base_offset: segment.log.size for segment in other.segments}, other)
+        for other in others
     ]
     ordered = [(sorted(by_base), by_base, other) for by_base, other in sizes]
     for segment, following in pairwise(replica.segments):
@@ -536,7 +541,7 @@ def _missing_ends(
         if end is None or not cleaned <= end < high:
             continue
         for other in unlike:
-            batch = Recovery(store, other.log_dir, place, other.files).batch_at(end)
+            batch = Recovery(store, other.log_dir, topic_partition, other.files).batch_at(end)
             if (
                 batch is None
                 or batch.base_offset >= high
