@@ -129,7 +129,7 @@ class DiskSource:
     def partitions(self) -> list[SourcePartition]:
         """See `Source`."""
         self._topics = self._selected_topics()
-        parts = [
+        partitions = [
             SourcePartition(
                 topic.topic,
                 topic.topic_id,
@@ -143,8 +143,8 @@ class DiskSource:
             or number in topic.on_disks
             or self._disks.lost_replicas((topic.topic, number))
         ]
-        self._catalog.expect(len(parts))
-        return parts
+        self._catalog.expect(len(partitions))
+        return partitions
 
     def finish(self) -> list[str]:
         """See `Source`."""
@@ -173,8 +173,8 @@ class DiskSource:
         if in_tier := tuple(name for name in names if name in tiered):
             # Offsets that the tier lacks may be on the disks, so these are searched first.
             lenient = replace(options, selection=Subscribe(in_tier), fail_on_data_loss=False)
-            found = discover(lenient, self._catalog, self._pool)
-            discovered = {topic.topic: topic for topic in found}
+            tiered_topics = discover(lenient, self._catalog, self._pool)
+            discovered = {topic.topic: topic for topic in tiered_topics}
         topics = []
         for name in names:
             ids = disk_ids.get(name, frozenset())
@@ -258,7 +258,7 @@ class DiskSource:
             if listed is None:
                 return None
             return open_tier_log(options, listed, side_files, in_part=False)
-        place = Place(
+        location = Place(
             *key,
             orphans,
             options.fail_on_data_loss,
@@ -266,12 +266,12 @@ class DiskSource:
             beyond="above the end of the log",
         )
         disk_log = DiskLog(
-            place, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log
+            location, topic.topic_id, side_files, disks, listed, end_of_log=options.end_of_log
         )
         for note in disk_log.notes:
-            log.warning("%s: not read: %s", place, printable(str(note)))
+            log.warning("%s: not read: %s", location, printable(str(note)))
         if disk_log.is_undecided and options.read_committed:
-            place.raise_or_warn(
+            location.raise_or_warn(
                 f"no producer snapshot is sound at the first segment of {disk_log.disks.folder}, so"
                 " it is unknown which transactions were open there, and whether the disk ended"
                 " them; failOnDataLoss=false assumes that none was open"
@@ -308,7 +308,7 @@ class DiskLog(SourceLog):
 
     def __init__(
         self,
-        place: Place,
+        location: Place,
         topic_id: str,
         side_files: SideFiles,
         disks: Disks,
@@ -316,8 +316,8 @@ class DiskLog(SourceLog):
         *,
         end_of_log: bool,
     ) -> None:
-        super().__init__(place, topic_id, side_files)
-        self._key = place.topic, place.partition
+        super().__init__(location, topic_id, side_files)
+        self._key = location.topic, location.partition
         self._all_disks = disks
         self._replicas = disks.replicas(self._key, topic_id)
         self._segments = [] if listed is None else listed.all()
@@ -364,7 +364,7 @@ class DiskLog(SourceLog):
         branch, tier_lineage = self._branch, self._tier_lineage
         recorded = []
         if tier_lineage:
-            end = max(one.stop_offset for one in (*self._segments, *self._damaged))
+            end = max(segment.stop_offset for segment in (*self._segments, *self._damaged))
             first = tier_lineage[0].start_offset
             if first <= agreed_to(Branch(tuple(tier_lineage), first, end), branch):
                 recorded.append(first)
@@ -399,7 +399,9 @@ class DiskLog(SourceLog):
         if tier_end > replica.stop:
             # The tier grew and was deleted from after the disks were copied. Only the next segment
             # to be copied would record the log start.
-            low = max(low, min([tier.ranges[0].start, *(one.start_offset for one in segments)]))
+            low = max(
+                low, min([tier.ranges[0].start, *(segment.start_offset for segment in segments)])
+            )
         gaps = between(tier.ranges, low, MAX_OFFSET)
         from_disk = [span for gap in gaps for span in _held(gap, segments)]
         held = sorted([*tier.ranges, *from_disk], key=lambda span: span.start)

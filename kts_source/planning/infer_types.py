@@ -76,8 +76,8 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
         if not records:
             raise ValueError("there is no record that could show what they hold")
         ddl = print_ddl(infer(_texts(values, form)))
-        known = replace(form, schema=ddl)
-        _ = known.type
+        typed = replace(form, schema=ddl)
+        _ = typed.type
     except ValueError as error:
         raise InvalidOptionError(
             f"option '{form.column}.format' = {form.format} needs option '{form.column}.schema':"
@@ -85,7 +85,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
         ) from None
     shown = " ".join(ddl.split())  # names may have line feeds
     log.info("'%s.schema', as %d records show it: %s", form.column, records, shown)
-    return known
+    return typed
 
 
 def _texts(values: Iterable[bytes | None], form: ColumnFormat) -> Iterator[bytes | None]:

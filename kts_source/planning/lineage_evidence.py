@@ -177,8 +177,8 @@ def _witnesses(
     """Returns the last segment of each epoch, which has the longest checkpoint of that leader."""
     by_epoch: dict[int, RemoteSegment] = {}
     for segment in segments:
-        known = by_epoch.get(last_epoch(segment))
-        if segment is not newest and (known is None or segment.end_offset > known.end_offset):
+        last = by_epoch.get(last_epoch(segment))
+        if segment is not newest and (last is None or segment.end_offset > last.end_offset):
             by_epoch[last_epoch(segment)] = segment
     return [by_epoch[epoch] for epoch in sorted(by_epoch, reverse=True)]
 

@@ -367,7 +367,9 @@ class MetadataTopicLayout:
                 for segment in unfinished
             ]
             self._listings[key] = PartitionListing(
-                tuple(sorted(entries[key], key=lambda one: (one.base_offset, one.segment_id))),
+                tuple(
+                    sorted(entries[key], key=lambda entry: (entry.base_offset, entry.segment_id))
+                ),
                 (*orphans[key], *in_progress),
             )
 
@@ -552,7 +554,9 @@ def _not_named(segments: NamedSegments, brokers: BrokerLog) -> Iterator[tuple[in
     position = brokers.log_start
     stop = position if brokers.local_start is None else min(brokers.local_start, brokers.end)
     # Segments that retention deletes were named, and the log start has moved past them since.
-    for segment in sorted([*segments.live, *segments.deleting], key=lambda one: one.start_offset):
+    for segment in sorted(
+        [*segments.live, *segments.deleting], key=lambda segment: segment.start_offset
+    ):
         if segment.start_offset >= stop:
             break
         if segment.start_offset > position:

@@ -224,14 +224,16 @@ def with_surroundings(
     tasks = tuple(tasks)
     if not read_committed:
         return tasks
-    ranges = {(part.topic, part.partition): part.surviving.ranges for part in partitions}
+    ranges = {
+        (partition.topic, partition.partition): partition.surviving.ranges
+        for partition in partitions
+    }
     slices: dict[tuple[str, int], list[SegmentSlice]] = {}
     for task in tasks:
         for piece in task.slices:
             slices.setdefault((piece.topic, piece.partition), []).append(piece)
     located = {
-        place: iter(_with_surroundings(pieces, ranges.get(place, ())))
-        for place, pieces in slices.items()
+        key: iter(_with_surroundings(pieces, ranges.get(key, ()))) for key, pieces in slices.items()
     }
     return tuple(
         replace(

@@ -468,7 +468,7 @@ def discover_topic(
     held = [here[number] for number in wanted if number in here and here[number].has_segments]
     held_numbers = {each.partition for each in held}
     empty = [number for number in wanted if number not in held_numbers]
-    parts = [
+    incomplete = [
         orphan
         for number in empty
         if number in here
@@ -481,7 +481,7 @@ def discover_topic(
         tuple(folder.topic_id for folder in folders if folder != chosen),
         tuple(held),
         tuple(empty),
-        tuple(parts),
+        tuple(incomplete),
         frozenset(folder.topic_id for folder in with_segments - {chosen}),
         tuple(
             each
@@ -493,7 +493,7 @@ def discover_topic(
     if not held and isinstance(options.selection, Subscribe) and options.fail_on_data_loss:
         raise TopicNotFoundError(
             f"no segment of topic {topic!r} at {catalog.store.uri(chosen.folder)}; there are"
-            f" {some(map(str, parts)) or 'no objects'}",
+            f" {some(map(str, incomplete)) or 'no objects'}",
             topic=topic,
         )
     return discovered
@@ -517,10 +517,10 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
     are of several segments: a broker copies a segment after the previous one is complete, so parts
     of one segment are a first copy in progress, or a failed one, and other parts prove a loss.
     """
-    parts = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
-    if len({orphan.base_offset for orphan in parts}) > 1 and options.fail_on_data_loss:
+    incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
+    if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
-            f"only parts of segments are there, not one whole: {some(map(str, parts))};"
+            f"only parts of segments are there, not one whole: {some(map(str, incomplete))};"
             " failOnDataLoss=false leaves the partition out",
             topic=listed.topic,
             partition=listed.partition,
@@ -547,7 +547,7 @@ def _check_newest(
     entries = (entry for each in listed if each.folder == chosen for entry in each.entries)
     written = (info.last_modified_ms or -1 for entry in entries for _, info in entry.objects)
     newest = max(written, default=-1)
-    newer = [one for one in others if one.written_ms is None or one.written_ms > newest]
+    newer = [orphan for orphan in others if orphan.written_ms is None or orphan.written_ms > newest]
     if not newer:
         return
     text = (

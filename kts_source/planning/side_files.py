@@ -238,13 +238,13 @@ class SideFiles:
         try:
             for _, window in self._source.windows(spans):
                 pending += window
-                whole = _whole_entries(pending)
-                for entry in read(pending[:whole]):
+                complete = _whole_entries(pending)
+                for entry in read(pending[:complete]):
                     _require_order(entry, least, segment.stop_offset)
                     least = entry.last_offset + 1
                     yield entry
-                pending = pending[whole:]
-                entry_position += whole
+                pending = pending[complete:]
+                entry_position += complete
             yield from read(pending)  # an incomplete entry: this raises
         except SegmentFormatError as error:
             raise self._located(error, segment, "record batch", entry_position) from error
@@ -324,16 +324,16 @@ def check_time_index(index: TimeIndex, segment: RemoteSegment) -> None:
 
 
 def _cache(
-    known: dict[tuple[str, str | None], _Index],
+    cache: dict[tuple[str, str | None], _Index],
     key: tuple[str, str | None],
     index: _Index,
     data: bytes | None,
 ) -> None:
     if len(data or b"") > _MAX_CACHED_BYTES:
         return
-    if len(known) == _MAX_CACHED:
-        del known[next(iter(known))]
-    known[key] = index
+    if len(cache) == _MAX_CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = index
 
 
 def replay_batches(

@@ -304,7 +304,7 @@ def conjunction(*terms: Predicate | None) -> Predicate | None:
     return And(distinct)
 
 
-def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
+def narrowed(plan: ScanPlan, where: Predicate, condition: Predicate) -> ScanPlan:
     """Returns a plan without the slices and ranges in which no row matches.
 
     Makes no request: offsets, partitions and the newest timestamp of each segment decide. A
@@ -313,14 +313,14 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
     Args:
         plan: Made for the same rows, or for more.
         where: Rows for which it is not true are not wanted.
-        whole: The same together with the condition that the plan was made with.
+        condition: The same together with the condition that the plan was made with.
     """
     boxes: dict[tuple[str, int], Region] = {}
     earlier: set[SegmentName] = set()
-    for part in plan.partitions:
-        box = region(specialised(where, part.topic, part.partition))
-        boxes[part.topic, part.partition] = box
-        segments = [span.segment for span in part.surviving.ranges]
+    for partition in plan.partitions:
+        box = region(specialised(where, partition.topic, partition.partition))
+        boxes[partition.topic, partition.partition] = box
+        segments = [span.segment for span in partition.surviving.ranges]
         earlier.update(map(segment_name, _all_earlier(segments, first_millisecond(box))))
     tasks = (_narrowed_task(task, boxes, earlier) for task in plan.tasks)
     kept = with_surroundings(
@@ -328,7 +328,7 @@ def narrowed(plan: ScanPlan, where: Predicate, whole: Predicate) -> ScanPlan:
         plan.partitions,
         read_committed=plan.read_committed,
     )
-    return replace(plan, tasks=kept, where=fingerprint(whole))
+    return replace(plan, tasks=kept, where=fingerprint(condition))
 
 
 def _narrowed_task(

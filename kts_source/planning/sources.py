@@ -48,8 +48,8 @@ class SourceLog:
     unknown_lineage: RemoteSegment | None = None
     _contradiction: str | None = None
 
-    def __init__(self, place: Place, topic_id: str, side_files: SideFiles) -> None:
-        self.place = place
+    def __init__(self, location: Place, topic_id: str, side_files: SideFiles) -> None:
+        self.place = location
         self.topic_id = topic_id
         self.side_files = side_files
 

@@ -158,7 +158,7 @@ def newest_lineage(
     `None` if no segment has one. Raises `CorruptSegmentError` if the checkpoint is invalid.
     """
     kind = IndexType.LEADER_EPOCH
-    checkpoints = [*segments, *(one for one in damaged if kind in one.objects.indexes)]
+    checkpoints = [*segments, *(segment for segment in damaged if kind in segment.objects.indexes)]
     if not checkpoints:
         return (), None
     newest = newest_segment(checkpoints)
@@ -199,7 +199,7 @@ class TierLog(SourceLog):
 
     def __init__(
         self,
-        place: Place,
+        location: Place,
         listed: ListedPartition,
         side_files: SideFiles,
         *,
@@ -207,7 +207,7 @@ class TierLog(SourceLog):
         max_ahead_ms: int | None = None,
         keeps_from: int | None = None,
     ) -> None:
-        super().__init__(place, listed.topic_id, side_files)
+        super().__init__(location, listed.topic_id, side_files)
         self.listed = listed
         self._max_ahead_ms = max_ahead_ms
         self._keeps_from = MAX_OFFSET if keeps_from is None else keeps_from
@@ -219,7 +219,9 @@ class TierLog(SourceLog):
         # epoch that no whole one has.
         self._damaged = listed.damaged()
         self._evidence: _Evidence | None = None
-        is_above = any(one.stop_offset > self._bases[0] for one in self._damaged if self._bases)
+        is_above = any(
+            segment.stop_offset > self._bases[0] for segment in self._damaged if self._bases
+        )
         if not in_part or is_above or not self._bases or not self._find_ends():
             self._read_all()
 
@@ -293,17 +295,17 @@ class TierLog(SourceLog):
         ahead = 1
         end = stop
         while True:
-            known = self.covering(start, end)
+            log = self.covering(start, end)
             try:
-                decisions = decide(known, start, stop, self.side_files)
+                decisions = decide(log, start, stop, self.side_files)
             except UnknownStartError:  # bad snapshots: earlier segments record open transactions
                 self._read_all()
                 continue
-            if self.is_complete or not decisions.undecided or known.ranges[-1].stop >= known.stop:
-                return known, decisions
-            following = bisect_left(self._bases, known.ranges[-1].stop) + ahead
-            more = self._bases[following] if following < len(self._bases) else known.stop
-            end = min(max(more, end + 1), known.stop)
+            if self.is_complete or not decisions.undecided or log.ranges[-1].stop >= log.stop:
+                return log, decisions
+            following = bisect_left(self._bases, log.ranges[-1].stop) + ahead
+            more = self._bases[following] if following < len(self._bases) else log.stop
+            end = min(max(more, end + 1), log.stop)
             ahead *= 2
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
@@ -333,8 +335,8 @@ class TierLog(SourceLog):
             low = self.log.log_start
             served = [replace(s, start=max(s.start, low)) for s in spans if s.stop > low]
             served.sort(key=lambda span: span.start)
-            known = replace(self.log, ranges=tuple(served))
-            offset = first_offset_at_or_after(known, timestamp_ms, self.side_files)
+            covered = replace(self.log, ranges=tuple(served))
+            offset = first_offset_at_or_after(covered, timestamp_ms, self.side_files)
             if offset is not None:
                 return offset
             begin, size = begin + size, 2 * size
@@ -421,8 +423,8 @@ class TierLog(SourceLog):
         log_start = self._lineage[0].start_offset
         if segment.stop_offset <= log_start:
             return True
-        whole = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
-        return usable_range(segment, self._lineage) == whole and whole.stop <= self.log.stop
+        expected = SegmentRange(segment, max(segment.start_offset, log_start), segment.stop_offset)
+        return usable_range(segment, self._lineage) == expected and expected.stop <= self.log.stop
 
     def _group_start(self, number: int) -> int:
         """Returns the first entry with the base offset of this one."""

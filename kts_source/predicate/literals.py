@@ -121,7 +121,7 @@ def instant(text: str, zone: tzinfo | None) -> int:
             f"{text!r} is not a timestamp such as '2024-01-31 12:00:00Z' or '2024-01-31T12:00:00'"
         )
     *_, fraction, named = match.groups()
-    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
+    year, month, day, hour, minute, second = (int(field or 0) for field in match.groups()[:6])
     if named:
         zone = time_zone(named)
     if zone is None:
@@ -343,6 +343,6 @@ class SqlText:
 
 def names_of(node: exp.Column | exp.Dot) -> tuple[str, ...]:
     """Returns the parts of a name from left to right; empty if one is not an identifier."""
-    parts = node.parts
-    names = tuple(part.name for part in parts if isinstance(part, exp.Identifier))
-    return names if len(names) == len(parts) else ()
+    nodes = node.parts
+    names = tuple(name_node.name for name_node in nodes if isinstance(name_node, exp.Identifier))
+    return names if len(names) == len(nodes) else ()

@@ -50,7 +50,7 @@ _UNKNOWN_PLACE = TaskPlace()
 def run_task(
     task: ScanTask,
     options: ScanOptions,
-    place: TaskPlace = _UNKNOWN_PLACE,
+    location: TaskPlace = _UNKNOWN_PLACE,
     *,
     batches: BatchLimits = FOR_SPARK,
     whole: bool = False,
@@ -65,7 +65,7 @@ def run_task(
     Args:
         task: Task to read.
         options: Options of the scan.
-        place: The scan and the number of the task.
+        location: The scan and the number of the task.
         batches: Limits of a batch.
         whole: True if the consumer takes all rows, so that the first request need not be alone.
         on_end: Called with the metrics when the task has ended in any way.
@@ -76,12 +76,12 @@ def run_task(
         TieredKafkaError: See `read_task`.
     """
     tier = open_tier(options) if opened is None else opened
-    meter = TaskMeter(task, tier, place)
+    meter = TaskMeter(task, tier, location)
     outcome = CLOSED
     try:
         source = SegmentSource(tier, options.key_ring)
         settings = replace(ReadSettings.of(options), batches=batches)
-        if whole or place.partition:
+        if whole or location.partition:
             # A LIMIT asks for the first task only; later ones are read whole and need not wait.
             ahead = replace(settings.read_ahead, slow_start=False)
             settings = replace(settings, read_ahead=ahead)
@@ -250,7 +250,7 @@ def read_slices(
             _skip_rest(position, failure, settings, meter)
             if position.decoder is not None:
                 yield from position.decoder.finish(meter, rest_is_lost=True)
-        number = next(at for at, task_slice in enumerate(slices) if task_slice is failed)
+        number = next(index for index, task_slice in enumerate(slices) if task_slice is failed)
         slices = slices[number + 1 :]
 
 

@@ -117,7 +117,7 @@ class ScanTask:
     @property
     def nominal_bytes(self) -> int:
         """Original bytes of all slices, and about those of the ranges."""
-        return sum(part.nominal_bytes for part in self.parts)
+        return sum(task_part.nominal_bytes for task_part in self.parts)
 
     @property
     def parts(self) -> tuple[SegmentSlice | BrokerRange, ...]:
@@ -127,4 +127,6 @@ class ScanTask:
     @property
     def topic_partitions(self) -> tuple[str, ...]:
         """Names of the partitions, such as `orders-0`."""
-        return tuple(dict.fromkeys(f"{part.topic}-{part.partition}" for part in self.parts))
+        return tuple(
+            dict.fromkeys(f"{task_part.topic}-{task_part.partition}" for task_part in self.parts)
+        )

@@ -128,9 +128,9 @@ class TypedRows:
         return malformed + kept.malformed, rows, error or kept.error
 
     def _decode(
-        self, batch: pa.RecordBatch, known: Mapping[str, BadValues] = _NO_BAD_VALUES
+        self, batch: pa.RecordBatch, bad_values: Mapping[str, BadValues] = _NO_BAD_VALUES
     ) -> _Outcome:
-        """Decodes the rows of a batch. The filter could not decode the `known` values."""
+        """Decodes the rows of a batch. The filter could not decode the `bad_values` values."""
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns |= {raw: columns[name] for raw, name in _SOURCES.items() if name in columns}
         kept = None
@@ -140,14 +140,14 @@ class TypedRows:
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
                 # The rows before are valid, and a limit may want no more.
                 bad = values.bad[0]
-                malformed, rows, earlier = self._decode(batch.slice(0, bad.row), known)
+                malformed, rows, earlier = self._decode(batch.slice(0, bad.row), bad_values)
                 return malformed, rows, earlier or _error(batch, form, bad)
             if values.bad and form.mode != PERMISSIVE:
                 if self._set_aside is not None:
                     reasons = _reasons_by_row(form.column, values.bad) | reasons
                 kept = np.ones(batch.num_rows, np.bool_) if kept is None else kept
                 kept[[bad.row for bad in values.bad]] = False
-            if known_bad := known.get(form.column):
+            if known_bad := bad_values.get(form.column):
                 values = _with_bad(values, known_bad)
             columns[form.column] = values.array
             if form.error_column is not None:
@@ -255,9 +255,9 @@ def _renumber(
     }
 
 
-def _with_bad(values: DecodedValues, known: BadValues) -> DecodedValues:
+def _with_bad(values: DecodedValues, bad_values: BadValues) -> DecodedValues:
     """Returns the values with nulls in place of those known to be bad."""
-    by_row = {bad.row: bad for bad in (*known, *values.bad) if bad.row < len(values.array)}
+    by_row = {bad.row: bad for bad in (*bad_values, *values.bad) if bad.row < len(values.array)}
     null = np.zeros(len(values.array), np.bool_)
     null[list(by_row)] = True
     rows = pa.array(np.arange(len(null)), mask=null)

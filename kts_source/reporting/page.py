@@ -82,7 +82,8 @@ def packed(facts: Mapping[str, Any], segments: SegmentColumns) -> str:
         "storageClass": segments.storage_class,
     }
     offsets = max(
-        (int(np.abs(one).max(initial=0)) for one in (segments.start, segments.stop)), default=0
+        (int(np.abs(column).max(initial=0)) for column in (segments.start, segments.stop)),
+        default=0,
     )
     head = {
         **facts,
@@ -241,14 +242,14 @@ def describe_unlocked(
     if described is not None:
         return described, ()
     with errors_only("kts_source"):  # the first attempt has logged all warnings
-        parts = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
+        partitions = partitions_with_keys(replace(options, fail_on_data_loss=False), tier)
         unlocked, locked = [], []
-        for part, keys in parts:
-            alone = only(options, [part])
+        for partition, keys in partitions:
+            alone = only(options, [partition])
             # A key may be missing only for old segments, which are not described.
             if keys and unless_locked(partial(described_plan, alone, tier)) is None:
-                locked.append(locked_partition(part, keys))
+                locked.append(locked_partition(partition, keys))
             else:
-                unlocked.append(part)
+                unlocked.append(partition)
         described = described_plan(only(options, unlocked), tier) if unlocked else None
     return described, tuple(locked)

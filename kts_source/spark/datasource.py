@@ -76,13 +76,16 @@ def typed_as(
         InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
             is not read to.
     """
-    if not any(one.needs_type for one in formats):
+    if not any(column_format.needs_type for column_format in formats):
         return tuple(formats)
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if isinstance(schema, StructType):
         schema = to_arrow_schema(schema)
-    return tuple(_typed_as(schema, one) if one.needs_type else one for one in formats)
+    return tuple(
+        _typed_as(schema, column_format) if column_format.needs_type else column_format
+        for column_format in formats
+    )
 
 
 def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
@@ -95,11 +98,11 @@ def _typed_as(schema: pa.Schema, form: ColumnFormat) -> ColumnFormat:
         )
     try:
         # The schema has only the fields of `value.columns`.
-        known = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
-        _ = known.type
+        typed = replace(form, schema=print_ddl(schema.field(form.column).type), fields=None)
+        _ = typed.type
     except ValueError as error:
         raise InvalidOptionError(f"column {form.column!r} of the schema: {error}") from None
-    return known
+    return typed
 
 
 def columns_of(
@@ -185,7 +188,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
 
     def schema(self) -> StructType:
         """Returns the columns that the options ask for; a sample gives types of untyped JSON."""
-        if any(one.needs_type for one in self._scan_options.formats):
+        if any(column_format.needs_type for column_format in self._scan_options.formats):
             with explained_imports():
                 from kts_source.planning.infer_types import with_types
 

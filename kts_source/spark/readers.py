@@ -198,7 +198,7 @@ class TieredKafkaStreamReader(
         forget_finders_of_sparks_archives()
         if plan is None:
             return []
-        offsets = sum(part.stop - part.start for part in plan.partitions)
+        offsets = sum(partition.stop - partition.start for partition in plan.partitions)
         log.info(
             "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; behind: %s",
             offsets,

@@ -66,11 +66,13 @@ def end_offsets(
             several sources and none was named.
     """
     position = committed_position(checkpoint, source=source, options=options)
-    found: dict[str, dict[str, int]] = {}
-    for topic, known in sorted(position.topics.items()):
+    offsets: dict[str, dict[str, int]] = {}
+    for topic, topic_position in sorted(position.topics.items()):
         wanted = dict.fromkeys(range((partitions or {}).get(topic, 0)), EARLIEST)
-        found[topic] = {str(n): at for n, at in sorted({**wanted, **known.offsets}.items())}
-    return json.dumps(found)
+        offsets[topic] = {
+            str(n): offset for n, offset in sorted({**wanted, **topic_position.offsets}.items())
+        }
+    return json.dumps(offsets)
 
 
 def committed_position(
@@ -106,11 +108,11 @@ def committed_position(
 
 def _offsets(lines: list[str], where: str) -> dict[str, str]:
     """The text of each source, by name or number."""
-    version, found = lines[0], [line for line in lines[2:] if line]
+    version, texts = lines[0], [line for line in lines[2:] if line]
     if version == "v1":
-        return {str(number): line for number, line in enumerate(found)}
+        return {str(number): line for number, line in enumerate(texts)}
     if version == "v2":
-        named = [_NAMED.fullmatch(line) for line in found]
+        named = [_NAMED.fullmatch(line) for line in texts]
         if all(named):
             return {match[1]: match[2] for match in named if match is not None}
     raise StreamOffsetError(
@@ -145,12 +147,12 @@ class _Folder:
         """The numbers of the files in a folder; temporary ones and checksums are left out."""
         try:
             if self._local is not None:
-                names = [one.name for one in (self._local / name).iterdir()]
+                names = [path.name for path in (self._local / name).iterdir()]
             else:
                 names = self._files.ls(f"{self._path}/{name}", detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        matches = (_BATCH.fullmatch(one) for one in names)
+        matches = (_BATCH.fullmatch(name) for name in names)
         return [int(match[1]) for match in matches if match is not None]
 
     def text(self, name: str) -> str:

@@ -137,11 +137,11 @@ def position_from_json(document: object) -> StreamPosition:
         _check_members(f"the begin of topic {name!r}", begin, {"id", "p"})
         offsets = _offsets(name, begin["p"])
         topic_id = _topic_id(name, begin["id"])
-        known = topics.get(name)
+        topic_position = topics.get(name)
         if (
-            known is None
-            or known.topic_id != topic_id
-            or not offsets.keys() <= known.offsets.keys()
+            topic_position is None
+            or topic_position.topic_id != topic_id
+            or not offsets.keys() <= topic_position.offsets.keys()
         ):
             raise _malformed(f"it begins in partitions of topic {name!r} where it does not end")
         begins[name] = TopicBegin(topic_id, offsets)
@@ -159,14 +159,14 @@ def _texts(offsets: Offsets) -> dict[str, int]:
 
 
 def _offsets(topic: str, value: object) -> dict[int, int]:
-    found = {}
+    offsets = {}
     for text, offset in _object(f"topic {topic!r}", value).items():
         if not isinstance(text, str) or not _NUMBER.fullmatch(text) or int(text) > _MAX_PARTITION:
             raise _malformed(f"topic {topic!r} has a partition {text!r}")
         if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
             raise _malformed(f"{topic}-{text} has an offset {offset!r}")
-        found[int(text)] = offset
-    return found
+        offsets[int(text)] = offset
+    return offsets
 
 
 def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # noqa: ANN401
