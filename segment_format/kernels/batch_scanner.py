@@ -182,10 +182,10 @@ class BatchScanner:
             special |= is_cut & (table[c.SCAN_LAST_OFFSET] >= self._start_offset)
         for row in np.flatnonzero(special).tolist():
             position = int(table[c.SCAN_LOG_POSITION, row])
-            at = position - origin
-            size = read_prefix(view[at : at + 17]).size
+            start = position - origin
+            size = read_prefix(view[start : start + 17]).size
             try:
-                batch = next(iter_batches(view[at : at + size], check_crcs=False))
+                batch = next(iter_batches(view[start : start + size], check_crcs=False))
             except SegmentFormatError as error:
                 self._slots[c.SCAN_ROWS] = first + row
                 raise error.at(position, int(table[c.SCAN_BASE_OFFSET, row])) from None
@@ -253,9 +253,9 @@ def _of_old_format(data: memoryview, position: int, start_offset: int) -> tuple[
 
 @lru_cache(1)
 def _kernel() -> Callable[[NDArray[np.int64]], int]:
-    found = object_code.load_of_frame("scan_batches")
-    if found is not None:
-        return found
+    kernel = object_code.load_of_frame("scan_batches")
+    if kernel is not None:
+        return kernel
     from segment_format.kernels.scan_batches import scan_batches  # brings in numba
 
     return scan_batches

@@ -222,8 +222,8 @@ def column_names(columns: Iterable[str], others: Container[str] = ()) -> tuple[s
     every = tuple(columns)
     names = tuple(name for name in every if name not in others)
     if len(set(every)) < len(every) or not set(names) <= COLUMNS.keys():
-        known = ", ".join(COLUMNS)
-        raise ValueError(f"columns must be distinct and of {known}: {', '.join(every)}")
+        allowed = ", ".join(COLUMNS)
+        raise ValueError(f"columns must be distinct and of {allowed}: {', '.join(every)}")
     return names
 
 

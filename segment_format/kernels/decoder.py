@@ -126,40 +126,40 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
     """
     position = origin + frame[c.ERROR_POSITION]
     offset = frame[c.ERROR_OFFSET]
-    found, expected = frame[c.ERROR_FOUND], frame[c.ERROR_EXPECTED]
+    actual, expected = frame[c.ERROR_FOUND], frame[c.ERROR_EXPECTED]
     error: type[CorruptRecordError] = CorruptRecordError
     if status in _RECORD_ERRORS:
         message = (
             f"{frame[c.RECORDS_LEFT]} records before the end of a batch: {_RECORD_ERRORS[status]}"
         )
     elif status == c.ERROR_LENGTH:
-        message = f"entry length {found} is below {expected}"
+        message = f"entry length {actual} is below {expected}"
     elif status == c.ERROR_MAGIC:
-        error, message = UnsupportedMagicError, f"unknown magic {found}"
+        error, message = UnsupportedMagicError, f"unknown magic {actual}"
     elif status == c.ERROR_TOO_LARGE:
-        message = f"entry of {found} bytes, at most {expected} are allowed"
+        message = f"entry of {actual} bytes, at most {expected} are allowed"
     elif status == c.ERROR_HEADER:
         message = (
-            f"impossible batch: base offset {offset}, last offset delta {found},"
+            f"impossible batch: base offset {offset}, last offset delta {actual},"
             f" record count {expected}"
         )
     elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
-        error, message = CrcMismatchError, f"stored CRC {found:#010x}, computed {expected:#010x}"
+        error, message = CrcMismatchError, f"stored CRC {actual:#010x}, computed {expected:#010x}"
     elif status == c.ERROR_CODEC:
-        error, message = UnsupportedCompressionError, f"unknown codec number {found}"
+        error, message = UnsupportedCompressionError, f"unknown codec number {actual}"
     elif status == c.ERROR_EPOCH:
-        message = f"a batch of leader epoch {found}, where the lineage has epoch {expected}"
+        message = f"a batch of leader epoch {actual}, where the lineage has epoch {expected}"
     elif status == c.ERROR_ORDER:
-        message = order_message(found, expected, frame)
+        message = order_message(actual, expected, frame)
     elif status == c.ERROR_RECORD_COUNT:
-        message = record_count_message(expected, found)
+        message = record_count_message(expected, actual)
     elif status == c.ERROR_RECORD_OFFSET:
-        message = record_offset_message(found, expected, frame[c.LAST_OFFSET])
+        message = record_offset_message(actual, expected, frame[c.LAST_OFFSET])
     elif status == c.ERROR_TRANSACTION:
         error = ContradictedIntervalsError
-        message = transaction_message(found, _OUTCOMES[expected].format(offset=offset))
+        message = transaction_message(actual, _OUTCOMES[expected].format(offset=offset))
     elif status == c.ERROR_BATCH_REST:
-        message = f"{found} bytes left after the last record of a batch"
+        message = f"{actual} bytes left after the last record of a batch"
     else:  # pragma: no cover - a bug: the kernels return no other status
         message = f"kernel status {status}"
     return error(message, position=position, offset=offset)

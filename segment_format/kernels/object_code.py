@@ -88,7 +88,9 @@ def load() -> Kernel | None:
     ) -> int:
         nonlocal known
         # Passing `bytes` takes a tenth of the time.
-        found = payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
+        payload_pointer = (
+            payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
+        )
         current = known  # other threads replace it as a whole
         if current[0]() is not window or current[1]() is not frame:
             known = current = _addresses(window, frame)
@@ -96,7 +98,7 @@ def load() -> Kernel | None:
         status: int = entry(
             window_address,
             window.size,
-            found,
+            payload_pointer,
             len(payload),
             frame_address,
             frame.size,
@@ -222,9 +224,9 @@ def _check_emitted(function: Any, name: str) -> None:  # noqa: ANN401
         for array, _ in _STORED[name]
         for kind, field in _ARRAY_PASSED_AS
     ]
-    found = [(str(argument.type), argument.name) for argument in function.arguments]
-    if found != expected or not str(function.global_value_type).startswith("i32 ("):
-        raise ValueError(f"the kernel is {function.global_value_type} of {found}")
+    arguments = [(str(argument.type), argument.name) for argument in function.arguments]
+    if arguments != expected or not str(function.global_value_type).startswith("i32 ("):
+        raise ValueError(f"the kernel is {function.global_value_type} of {arguments}")
 
 
 def _shim(name: str, kernel: str) -> str:

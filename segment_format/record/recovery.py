@@ -169,8 +169,8 @@ def last_offset(
             position=entry.position,
             offset=entry.offset,
         )
-    whole = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
-    first, last, is_dense = _checked_offsets(whole, entry)
+    data = head if len(head) >= entry.size else memoryview(read(entry.position, entry.stop))
+    first, last, is_dense = _checked_offsets(data, entry)
     if position > 0 and entry.position == position and last != indexed:
         # The batches before this one show whether the index or the batch is wrong.
         return last_offset(read, size, base_offset=base_offset, newest=newest)

@@ -41,12 +41,12 @@ def _key_start(keys: Address, width: Value, number: Value) -> Value:
 
 @helper
 def _same(data: Address, keys: Address, width: Value, first: Value, second: Value) -> Value:
-    at, other = _key_start(keys, width, first), _key_start(keys, width, second)
-    size = _key_start(keys, width, first + 1) - at
+    start, other = _key_start(keys, width, first), _key_start(keys, width, second)
+    size = _key_start(keys, width, first + 1) - start
     if size != _key_start(keys, width, second + 1) - other:
         return False
     for byte in range(size):
-        if load_u8(data + np.uint64(at + byte)) != load_u8(data + np.uint64(other + byte)):
+        if load_u8(data + np.uint64(start + byte)) != load_u8(data + np.uint64(other + byte)):
             return False
     return True
 

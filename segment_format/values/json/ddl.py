@@ -167,8 +167,8 @@ class _Reader:
             raise ValueError(f"types are nested more than {_MAX_DEPTH} deep")
         word = self._word()
         if not self.at_type():
-            known = ", ".join((*_TYPES, "decimal", *_NESTED))
-            self.fail(f"a type ({known})")
+            type_names = ", ".join((*_TYPES, "decimal", *_NESTED))
+            self.fail(f"a type ({type_names})")
         self._index += 1
         if word == "decimal":
             return self._decimal()
@@ -217,15 +217,17 @@ class _Reader:
 
 def _tokens(text: str) -> list[_Token]:
     tokens: list[_Token] = []
-    at = 0
-    while text[at:].strip():
-        match = _TOKEN.match(text, at)
+    position = 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
         if not match or match.lastgroup is None:
-            at += len(text[at:]) - len(text[at:].lstrip())
-            raise ValueError(f"unexpected {text[at : at + 10]!r} at character {at}")
+            position += len(text[position:]) - len(text[position:].lstrip())
+            raise ValueError(
+                f"unexpected {text[position : position + 10]!r} at character {position}"
+            )
         kind = match.lastgroup
         tokens.append(_Token(kind, match[kind], match.start(kind)))
-        at = match.end()
+        position = match.end()
     tokens.append(_Token("", "", len(text)))
     return tokens
 
