@@ -161,7 +161,7 @@ def knows_local_start(cluster: Cluster, topic_partition: TopicPartition) -> bool
     return cluster.knows(topic_partition, ListOffsetsRequest, _KAFKA_3_5)
 
 
-def told_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
+def reports_aborted_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
     """Returns the offset from which on the leader reports all aborted transactions, 0 if always. It
     only grows, so responses about higher offsets stay exact.
 
@@ -169,12 +169,12 @@ def told_from(cluster: Cluster, topic_partition: TopicPartition) -> int:
         LeaderChangedError: Another broker leads.
         BrokerError: Brokers refuse, or do not answer.
     """
-    if tells_all(cluster, topic_partition):
+    if reports_all_aborted(cluster, topic_partition):
         return 0
     return cluster.offsets([topic_partition], EARLIEST_LOCAL, read_committed=False)[topic_partition]
 
 
-def tells_all(cluster: Cluster, topic_partition: TopicPartition) -> bool:
+def reports_all_aborted(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     """Returns whether the leader reports all aborted transactions of all its records.
 
     Raises:
@@ -186,7 +186,7 @@ def tells_all(cluster: Cluster, topic_partition: TopicPartition) -> bool:
     return is_new or not knows_local_start(cluster, topic_partition)
 
 
-def node_tells_all(cluster: Cluster, node: int) -> bool:
+def node_reports_all_aborted(cluster: Cluster, node: int) -> bool:
     """Returns whether a broker, leader or follower, reports all aborted transactions. During a
     rolling upgrade, the leader's version does not apply to its followers.
 

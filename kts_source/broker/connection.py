@@ -201,13 +201,13 @@ class Connection:
             self._socket.sendall(request.encode(framed=True, header=True))
         return Pending(request.header, timeout)
 
-    def receive(self, pending: Pending, *, most_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
+    def receive(self, pending: Pending, *, max_bytes: int = _MAX_ANSWER_BYTES) -> Any:  # noqa: ANN401
         """Returns the response to the oldest pending request. Its bytes are views of a buffer that
         the next call overwrites.
 
         Args:
             pending: That request.
-            most_bytes: Maximum size of the response.
+            max_bytes: Maximum size of the response.
 
         Raises:
             LostConnectionError: No complete and valid response arrived.
@@ -215,9 +215,9 @@ class Connection:
         deadline = time.monotonic() + pending.timeout_seconds
         with self._closing_on_error():
             (size,) = _SIZE.unpack(self._read(4, deadline))
-            if not 4 <= size <= most_bytes:
+            if not 4 <= size <= max_bytes:
                 raise LostConnectionError(
-                    f"{self._place} announced an answer of {size:,} bytes, at most {most_bytes:,}"
+                    f"{self._place} announced an answer of {size:,} bytes, at most {max_bytes:,}"
                     " are expected: a batch above maxBatchBytes, no Kafka broker, or one that"
                     " wants TLS"
                 )

@@ -19,8 +19,8 @@ from kts_source.broker.cluster import (
     EARLIEST_LOCAL,
     LEAK,
     knows_local_start,
-    node_tells_all,
-    told_from,
+    node_reports_all_aborted,
+    reports_aborted_from,
 )
 from kts_source.broker.connection import (
     OFFSET_OUT_OF_RANGE,
@@ -280,7 +280,7 @@ class RangeFetcher:
                         if wait.is_exhausted():
                             raise BrokerUnavailableError(
                                 f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {reason}",
-                                **self._place(offset),
+                                **self._location(offset),
                             )
                         wait.sleep()
                         state = self._ask(offset)
@@ -322,7 +322,7 @@ class RangeFetcher:
                 # An old leader reports aborted transactions from its local log start on. The disk
                 # of a follower may begin elsewhere, and an old follower misses some as well.
                 nodes = {self._leader, self._node}
-                if not all(node_tells_all(self._cluster, node) for node in nodes):
+                if not all(node_reports_all_aborted(self._cluster, node) for node in nodes):
                     self._node, self._rack = self._leader, ""
             connection = self._cluster.connection(self._node)
             self.requests += 1
@@ -336,7 +336,7 @@ class RangeFetcher:
         """Reads the answer to a fetch."""
         try:
             limit = self._max_bytes + _ANSWER_SLACK
-            answer = asked.connection.receive(asked.pending, most_bytes=limit)
+            answer = asked.connection.receive(asked.pending, max_bytes=limit)
             return self._check_answer(answer, offset)
         except (LostConnectionError, LeaderChangedError) as error:
             return self._changed_node(error)
@@ -376,7 +376,7 @@ class RangeFetcher:
                 self._request(offset, read_committed=False),
                 patience_seconds=self._settings.fetch_max_wait_ms / 1000,
             )
-            answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
+            answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
         except LostConnectionError:
             self._lose_node()
             return False
@@ -457,7 +457,7 @@ class RangeFetcher:
         return None
 
     def _all_lost(self, text: str) -> _Lost:
-        error = DataLossError(text, **self._place(self._wanted.start_offset))
+        error = DataLossError(text, **self._location(self._wanted.start_offset))
         return _Lost(self._wanted.stop_offset, error)
 
     def _check_refused(self, offset: int) -> _Lost | _Waiting:
@@ -477,7 +477,7 @@ class RangeFetcher:
                 f"offset {offset} is gone since the plan was made: the log of the brokers starts at"
                 f" {log_start}"
             )
-            return _Lost(log_start, DataLossError(text, **self._place(offset)))
+            return _Lost(log_start, DataLossError(text, **self._location(offset)))
         if self._refused_at != offset:
             self._refused_at = offset
             return _Waiting(f"a broker refuses offset {offset} of a log that starts at {log_start}")
@@ -488,7 +488,7 @@ class RangeFetcher:
             f" at {log_start}: their own tier has lost a segment. Restore it there, or set"
             " failOnDataLoss=false to skip these offsets"
         )
-        return _Lost(stop, DataLossError(text, **self._place(offset)))
+        return _Lost(stop, DataLossError(text, **self._location(offset)))
 
     def _first_served(self, refused: int) -> int:
         """Returns the first offset above a refused one that the leader serves, at most the range's
@@ -524,7 +524,7 @@ class RangeFetcher:
         request = self._request(offset, read_committed=False, max_bytes=1)
         self.requests += 1
         pending = connection.send(request, patience_seconds=self._settings.fetch_max_wait_ms / 1000)
-        answer = connection.receive(pending, most_bytes=self._max_bytes + _ANSWER_SLACK)
+        answer = connection.receive(pending, max_bytes=self._max_bytes + _ANSWER_SLACK)
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         code = answer.error_code or (partitions[0].error_code if len(partitions) == 1 else -1)
         if code not in (0, OFFSET_OUT_OF_RANGE):
@@ -547,7 +547,7 @@ class RangeFetcher:
                 f"a broker answers about {len(partitions)} partitions, the first of them"
                 f" {answered[1]} of topic id {uuid_to_text(answered[0])}: not what it was asked"
                 " for",
-                **self._place(offset),
+                **self._location(offset),
             )
         if result.error_code:
             return self._handle(result.error_code, offset)
@@ -567,18 +567,18 @@ class RangeFetcher:
             size, next_offset = whole_batches(data)
         except SegmentFormatError as error:
             raise CorruptSegmentError(
-                f"a broker sent what is no record batch: {error.message}", **self._place(offset)
+                f"a broker sent what is no record batch: {error.message}", **self._location(offset)
             ) from error
         if not size or next_offset <= offset:
             return _Waiting("answers hold no whole batch")
         self.bytes += size
         data = data[:size]
-        if self._wanted.read_committed and not node_tells_all(self._cluster, self._node):
+        if self._wanted.read_committed and not node_reports_all_aborted(self._cluster, self._node):
             if self._node != self._leader:
                 self._node, self._rack = -1, ""
                 return _Waiting("the follower is older than Kafka 4.0")
             data = memoryview(bytes(data))  # the next answer overwrites it
-            self._check_told(offset)
+            self._check_reported(offset)
         listed = frozenset(
             (txn.producer_id, txn.first_offset) for txn in result.aborted_transactions or ()
         )
@@ -587,15 +587,17 @@ class RangeFetcher:
             aborted = aborted_intervals(listed, data, next_offset)
         return FetchedBatches(data, offset, next_offset, aborted, listed)
 
-    def _check_told(self, offset: int) -> None:
+    def _check_reported(self, offset: int) -> None:
         """Refuses batches that an old broker has read from its tier since the plan was made."""
-        exact_from = told_from(self._cluster, (self._wanted.topic, self._wanted.partition))
+        exact_from = reports_aborted_from(
+            self._cluster, (self._wanted.topic, self._wanted.partition)
+        )
         if offset < exact_from:
             raise OldBrokerError(
                 f"offsets up to {exact_from} have moved into the tier since the plan was made, and"
                 f" {LEAK}"
                 ": plan anew, or read with isolationLevel=read_uncommitted",
-                **self._place(offset),
+                **self._location(offset),
             )
 
     def _handle(self, code: int, offset: int) -> _Waiting | _Lost:
@@ -613,9 +615,9 @@ class RangeFetcher:
             return _Waiting(f"a broker says {error_name(code)}")
         if code == OFFSET_OUT_OF_RANGE:
             return self._check_refused(offset)
-        raise refusal(code, **self._place(offset))
+        raise refusal(code, **self._location(offset))
 
-    def _place(self, offset: int) -> Any:  # noqa: ANN401
+    def _location(self, offset: int) -> Any:  # noqa: ANN401
         return {
             "topic": self._wanted.topic,
             "partition": self._wanted.partition,

@@ -122,8 +122,8 @@ def _is_certain(entry: SegmentEntry) -> bool:
 
 
 MAX_PACK_BYTES: Final = 1 << 20
-_Place = tuple[str, str]  # object key, version
-_Part = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, the bytes
+_ObjectVersion = tuple[str, str]  # object key, version
+_ByteRange = tuple[int, int, "bytes | memoryview"]  # first byte, one past the last, the bytes
 
 
 class SideFilePack:
@@ -137,8 +137,8 @@ class SideFilePack:
     def __init__(self, cache: DiskCache | Bundle | None = None, name: str = "") -> None:
         self._cache = cache
         self._name = name
-        self._earlier: dict[_Place, list[_Part]] | None = None
-        self._used: dict[_Place, list[_Part]] = {}
+        self._earlier: dict[_ObjectVersion, list[_ByteRange]] | None = None
+        self._used: dict[_ObjectVersion, list[_ByteRange]] = {}
         self._used_bytes = 0
         self._changed = False
 
@@ -184,18 +184,18 @@ class SideFilePack:
 
     # -- inside
 
-    def _take(self, object_version: _Place, byte_range: _Part) -> bool:
+    def _take(self, object_version: _ObjectVersion, byte_range: _ByteRange) -> bool:
         if not self.has_room(byte_range[1] - byte_range[0]):
             return False
         self._used_bytes += byte_range[1] - byte_range[0]
         self._used.setdefault(object_version, []).append(byte_range)
         return True
 
-    def _loaded(self) -> dict[_Place, list[_Part]]:
+    def _loaded(self) -> dict[_ObjectVersion, list[_ByteRange]]:
         data = self._cache.get(self._name) if self._cache is not None else None
         if data is None:
             return {}
-        by_object: dict[_Place, list[_Part]] = {}
+        by_object: dict[_ObjectVersion, list[_ByteRange]] = {}
         try:
             low = data.index(b"\n") + 1
             for key, version, start, stop in json.loads(data[:low]):
@@ -211,7 +211,7 @@ class SideFilePack:
         return by_object
 
 
-def _holding(byte_ranges: list[_Part], start: int, stop: int) -> _Part | None:
+def _holding(byte_ranges: list[_ByteRange], start: int, stop: int) -> _ByteRange | None:
     return next(
         (
             byte_range

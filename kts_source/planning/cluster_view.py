@@ -19,7 +19,7 @@ from kts_source.broker.cluster import (
     LATEST,
     Cluster,
     knows_local_start,
-    told_from,
+    reports_aborted_from,
     topic_configs,
 )
 from kts_source.broker.fetch_range import RangeFetcher
@@ -302,7 +302,7 @@ class ClusterView:
         """Returns the first offset from which on brokers report all aborted transactions."""
         if not self._options.read_committed:
             return log.log_start
-        return max(told_from(self._cluster, (log.topic, log.partition)), log.log_start)
+        return max(reports_aborted_from(self._cluster, (log.topic, log.partition)), log.log_start)
 
     def _local_starts(self, keys: list[TopicPartition]) -> dict[TopicPartition, int]:
         supported = [key for key in keys if knows_local_start(self._cluster, key)]

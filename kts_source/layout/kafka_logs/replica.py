@@ -160,7 +160,7 @@ class Recovery:
     ) -> None:
         self._store = store
         self._log_dir = log_dir
-        self._place = topic_partition
+        self._key = topic_partition
         self._files = files
         self._bases = [segment.base_offset for segment in files.segments]
         self._walked: dict[int, Walked] = {}
@@ -168,13 +168,13 @@ class Recovery:
     def replica(self, folder: str) -> Replica:
         """Recovers the replica in a folder, see `recovered`."""
         segments = self._files.segments
-        log_start = self._log_dir.log_starts.get(self._place, 0)
+        log_start = self._log_dir.log_starts.get(self._key, 0)
         lost = [log.base_offset for log in self._files.lost_logs]
         log_start = max(log_start, min([*self._bases[:1], *lost[:1]], default=0))
         point = None
         last, problem, stop, size = len(segments) - 1, "", log_start, 0
         if not self._log_dir.is_clean:
-            point = self._log_dir.recovery_points.get(self._place, 0)
+            point = self._log_dir.recovery_points.get(self._key, 0)
         if segments and point is None:
             end = self._end_of_last()
             stop, size, problem = end.next_offset, end.position, end.problem
@@ -201,7 +201,7 @@ class Recovery:
             size,
             lineage,
             tuple(history) or lineage,
-            (self._log_dir.high_watermarks or {}).get(self._place),
+            (self._log_dir.high_watermarks or {}).get(self._key),
             point,
             problem,
             dropped,
@@ -331,8 +331,8 @@ class Recovery:
                 raise CorruptSegmentError(
                     f"{walked.problem}; no sound producer snapshot behind it tells which"
                     " transactions are open",
-                    topic=self._place[0],
-                    partition=self._place[1],
+                    topic=self._key[0],
+                    partition=self._key[1],
                     offset=walked.next_offset,
                     uri=self._store.uri(self._files.segments[between].log.key),
                     position=walked.size,
@@ -381,8 +381,8 @@ class Recovery:
             except SegmentFormatError as error:
                 raise CorruptSegmentError(
                     error.message,
-                    topic=self._place[0],
-                    partition=self._place[1],
+                    topic=self._key[0],
+                    partition=self._key[1],
                     uri=self._store.uri(info.key),
                 ) from error
         for base in sorted(self._walked):
@@ -431,8 +431,8 @@ class Recovery:
     def _located(self, error: SegmentFormatError, segment: SegmentFiles) -> CorruptSegmentError:
         return CorruptSegmentError(
             error.message,
-            topic=self._place[0],
-            partition=self._place[1],
+            topic=self._key[0],
+            partition=self._key[1],
             offset=segment.base_offset if error.offset is None else error.offset,
             uri=self._store.uri(segment.log.key),
             position=error.position,

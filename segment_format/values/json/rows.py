@@ -78,7 +78,7 @@ _PADDING = np.uint64(ord("="))
 
 
 @inlined
-def _at(packed: Value, base: Address, arena: Address) -> Value:
+def _address_of(packed: Value, base: Address, arena: Address) -> Value:
     return (arena if packed & ONE else base) + (packed >> _SHIFT)
 
 
@@ -122,7 +122,7 @@ def gather_texts(
     for entry in range(count):
         packed = load_word(data + np.uint64(8 * entry))
         size = _size(packed)
-        address = _at(packed, base, arena)
+        address = _address_of(packed, base, arena)
         if size <= _SHORT and (packed & ONE or address + size + _STEP <= stop):
             copy_32(to, address)  # nearly always enough, so the branch is predictable
             copied = _STEP
@@ -146,7 +146,7 @@ def gather_base64(
         packed = load_word(data + np.uint64(8 * entry))
         size = np.int64(_size(packed))
         if size > 0:
-            address = _at(packed, base, arena)
+            address = _address_of(packed, base, arena)
             behind = address + np.uint64(size)
             size = (size >> 2) * 3
             if load_u8(behind - ONE) == _PADDING:
