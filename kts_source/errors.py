@@ -33,14 +33,14 @@ class TieredKafkaError(Exception):
     """Root of all errors of the source.
 
     Attributes:
-        retriable: Whether the same call may succeed later.
+        retriable: True if the same call may succeed later.
         message: The text without the location.
         topic: Topic, if known.
         partition: Partition number, if known.
         offset: Kafka offset, if known.
         uri: Object or folder, if known, without credentials.
         position: Byte position in that object, if known.
-        span: Range of a segment whose bytes were wanted, if `SegmentSource.windows` raised it.
+        span: Range of a segment that was being read, if `SegmentSource.windows` raised the error.
     """
 
     retriable: ClassVar[bool] = False
@@ -255,7 +255,7 @@ class FingerprintError(ExportError):
 
 
 class SchemaChangedError(ExportError):
-    """Typed columns do not match those of the target table."""
+    """Typed columns do not match the columns of the target table."""
 
 
 class TransformError(ExportError):

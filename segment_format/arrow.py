@@ -97,7 +97,7 @@ def iter_arrow(
         start_offset: First offset, inclusive; None for all.
         stop_offset: Last offset, exclusive; None for all.
         aborted: Transactions whose batches are skipped (`read_committed`).
-        check_crcs: Whether to verify each entry's checksum.
+        check_crcs: True to verify each entry's checksum.
         max_rows: Maximum number of rows in a batch.
 
     Yields:

@@ -42,7 +42,7 @@ class KeySet:
     """A set of record keys; see `of`. The arrays are for kernels and must not be changed.
 
     Attributes:
-        has_null: Whether the set contains the null key.
+        has_null: True if the set contains the null key.
         lengths: Bit n: some key has n bytes; bit `LONG`: at least that many.
         seed: Seed of the hash; random, so that nobody can choose keys that collide.
         shift: Number of low bits of a hash that do not select the bucket.

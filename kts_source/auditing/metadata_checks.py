@@ -358,7 +358,7 @@ class CheckedSideFiles(SideFiles):
         return self.facts[segment.objects.log.key].open_after
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns transactions whose abort marker is in the segment."""
+        """Returns the transactions that an abort marker in the segment ends."""
         return self.facts[segment.objects.log.key].aborted
 
 
@@ -392,7 +392,7 @@ def check_lineage(
 
     Args:
         partition: The partition.
-        readable: Segments whose objects have the described names and sizes.
+        readable: Segments with objects of the described names and sizes.
         damaged: Segments that lack objects, or whose objects do not match the manifest.
         unserved: First offsets and, if known, ends of all damaged segments. They have findings of
             their own, so they are not reported as holes.
@@ -552,7 +552,7 @@ def _check_skipped(
             name = "duplicate-upload"
         keys = keys_of(entries[id(segment)])
         yield partition.segment_finding(name, segment, keys, skipped.reason)
-    # If a branch survived only up to the start of an epoch, the rest of it is dead.
+    # If a branch survived only up to the start of an epoch, its later offsets are dead.
     for span in log.ranges:
         segment = span.segment
         owner = epoch_at(log.lineage, span.stop)

@@ -361,7 +361,7 @@ class _Metadata:
     """Manifests and side files of a partition.
 
     Attributes:
-        segments: Segments whose objects have the described names and sizes.
+        segments: Segments with objects of the described names and sizes.
         entries: Their listing, by `id`.
         facts: Contents of their side files, by key of the log object.
         served: The offsets that are served.

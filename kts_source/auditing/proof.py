@@ -3,8 +3,8 @@
 The digest of served batches can be computed in parts. Batches with the same base offset divided by
 4,096 form a block. For each block, SHA-256 is taken over its batches in order: base offset (int64)
 and stored CRC (uint32), big-endian. The digest is the sum of these numbers modulo 2^256. So the
-part of a segment is one number, and the batches of its first and last block, which may continue in
-neighboring segments.
+part of a segment is one number, and the batches of its first and last block: these blocks may
+continue in neighboring segments.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DigestPart:
     """Digest of consecutive batches.
 
     Attributes:
-        first: Batches of the first block; empty if there are none.
+        first: Batches of the first block, or empty.
         last: Batches of the last block; empty if there is only one block.
         between: Sum over the blocks in between.
     """

@@ -281,7 +281,7 @@ def _audit_tier(
     options = job.options
     layout = find_layout(options.layout)
     before = _ask_brokers(options)
-    # Brokers may have topics that were never tiered, or whose objects are all lost.
+    # Brokers may have topics that were never tiered, or that have lost all objects.
     in_cluster = set() if before is None else {topic for topic, _ in before.logs}
     partitions, findings = _list_partitions(options, tier, layout, pools, in_cluster)
     after = _ask_brokers(options, partitions)

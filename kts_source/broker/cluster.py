@@ -96,7 +96,7 @@ class TopicConfigs:
 
     Attributes:
         values: Name to text, including the broker's defaults.
-        refusal: Why there are none; empty without an error.
+        refusal: Error of the broker if it returns no configuration; else empty.
     """
 
     values: Mapping[str, str]
@@ -291,10 +291,10 @@ class Cluster:
         """Asks leaders for offsets (ListOffsets).
 
         Args:
-            topic_partitions: Partitions whose leaders `topics` has returned.
+            topic_partitions: Partitions with a leader that `topics` has returned.
             timestamp: `LATEST`, `EARLIEST`, `EARLIEST_LOCAL`, or milliseconds: the first offset of
-                a record with this or a later timestamp, −1 if there is none.
-            read_committed: Whether `LATEST` is the last stable offset, not the high watermark.
+                a record with this or a later timestamp, −1 without such a record.
+            read_committed: True if `LATEST` is the last stable offset, not the high watermark.
 
         Raises:
             LeaderChangedError: A partition has another leader now.
@@ -543,7 +543,7 @@ class Cluster:
         self, names: Sequence[str] | None, counts: Mapping[str, int]
     ) -> tuple[dict[str, ClusterTopic], dict[str, str], dict[str, str]]:
         """Requests metadata once. Returns topics by name, and error texts of topics that brokers
-        cannot describe yet and of topics whose metadata lack partitions.
+        cannot describe yet and of topics with incomplete metadata.
         """
         from kafka.protocol.metadata import MetadataRequest
 

@@ -119,7 +119,7 @@ class LostConnectionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request whose response has not been received.
+    """A request that waits for its response.
 
     Attributes:
         header: The header that kafka-python needs to decode the response.
@@ -135,7 +135,7 @@ class Connection:
     """An authenticated connection to a broker. Used by one thread at a time.
 
     Args:
-        settings: How to connect.
+        settings: Timeouts, client id and security.
         host: Name or address.
         port: TCP port.
 

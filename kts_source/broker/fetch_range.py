@@ -64,7 +64,7 @@ class FetchedBatches:
 
     Attributes:
         data: Their bytes; valid until the next answer is asked for.
-        start_offset: What was asked for: rows below it are not wanted.
+        start_offset: First requested offset; rows below it are skipped.
         next_offset: One past the last offset of the last batch.
         aborted: Transactions among them to leave out, when only committed rows are wanted.
         listed: Producer id and first offset of the aborted transactions that the broker lists.
@@ -99,10 +99,11 @@ def whole_batches(data: memoryview) -> tuple[int, int]:
 
 
 def begins_at_or_after(data: memoryview, offset: int) -> bool:
-    """True if the first entry of an answer holds no record below an offset.
+    """Returns whether the first entry of an answer has no record below an offset.
 
-    The offset field of a compressed message set (formats 0 and 1) is that of its last record, so
-    only the records in it tell where it begins. Returns `False` where the entry cannot be read.
+    A compressed message set (formats 0 and 1) has the offset of its last record in its offset
+    field, so its records must be decoded to find its first offset. Returns `False` if the entry
+    cannot be read.
     """
     try:
         entry = read_entry(data, 0)
@@ -225,7 +226,7 @@ class RangeFetcher:
         bytes: Bytes of complete batches so far.
         requests: Requests sent so far.
         lost_offsets: True if some of the range is lost.
-        met_hole: True if the brokers' own tier lacks some of it.
+        met_hole: True if the brokers' own tier lacks some offsets of the range.
     """
 
     def __init__(
@@ -464,7 +465,7 @@ class RangeFetcher:
         """Finds out which offsets are lost after the leader refused one, since it does not say.
 
         Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
-        that holds it. If the log holds the offset, it is asked for once more.
+        that holds it. If the log has the offset, the request is repeated.
         """
         topic_partition = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(topic_partition) is None:
@@ -607,7 +608,7 @@ class RangeFetcher:
             BrokerError: The broker refuses the request.
         """
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
-            # A follower may lag behind, and the leader would name it again.
+            # A follower may lag, and the leader would name it again.
             self._node, self._rack = -1, ""
             return _Waiting(f"a follower says {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:

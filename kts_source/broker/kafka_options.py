@@ -375,7 +375,7 @@ def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]
     """Returns the security of connections, and the names of options without effect.
 
     Args:
-        options: Name in lower case, without `kafka.`, to text; none of them refused.
+        options: Name in lower case, without `kafka.`, to text. Without unsupported options.
 
     Raises:
         InvalidOptionError: Malformed, missing or contradictory options, or a file that cannot be

@@ -174,7 +174,7 @@ def _parsed(endpoint: str, body: bytes) -> tuple[str, float]:
 
 
 def _reason(body: bytes) -> str:
-    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote what was sent."""
+    """Returns the code of an OAuth error (RFC 6749, 5.2); free text may quote the request."""
     try:
         code = json.loads(body[:_MAX_ANSWER_BYTES]).get("error")
     except (ValueError, AttributeError, RecursionError):
@@ -212,7 +212,7 @@ def sasl_client(security: Security, host: str) -> SaslClient:
 
     Args:
         security: Settings with a mechanism.
-        host: Name of the broker, as it was connected to.
+        host: Host name that the connection was opened with.
 
     Raises:
         InvalidOptionError: A package is missing.
@@ -287,7 +287,7 @@ def _check_scram(name: str, message: bytes) -> None:
 
 @contextmanager
 def _explained(name: str, what: str) -> Iterator[None]:
-    """Names errors only by class: their texts may quote what was sent."""
+    """Names errors only by class, because their texts may quote the request."""
     try:
         yield
     except (BrokerError, InvalidOptionError):

@@ -1,4 +1,4 @@
-"""Reads key stores and trust stores of Java (PEM, PKCS12, JKS), and makes SSL contexts of them.
+"""Reads Java key stores and trust stores (PEM, PKCS12, JKS), and makes SSL contexts from them.
 
 JKS (`sun.security.provider.JavaKeyStore`), big-endian:
 
@@ -80,7 +80,7 @@ def pem_certificates(text: str) -> tuple[bytes, ...]:
     """Returns all certificates in a text as DER; blanks may replace line ends.
 
     Raises:
-        KeyStoreError: There is none, or one is invalid.
+        KeyStoreError: The text has no certificate, or an invalid one.
     """
     certificates = tuple(
         _der(match) for match in _PEM_BLOCK.finditer(text) if match["label"] == "CERTIFICATE"
@@ -192,7 +192,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
     if version not in (1, 2):
         raise KeyStoreError(f"is JKS of unknown version {version}")
     certificates = []
-    for _ in range(number(4)):  # an entry is bytes: a wrong count ends at the end of them
+    for _ in range(number(4)):  # a wrong count ends with the data
         tag = number(4)
         take(number(2))  # alias
         take(8)  # date

@@ -102,8 +102,8 @@ class CacheSettings:
         index: Limits of the cache of manifests and side files.
         chunks: Limits of the cache of chunks.
         folder: Folder of the caches; `None` = the user's cache folder.
-        patience_seconds: How long to wait for another task that fetches the same range.
-        plaintext: Whether chunks are cached decrypted and decompressed.
+        patience_seconds: Time to wait for another task that fetches the same range.
+        plaintext: True if chunks are cached decrypted and decompressed.
         schemas: Limits of the cache of registered schemas.
     """
 
@@ -128,7 +128,7 @@ class Caches:
     Attributes:
         index: The cache of manifests and side files, or `None`.
         chunks: The cache of chunks, or `None`.
-        plaintext: Whether chunks are cached decrypted and decompressed.
+        plaintext: True if chunks are cached decrypted and decompressed.
     """
 
     def __init__(self, settings: CacheSettings = NO_CACHE, *, scope: str = "") -> None:
@@ -241,7 +241,7 @@ def default_folders() -> Iterator[Path]:
 def opened_cache(
     settings: CacheSettings, name: str, limits: CacheLimits | None
 ) -> DiskCache | None:
-    """Opens another cache next to those of a tier, in the first usable folder.
+    """Opens another cache next to the tier's caches, in the first usable folder.
 
     Args:
         settings: Settings with the folder.

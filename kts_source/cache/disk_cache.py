@@ -72,7 +72,7 @@ def locked(
         folder: Descriptor of the folder of relative paths.
 
     Yields:
-        Whether all locks are held; false after the timeout or if the file system has no locks.
+        True if all locks are held; false after the timeout or if the file system has no locks.
 
     Raises:
         CancelledFetchError: The caller's scope was cancelled while waiting.

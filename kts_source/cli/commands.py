@@ -77,7 +77,7 @@ def topic_rows(options: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _likely_prefix(options: ScanOptions, error: TierNotFoundError | KeyPrefixError) -> str:
-    """Returns the key prefix that an error may be about; empty if there is none, or several."""
+    """Returns the only key prefix that an error may be about; else empty."""
     if isinstance(error, KeyPrefixError):
         return error.key_prefix
     if isinstance(error, StoreError):

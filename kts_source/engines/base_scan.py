@@ -154,8 +154,8 @@ class BaseScan:
         Args:
             threads: Number of tasks that are read concurrently; each takes a core and up to about
                 `prefetchBytes` of memory.
-            ordered: True if rows come in the order of topic, partition and offset; else as they are
-                ready.
+            ordered: True if rows come in the order of topic, partition and offset; else in the
+                order in which they become ready.
             progress: Called from any thread after each task with the original bytes of the tasks
                 that were read, and of all tasks.
 
@@ -180,7 +180,7 @@ class BaseScan:
     def _batches(
         self, threads: int, *, ordered: bool, progress: Progress | None, whole: bool
     ) -> Generator[pa.RecordBatch]:
-        """Yields the rows; `whole` says that the consumer takes all of them."""
+        """Yields the rows; with `whole`, the consumer takes every row."""
         if threads < 1:
             raise ValueError(f"{threads} threads")
         if self._max_rows != 0:

@@ -47,7 +47,7 @@ _NO_FILES: Final = (
 
 
 class _NoFile(io.RawIOBase):
-    """A file that fails with an explanation as soon as it is read."""
+    """A file that raises an error with an explanation at the first read."""
 
     def readable(self) -> bool:
         return True
@@ -71,7 +71,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         tier = kts_source.scan(source).to_dataset()
         duckdb.sql("select count(*) from tier where partition = 1")
 
-    DuckDB does not filter again what it hands to a dataset, so the whole condition is applied here.
+    DuckDB does not repeat a filter that it passes to a dataset, so the condition is applied here.
 
     The methods of `pyarrow.dataset.Dataset` work. Functions of pyarrow that scan a dataset without
     calling its methods, such as `Scanner.from_dataset` and `write_dataset`, raise an error.
@@ -239,7 +239,7 @@ class TierScanner:
         return pa.Table.from_batches(self.to_batches(), self.projected_schema)
 
     def head(self, num_rows: int) -> pa.Table:
-        """Returns the first rows, and reads no more tasks than that takes."""
+        """Returns the first rows, and stops after the task that has the last of these rows."""
         batches: list[pa.RecordBatch] = []
         missing = num_rows
         with closing(self.to_batches()) as rows:

@@ -123,7 +123,7 @@ CERTIFICATE_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnreadRange:
-    """Offsets [start, stop) that should be searched and were not, or not all of them.
+    """Offsets [start, stop) that should be searched, and were not or only partly.
 
     Attributes:
         start: First offset, inclusive.
@@ -140,7 +140,7 @@ class UnreadRange:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """A transaction whose end marker is not in the tier.
+    """A transaction without an end marker in the tier.
 
     Attributes:
         producer_id: Its producer.
@@ -183,7 +183,7 @@ class PartitionCertificate:
         objects_digest: SHA-256 in hex over these logs, see `digest_of_objects`.
         ruled_out: Number of segments that were not read because their filter has no key.
         ruled_out_digest: As `objects_digest`, over their logs.
-        records: Records whose key or condition was checked. If something could not be read, other
+        records: Records with a checked key or condition. If something could not be read, other
             records of the same task are checked again and may count twice.
         matches: Records found.
     """

@@ -179,7 +179,7 @@ class IndexedSegment:
         key: Key of its log object.
         size: Size of that object.
         version: Version of that object.
-        start: First offset whose key is in the filter.
+        start: First offset with its key in the filter.
         stop: End of these offsets, exclusive.
         has_null: True if there are records without a key.
         bits: See `KeyFilter`.
@@ -295,7 +295,7 @@ class IndexFolder:
         return self.path / (hashlib.sha256(name.encode()).hexdigest()[:40] + _SUFFIX)
 
     def open(self, file: Path) -> PartitionIndex | None:
-        """Returns the index in a file; `None` if there is none, or it is damaged.
+        """Returns the index in a file; `None` if it does not exist or is damaged.
 
         Raises:
             InvalidOptionError: It was made with another secret, so it would not find any key.

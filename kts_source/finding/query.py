@@ -183,14 +183,14 @@ class Conditions(TypedDict, total=False):
             regardless of option `key.format`.
         value_contains: Bytes in the value; a string is encoded in UTF-8.
         value_matches: A regular expression of RE2 that matches somewhere in the value.
-        headers: Names, or pairs of name and value. A record must have each of them, not
+        headers: Names, or pairs of name and value. A record must have each header, not
             necessarily as the last header of that name.
         producer_ids: Ids of producers.
-        partitioner_pruning: True if to search only the partitions to which Kafka's default
+        partitioner_pruning: True to search only the partitions to which Kafka's default
             partitioner writes the keys. The certificate states this assumption.
         num_partitions: Number of partitions of each topic; by default that in the tier.
-        key_index: Folder written by `index_keys`. Segments whose filter has none of the keys are
-            not read.
+        key_index: Folder written by `index_keys`. Segments are skipped if their filter has none
+            of the keys.
         key_index_secret: The secret of that index.
     """
 

@@ -102,7 +102,8 @@ class SearchPlan:
     def of(cls, options: ScanOptions, query: Query) -> SearchPlan:
         """Plans a search.
 
-        A strict plan is tried first, because a tolerant one only logs what it leaves out.
+        A strict plan is tried first, because a tolerant plan only logs skipped
+        partitions.
 
         Raises:
             TieredKafkaError: The tier cannot be listed, or options contradict it.

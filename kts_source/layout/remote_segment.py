@@ -105,7 +105,7 @@ class SegmentObjects:
     Attributes:
         log: The object with the transformed chunks.
         chunk_index: Maps positions in the original segment to positions in the object.
-        compression: Whether chunks are zstd frames.
+        compression: True if chunks are zstd frames.
         encryption: Set if chunks and side files are AES-GCM messages.
         indexes: Existing side files; without aborted transactions there is no transaction index.
     """
@@ -132,7 +132,7 @@ class RemoteSegment:
         max_timestamp_ms: Largest timestamp of any batch, including markers; −1 if unknown.
         event_timestamp_ms: Start of the upload; `None` if the layout does not record it.
         leader_epochs: Epochs of this segment with their first offset in it, ascending.
-        end_is_exact: Whether the next segment of the same lineage must begin right after
+        end_is_exact: True if the next segment of the same lineage must begin right after
             `end_offset`; otherwise the broker's end may be higher, without records in between.
     """
 

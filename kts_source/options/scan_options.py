@@ -93,7 +93,7 @@ class ScanOptions:
         tail_paths: Log directories that hold records which the tier lacks.
         disk_paths: With `layout=kafka-logs`, the log directories after the first one.
         catalog: Source of the list of segments.
-        end_of_log: Whether logs are read beyond the high watermark.
+        end_of_log: True if logs are read beyond the high watermark.
         selection: Topics and partitions to read.
         topic_ids: Topic name ("" = any) to the id of its incarnation.
         starting: Lower bound, inclusive.
@@ -110,8 +110,8 @@ class ScanOptions:
         time_zone: Zone of timestamps without one; `None` = such timestamps are refused.
         given: Names of the options that the user set, as spelled in the table of options.
         brokers: How to connect to brokers; `None` without `kafka.bootstrap.servers`.
-        tail: Whether brokers serve records that the tier lacks.
-        broker_fallback: Whether brokers serve records that the store fails to return.
+        tail: True if brokers serve records that the tier lacks.
+        broker_fallback: True if brokers serve records that the store fails to return.
         stream: Settings of streams; no effect in a batch.
         formats: Formats of decoded keys and values.
     """

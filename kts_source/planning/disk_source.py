@@ -302,7 +302,7 @@ class DiskLog(SourceLog):
     Attributes:
         disks: The disk that is read.
         notes: Objects of the disks that are not read.
-        is_undecided: Whether the tier holds the log before the disk's first segment, and nothing
+        is_undecided: True if the tier holds the log before the disk's first segment, and nothing
             records which transactions were open there.
     """
 

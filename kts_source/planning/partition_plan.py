@@ -218,7 +218,7 @@ def with_surroundings(
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.
         partitions: The plans of their partitions.
-        read_committed: Whether transactions are compared with the log; without it, the tasks are
+        read_committed: True if transactions are compared with the log; without it, the tasks are
             returned unchanged.
     """
     tasks = tuple(tasks)

@@ -78,7 +78,7 @@ class SourceLog:
             read: Offsets [start, stop) that are read from segments, in order.
 
         Returns:
-            Whether they fit. If not, `decided` now returns another outcome.
+            True if they fit. If not, `decided` now returns another outcome.
 
         Raises:
             CorruptSegmentError: They do not fit, and no other source has the outcome.

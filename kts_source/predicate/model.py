@@ -156,7 +156,7 @@ class In:
     """`operand IN (values)`.
 
     Attributes:
-        has_null: Whether NULL is among the values: the result is null if no other value matches.
+        has_null: True if NULL is among the values: the result is null if no other value matches.
     """
 
     operand: Operand

@@ -55,7 +55,7 @@ def ask(registry: RegistryPlace, path: str, *, is_new: bool = False) -> dict[str
     Args:
         registry: A URL.
         path: Path after the URL, quoted.
-        is_new: Whether some registries do not have this path.
+        is_new: True if some registries do not have this path.
 
     Raises:
         UnknownSchemaError: See `ask_text`, also for the next two.

@@ -47,8 +47,8 @@ class BufferSpec(NamedTuple):
         slot: Index of the buffer's address in the address table.
         level: Level whose entries the buffer holds.
         width: Bytes per entry.
-        is_ends: Whether it holds int32 ends after a leading 0.
-        is_zeroed: Whether entries are 0 until a kernel writes them.
+        is_ends: True if it holds int32 ends after a leading 0.
+        is_zeroed: True if entries are 0 until a kernel writes them.
     """
 
     slot: int
@@ -112,7 +112,7 @@ def resized(buffer: pa.Buffer | None, size: int, *, is_zeroed: bool) -> pa.Buffe
     Args:
         buffer: The buffer to grow; `None` to allocate one.
         size: Bytes, at least 4.
-        is_zeroed: Whether all new bytes are set to 0.
+        is_zeroed: True if all new bytes are set to 0.
     """
     old_size = 0
     if buffer is None:

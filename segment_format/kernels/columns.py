@@ -454,7 +454,7 @@ class ColumnBuffers:
         Call `begin` before the kernel fills more.
 
         Args:
-            last: Whether this is the last batch. After full batches, the few rows of the last one
+            last: True if this is the last batch. After full batches, the few rows of the last one
                 do not show what the next decoder needs.
         """
         global _last_rooms

@@ -220,7 +220,7 @@ class RecordDecoder:
         start_offset: First wanted offset.
         stop_offset: Offset after the last wanted one.
         aborted: Intervals whose transactional batches are skipped.
-        check_crcs: Whether each entry's checksum is compared with its bytes.
+        check_crcs: True if each entry's checksum is compared with its bytes.
         max_rows: Maximal rows of a batch.
         max_bytes: Maximal bytes of keys, values and headers in a batch; a larger record is a batch
             of its own.

@@ -262,7 +262,7 @@ class SegmentManifest:
     Attributes:
         chunk_index: Maps bytes of the segment file to stored bytes.
         segment_indexes: Ranges of the side files.
-        compression: Whether every chunk is a zstd frame.
+        compression: True if every chunk is a zstd frame.
         encryption: Wrapped data key and AAD, or `None`.
         metadata: The broker's metadata, or `None` in manifests of older plugins.
     """

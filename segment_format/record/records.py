@@ -140,8 +140,8 @@ class DecodedBatch:
         producer_id: −1 for none.
         producer_epoch: −1 for none.
         base_sequence: −1 for none.
-        is_transactional: Whether a transaction's outcome decides about the batch.
-        is_control_batch: Whether the records are markers, see
+        is_transactional: True if a transaction's outcome decides about the batch.
+        is_control_batch: True if the records are markers, see
             `segment_format.record.control_record`.
         delete_horizon: Milliseconds from which tombstones and markers may be removed, or `None`.
         records: The existing records, possibly none.
@@ -180,7 +180,7 @@ def iter_batches(
 
     Args:
         buffer: Whole entries, one after the other, as in a `.log`.
-        check_crcs: Whether to verify each entry's checksum.
+        check_crcs: True to verify each entry's checksum.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
     Yields:
@@ -381,7 +381,7 @@ def decode_legacy_entry(
     Args:
         view: Buffer of the entry.
         entry: The entry.
-        check_crcs: Whether to verify checksums.
+        check_crcs: True to verify checksums.
         max_batch_bytes: Limit for the decompressed bytes of a wrapper.
 
     Raises:

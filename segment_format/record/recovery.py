@@ -124,8 +124,8 @@ class _Walk:
 
     Attributes:
         next_offset: Smallest offset that the next entry may have.
-        has_holes: Whether offsets are missing in or between the entries read, as after compaction.
-        is_counting: Whether the entry before the next one was read.
+        has_holes: True if offsets are missing in or between the entries read, as after compaction.
+        is_counting: True if the entry before the next one was read.
     """
 
     next_offset: int
@@ -297,7 +297,7 @@ class WholeBatches:
         base_offset: Base offset of the segment.
         position: Batch border to begin at.
         stop_offset: Ends before the first batch whose base offset is at or above it.
-        check_crcs: Whether to verify checksums; if not, the records are not read.
+        check_crcs: True to verify checksums; if not, the records are not read.
 
     Attributes:
         position: Position after the last intact batch.

@@ -60,7 +60,7 @@ class ExpectedRow:
         producer_id: -1 for none.
         producer_epoch: -1 for none.
         sequence: -1 for none.
-        transactional: Whether the batch is part of a transaction.
+        transactional: True if the batch is part of a transaction.
         batch_base_offset: Base offset of the batch.
         codec: Name of the batch's codec.
         transaction: Position in the log's `transactions`; None outside of one.

@@ -176,7 +176,7 @@ class Framing(NamedTuple):
 
     Attributes:
         read: Reads the headers of `pa.binary()` values.
-        has_bare_bytes: Whether values of the Avro schema `"bytes"` have no length in front.
+        has_bare_bytes: True if values of the Avro schema `"bytes"` have no length in front.
             Confluent's Java serializer writes them so, and its deserializer returns all bytes after
             the header.
     """

@@ -107,7 +107,7 @@ class TableContents:
 
     Attributes:
         store: The store of the files.
-        files: All data files except those of other exports.
+        files: All data files except the files of other exports.
         is_shared: True if files may contain rows of other exports: another writer has rewritten a
             table that several exports write to.
         counts: Rows that commits wrote.

@@ -199,7 +199,7 @@ class KafkaLogsLayout:
     once and keeps recovered segments for `describe`.
 
     Args:
-        end_of_log: Whether all complete batches are read, not only those below the high watermark.
+        end_of_log: True if all complete batches are read, not only those below the high watermark.
         paths: Number of paths; all but the first are next to its store (`JoinedStore`).
     """
 

@@ -84,7 +84,7 @@ class LogDir:
 
     Attributes:
         folder: Its key prefix; empty or ending in a slash.
-        is_clean: Whether its broker was shut down cleanly, so that no log needs recovery.
+        is_clean: True if its broker was shut down cleanly, so that no log needs recovery.
         high_watermarks: By partition; `None` if the file does not exist.
         recovery_points: By partition, the offset below which everything was flushed.
         log_starts: By partition; recorded if above the first segment.

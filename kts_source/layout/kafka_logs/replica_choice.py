@@ -113,7 +113,7 @@ def surviving_log(
     Args:
         topic_partition: The partition, for errors.
         replicas: At least one.
-        end_of_log: Whether to read all complete batches, replicated or not.
+        end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
             that reaches furthest along it is read, up to where they diverge.
         replicated: Offsets below are known to have been replicated, whatever the disks record.

@@ -76,7 +76,7 @@ class Column:
         width: Bytes of a `FIXED` value; a bool takes one byte until it is packed.
         slot: Slot number; the children have the numbers that follow.
         level: Level of its rows; 0 for the values themselves.
-        nullable: Whether it has validity of its own.
+        nullable: True if it has validity of its own.
         children: Fields, members of a union, the items, or keys and values.
         items: Level of the children of `ITEMS`; else -1.
     """

@@ -73,7 +73,7 @@ class _Writer(NamedTuple):
 
     Attributes:
         program: The program, or why there is none.
-        has_bare_bytes: Whether its values are bytes without their length.
+        has_bare_bytes: True if its values are bytes without their length.
     """
 
     program: Program | str

@@ -96,7 +96,7 @@ def copy_decimal(target: Address, address: Address, size: Value, high: Value, lo
         low: The lower half.
 
     Returns:
-        Whether the number is below the limit.
+        True if the number is below the limit.
     """
     negative = size > 0 and load_u8(address) >= _MORE
     fill = _FF if negative else _ZERO

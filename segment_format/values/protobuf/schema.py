@@ -111,8 +111,8 @@ class Field:
         number: Field number.
         type: Type of the value.
         type_name: Full name of its message or enum; empty for other types.
-        repeated: Whether it is a list or a map.
-        has_presence: Whether messages distinguish an absent field from its default.
+        repeated: True if it is a list or a map.
+        has_presence: True if messages distinguish an absent field from its default.
         oneof: Index of its oneof in the message; -1 for none.
         default: Declared default as text, see `FieldDescriptorProto.default_value`; `None` without.
     """
@@ -134,7 +134,7 @@ class Message:
     Attributes:
         name: Full name, without a leading dot.
         fields: Fields in declared order.
-        is_map_entry: Whether it is the entry type of a map.
+        is_map_entry: True if it is the entry type of a map.
         file: Name of its file.
         path: Index into the file's messages, then into those nested in that message, and so on,
             including entry types of maps.
@@ -155,7 +155,7 @@ class Enum:
         name: Full name, without a leading dot.
         values: Number -> first name with that number.
         numbers: Name -> number.
-        is_closed: Whether it is of proto2, where other numbers count as unknown fields.
+        is_closed: True if it is of proto2, where other numbers count as unknown fields.
     """
 
     name: str
