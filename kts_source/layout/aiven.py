@@ -1,4 +1,4 @@
-"""The layout of Aiven's tiered storage plugin: three objects per segment, one of them a manifest.
+"""The layout of Aiven's tiered storage plugin: a log, an index and a manifest per segment.
 
     <key.prefix><topic>-<topicId>/<partition>/<baseOffset, 20 digits>-<segmentId>.<suffix>
     suffixes: log, indexes, rsm-manifest
@@ -73,7 +73,7 @@ class AivenLayout:
         return tuple(sorted(folders, key=lambda folder: (folder.topic, folder.topic_id)))
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
-        """Folders below the topic's whose name is a number."""
+        """Returns the numbers among the names of the topic's folders."""
         names = (key[len(folder.folder) : -1] for key in store.list_folders(folder.folder))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
@@ -123,7 +123,7 @@ class AivenLayout:
         return tuple(f"{prefix}{stem}" for prefix in dict.fromkeys((prefix, key_prefix)))
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
-        """Reads the manifest and checks it against what is listed."""
+        """Reads the manifest and compares it with the listing."""
         return segment_of(entry, self.manifest(store, entry))
 
     def manifest(self, store: ObjectStore, entry: SegmentEntry) -> SegmentManifest:

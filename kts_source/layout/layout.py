@@ -1,7 +1,7 @@
 """The protocol of a tier's layout, and the listing of a partition that layouts return.
 
 A layout has the role of KIP-405's `RemoteStorageManager` and KIP-1254's `RemoteStorageFetcher` in
-Java, reduced to what a reader needs.
+Java, reduced to the methods that a reader needs.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class PartitionListing:
     """The listing of one partition, segments in order of (base offset, segment id).
 
     Attributes:
-        facts: What the segments depend on in addition to their own objects, such as checkpoints of
-            a log directory. If they change, the partition is planned again.
+        facts: Facts in addition to the objects that decide about the segments, such as checkpoints
+            of a log directory. If they change, the partition is planned again.
     """
 
     segments: tuple[SegmentEntry, ...]
@@ -144,7 +144,7 @@ class SegmentName:
     """A segment as brokers record it: enough to compute the keys of its objects.
 
     Attributes:
-        custom_metadata: What the storage plugin had the broker record, or `None`.
+        custom_metadata: Metadata that the storage plugin gave to the broker, or `None`.
     """
 
     topic: str
@@ -157,8 +157,8 @@ class SegmentName:
 
 @runtime_checkable
 class NamingLayout(Layout, Protocol):
-    """A layout whose keys, `<stem>.<suffix>`, can be computed without a listing. Those of a
-    partition are in one folder, in order of base offsets.
+    """A layout with keys `<stem>.<suffix>` that can be computed without a listing. The objects
+    of a partition are in one folder, in order of base offsets.
 
     Attributes:
         required: Suffixes of a complete segment. The last one is uploaded last.

@@ -3,11 +3,11 @@ segment's files, without a manifest.
 
     kafka-tiered-storage/<topic>-<partition>-<topicId>/<startOffset, 20 digits>-<segmentId>.<suffix>
 
-The facts of a segment are computed from its files. The end offset is that of the last batch, which
-is a lower bound: the broker's is higher if compaction removed the last records. The largest
-timestamp is the last entry of the time index, if the batches from its offset on confirm it. The
-epochs are those of the leader-epoch checkpoint. An empty log ends where the next segment begins.
-The time of the upload is unknown.
+The facts of a segment are computed from its files. The end offset is the last offset of the last
+batch. This is a lower bound: the broker's value is higher if compaction removed the last records.
+The largest timestamp is the last entry of the time index, if the batches from its offset on confirm
+it. The epochs come from the leader-epoch checkpoint. An empty log ends where the next segment
+begins. The time of the upload is unknown.
 
 `.snapshot` is written last, so a segment that has it is complete. Source: `LocalTieredStorage`,
 `RemoteLogSegmentFileset` in the tests of Kafka's storage module.
@@ -114,7 +114,7 @@ class LocalTieredLayout:
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """A folder next to those of other partitions and topics."""
+        """Returns the partition's folder, next to the folders of other partitions and topics."""
         return f"{folder.folder}{folder.topic}-{partition}-{folder.topic_id}/"
 
     def grouped(
@@ -201,7 +201,7 @@ class LocalTieredLayout:
 
 
 def _with_next_bases(listing: PartitionListing) -> tuple[SegmentEntry, ...]:
-    """Sets `next_base` of segments whose log is empty, since no batch shows where they end.
+    """Sets `next_base` of segments with an empty log, since no batch shows where they end.
 
     The name of a damaged segment counts, too: its offsets are lost, not empty.
     """

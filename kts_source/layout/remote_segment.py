@@ -128,7 +128,7 @@ class RemoteSegment:
 
     Attributes:
         start_offset: First offset, inclusive.
-        end_offset: Last offset, inclusive; may be above that of the last batch.
+        end_offset: Last offset, inclusive; may be above the last batch's.
         max_timestamp_ms: Largest timestamp of any batch, including markers; −1 if unknown.
         event_timestamp_ms: Start of the upload; `None` if the layout does not record it.
         leader_epochs: Epochs of this segment with their first offset in it, ascending.
@@ -247,7 +247,7 @@ def segment_facts(
 def segment_from_facts(
     identity: SegmentPlace, facts: list[Any], ref: Callable[[Any], ObjectRef]
 ) -> RemoteSegment:
-    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few of them.
+    """Decodes a segment. Chunk sizes are parsed when they are used: most plans need few.
 
     Args:
         identity: Topic, topic id, partition and segment id.
@@ -296,7 +296,7 @@ def _indexes(ref: Callable[[Any], ObjectRef], facts: list[Any]) -> dict[IndexTyp
     indexes = {}
     source = last = None
     for kind, name, low, high, *content in facts:
-        if source is None or name != last:  # in most layouts, one object holds all of them
+        if source is None or name != last:  # in most layouts, one object contains all indexes
             source, last = ref(name), name
         data = base64.b64decode(content[0]) if content else None
         indexes[_KINDS[kind]] = StoredIndex(source, low, high, data)

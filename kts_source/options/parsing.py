@@ -114,7 +114,7 @@ def parse_time_zone(name: str, text: str) -> tzinfo:
 
 
 def parse_timestamp_range(name: str, text: str) -> tuple[Compare, ...]:
-    """Parses `start,stop` in milliseconds since the epoch, one of which may be empty."""
+    """Parses `start,stop` in milliseconds since the epoch. One bound may be empty."""
     sides = [side.strip() for side in text.split(",", 1)]
     if len(sides) < 2 or not any(sides):
         raise InvalidOptionError(f"option {name!r} must be like 1700000000000,1700003600000")
@@ -143,7 +143,7 @@ def parse_columns(name: str, text: str) -> tuple[str, ...]:
 
 
 def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any]:
-    """Parses a JSON object whose keys are all different."""
+    """Parses a JSON object without repeated keys."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):

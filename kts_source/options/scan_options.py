@@ -109,7 +109,7 @@ class ScanOptions:
         where: Rows for which it is not true are dropped.
         time_zone: Zone of timestamps without one; `None` = such timestamps are refused.
         given: Names of the options that the user set, as spelled in the table of options.
-        brokers: How to connect to brokers; `None` without `kafka.bootstrap.servers`.
+        brokers: Settings of broker connections; `None` without `kafka.bootstrap.servers`.
         tail: True if brokers serve records that the tier lacks.
         broker_fallback: True if brokers serve records that the store fails to return.
         stream: Settings of streams; no effect in a batch.
@@ -228,7 +228,7 @@ def _snake_case(name: str) -> str:
 
 
 def _take(texts: dict[str, str], names: re.Pattern[str]) -> dict[str, str]:
-    """Removes the options whose name matches from `texts` and returns them."""
+    """Removes the options with a matching name from `texts` and returns them."""
     return {name: texts.pop(name) for name in list(texts) if names.fullmatch(name)}
 
 
@@ -331,7 +331,7 @@ def checked_columns(
         formats: Formats of decoded keys and values.
 
     Raises:
-        InvalidOptionError: A name is not a column or occurs twice, or there is none.
+        InvalidOptionError: A name is not a column or occurs twice, or no column is named.
     """
     every = (*ALL_COLUMNS, *further_columns(formats))
     by_lower = {column.lower(): column for column in every}

@@ -1,7 +1,7 @@
 """Options of schemas: `value.schema`, `value.subject` and `value.schema-registry.…`, named as
 confluent-kafka names them.
 
-The reader's schema is read once, when options are parsed, and is part of them afterwards.
+The reader's schema is read once, when options are parsed, and then kept with the options.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def file_content(name: str, path: str, otherwise: str) -> bytes:
     Args:
         name: Name of the option.
         path: Its text.
-        otherwise: How the error describes a text that is no readable file.
+        otherwise: Text of the error if the option does not name a readable file.
 
     Raises:
         InvalidOptionError: The file cannot be read, or has more than 16 MiB.

@@ -1,6 +1,6 @@
 """Topics and partitions to read, and the bounds of a read: ends of the log, offsets or timestamps.
 
-The forms are those of Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
+The formats equal Spark's Kafka source (`KafkaOffsetRangeLimit` and its JSON).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class SubscribePattern:
-    """All partitions of topics whose name contains a match, except Kafka's internal ones."""
+    """All partitions of topics with a match in their name, except Kafka's internal topics."""
 
     pattern: str
 
@@ -139,7 +139,7 @@ class OffsetsBound:
 
 @dataclass(frozen=True, slots=True)
 class TimestampBound:
-    """The first offset whose timestamp is at or after `timestamp_ms`, in every partition."""
+    """The first offset with a timestamp at or after `timestamp_ms`, in every partition."""
 
     timestamp_ms: int
 

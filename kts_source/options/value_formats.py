@@ -62,7 +62,7 @@ class ColumnFormat:
     Attributes:
         column: `key` or `value`.
         format: A format other than `RAW`.
-        mode: Handling of rows whose column cannot be decoded.
+        mode: Handling of rows with a value that cannot be decoded.
         schema: The reader's schema as text; empty for `UTF8`, Protobuf, and JSON before its type is
             inferred.
         descriptors: With Protobuf, a `FileDescriptorSet`.
@@ -161,7 +161,8 @@ class _Format:
         options: Options of the column that the format uses.
         required: Options that it needs; a registry that has the latest schema replaces `schema` and
             `message`.
-        registry_kind: What registries call its schemas; empty if none is asked for the latest one.
+        registry_kind: Registries' name for the kind of schema; empty if the latest schema is never
+            requested.
     """
 
     find_type: Callable[[ColumnFormat], pa.DataType]

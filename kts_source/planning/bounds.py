@@ -65,7 +65,7 @@ class Progress(Protocol):
 
     def bounds_of(self, topic: str, topic_id: str, partition: int) -> BoundsOf | None:
         """Returns a function that finds the unread offsets of a partition; `None` if the reader has
-        nothing of it, so that the options alone decide.
+        no offsets of it, so that the options alone decide.
         """
 
     def first_missing(self, partition: PartitionPlan) -> int:
@@ -182,7 +182,7 @@ def check_named(
     Args:
         options: The bounds.
         held: The partitions that are read.
-        topics: Topics whose partitions without data may be named, too.
+        topics: Topics; partitions of them may be named even if they have no data.
 
     Raises:
         InvalidOptionError: They name others, or not all.
@@ -237,8 +237,8 @@ def check_decided(bound: Bound, location: Place, stop: int, decided: int, reason
 
 
 def check_lineage_known(location: Place, damaged: RemoteSegment) -> None:
-    """Raises `DataLossError`, or warns, about a damaged segment whose leader epoch may be newer
-    than all checkpoints.
+    """Raises `DataLossError`, or warns, about a damaged segment that may have a newer leader
+    epoch than all checkpoints.
     """
     location.raise_or_warn(
         f"the newest leader epoch may be that of offsets [{damaged.start_offset},"

@@ -115,8 +115,8 @@ class TieredPart:
         segments: All whole segments that can be described, in any order.
         side_files: Reads their side files.
         damaged: Described segments that lost objects; empty unless the end of the tier matters.
-        unreadable: Base offset and URI of segments whose description is gone or invalid, or does
-            not contain their end; empty unless the end of the tier matters.
+        unreadable: Base offset and URI of segments with a missing or invalid description, or one
+            without their end; empty unless the end of the tier matters.
         epoch_stops: Leader epoch to one past its last offset in segments that the metadata topic
             names; empty if it is not read.
     """
@@ -489,8 +489,8 @@ class UnionLog(SourceLog):
         )
 
     def _aborted_at(self, offset: int, began: set[tuple[int, int]]) -> AbstractSet[tuple[int, int]]:
-        """Returns which transactions open at an offset the leader reports as aborted; all of them
-        if its own tier lost the records there, and loss is allowed.
+        """Returns the transactions that are open at an offset and that the leader reports as
+        aborted. If its own tier lost the records there, and loss is allowed, returns all open ones.
         """
         try:
             return self._view.aborted_across(self._brokers, offset)
@@ -572,7 +572,7 @@ def _segment_of(
 
 
 def _fits_previous_range(ends: EndStates, number: int, entries: Sequence[AbortedTxn]) -> bool:
-    """Returns whether entries of range `number` fit what is open where it begins."""
+    """Returns whether entries of range `number` fit the transactions open at its start."""
     try:
         return not ends.contradicts_snapshot(number, entries)
     except UnknownStartError:
@@ -625,7 +625,8 @@ def tier_end(
 
 
 def _stop_on_branch(segment: RemoteSegment, owned: Mapping[int, tuple[int, int]]) -> int:
-    """Returns one past the last offset of a segment on the leader's branch; 0 if all of it is dead.
+    """Returns one past the last offset of a segment on the leader's branch; 0 if the segment is on
+    another branch.
 
     A segment without leader epochs is of message formats 0 and 1, or lost its checkpoint.
     """

@@ -64,7 +64,7 @@ class PartitionWatermark:
             if the leader does not report it.
         broker_offsets: Offsets that only brokers serve: holes of the tier, and the tail.
         broker_bytes: Their estimated bytes.
-        oldest_untiered_ms: Time of the first batch after the tier; `None` if there is none.
+        oldest_untiered_ms: Time of the first batch after the tier, or `None`.
         disk_offsets: Offsets that only disks serve (option `tailPath`).
         disk_bytes: Bytes of their segments that are read.
         catalog_records: Records read of the partition of `__remote_log_metadata` that describes
@@ -284,7 +284,7 @@ def _stable_timestamp(partition: PartitionPlan, side_files: SideFiles) -> int | 
 
 
 def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | None:
-    """Returns the timestamp of the first record after the tier; `None` if there is none."""
+    """Returns the timestamp of the first record after the tier, or `None`."""
     for span in partition.disk_ranges:
         if span.start < partition.tier_end:
             continue
@@ -300,7 +300,7 @@ def _oldest_on_disk(partition: PartitionPlan, side_files: SideFiles) -> int | No
 def with_brokers(
     marks: Iterable[PartitionWatermark], plan: ScanPlan, options: ScanOptions
 ) -> list[PartitionWatermark]:
-    """Returns watermarks of a plan of tier and brokers with what the cluster has beyond the tier.
+    """Adds the cluster's offsets after the tier to the watermarks of a plan of tier and brokers.
 
     Raises:
         BrokerError: Brokers refuse, or do not answer.

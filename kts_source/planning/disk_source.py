@@ -189,7 +189,7 @@ class DiskSource:
         return topics
 
     def _tiered_names(self, disk_ids: Mapping[str, frozenset[str]]) -> set[str]:
-        """Returns the topics of the tier, except those whose wanted topic id is on disks only."""
+        """Returns the topics of the tier, except topics with the wanted topic id on disks only."""
         layout, key_prefix = self._catalog.layout, self._options.key_prefix
         return {
             folder.topic
@@ -347,7 +347,7 @@ class DiskLog(SourceLog):
     def _surviving_branch(self, tier_epoch: int, disk_epoch: int) -> Branch:
         """Returns the branch of the highest leader epoch, of tier or disks."""
         branch, tier_lineage = newest_branch(self._replicas), self._tier_lineage
-        # One epoch has one history, but not every disk records all of it.
+        # One epoch has one history, but a disk may record only a part.
         is_longer = tier_epoch == disk_epoch and branch.log_start > tier_lineage[0].start_offset
         if tier_epoch > disk_epoch or is_longer:
             end = max((segment.stop_offset for segment in self._segments), default=0)
@@ -469,8 +469,10 @@ def _filled(
 def _lost_replicas(
     disks: Disks, folder: TopicFolder, partition: int, disk: SurvivingLog, tier_end: int
 ) -> tuple[list[Lost], list[Orphan]]:
-    """Returns the records above the end of the log that a checkpoint names of a replica whose
-    folder is gone, and notes of such replicas that had nothing more.
+    """Compares the end of the log with the checkpoints of replicas without a folder.
+
+    Returns the records above the end that these checkpoints name, and notes on such replicas that
+    had no more records.
     """
     reach = max(disk.promised, disk.replica.stop, tier_end)
     lost, notes = [], []

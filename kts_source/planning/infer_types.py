@@ -127,7 +127,7 @@ def _rows(
 
 
 def _sampled_partitions(plan: ScanPlan) -> list[list[_Piece]]:
-    """Returns what is read of some partitions, in order of offsets."""
+    """Returns slices and ranges of some partitions, in order of offsets."""
     pieces: dict[tuple[str, int], list[_Piece]] = {}
     for task in plan.tasks:
         for piece in task.parts:

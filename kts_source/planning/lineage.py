@@ -8,7 +8,7 @@ leader, so two segments of the lineage hold the same batches where they overlap,
 that begins last serves the offset.
 
 `partition_log` builds the log of a tier alone. `union_log` builds the log of a tier with brokers or
-their disks: a segment is used only if all of it above the log start is on the surviving branch,
+their disks: a segment is used only if its offsets above the log start are on the surviving branch,
 because the producer snapshot and the transaction index of a segment that a branch cuts describe
 another history. The other source serves everything else: the tail, copies in progress, holes.
 

@@ -124,7 +124,7 @@ def difference(
         lineage: The former.
         other: The latter.
         starts: False to ignore first offsets. A follower that copied a compacted log saw an epoch
-            begin at the first record left of it.
+            begin at its first remaining record.
     """
     number_of = {entry.epoch: number for number, entry in enumerate(lineage)}
     for other_number, entry in enumerate(other):
@@ -222,8 +222,8 @@ def unconfirmed_start(
     the same.
 
     Returns:
-        The offsets [start, stop); `None` if there are none, or another checkpoint confirms the log
-        start.
+        The offsets [start, stop); `None` if no offsets are concerned, or another checkpoint
+        confirms the log start.
     """
     log_start = lineage[0].start_offset if lineage else 0
     low = min((segment.start_offset for segment in segments), default=log_start)

@@ -4,7 +4,7 @@ Brokers record there when the copy of a segment begins and ends, and the same fo
 partition of the topic is read from its log start to the high watermark that it had at first, so the
 result is a state that brokers were in. Only partitions that hold the wanted ones are read. A topic
 that has lost entries names fewer segments than exist, or deleted ones. Neither is an error: brokers
-serve what no segment holds, and every object is looked up.
+serve the offsets without a segment, and every object is looked up.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """

@@ -174,7 +174,7 @@ class PartitionPlan:
         return ranges[-1].stop if ranges else self.surviving.log_start
 
     def wanted_ranges(self) -> Iterator[tuple[RemoteSegment, int, int]]:
-        """Yields each segment that is read, and the offsets [start, stop) read of it."""
+        """Yields each segment that is read, and its offsets [start, stop) that are read."""
         for span in self.surviving.ranges:
             start, stop = max(span.start, self.start), min(span.stop, self.stop)
             if start < stop:
@@ -213,7 +213,7 @@ class PlanContent:
 def with_surroundings(
     tasks: Iterable[ScanTask], partitions: Iterable[PartitionPlan], *, read_committed: bool
 ) -> tuple[ScanTask, ...]:
-    """Returns the tasks with `SegmentSlice.surroundings` of what they read together.
+    """Returns the tasks with `SegmentSlice.surroundings` set for slices that are read together.
 
     Args:
         tasks: All tasks of a plan; the slices of a partition are in the order of the log.

@@ -1,7 +1,7 @@
 """Writes a plan as JSON and reads it back, to replay the same scan later.
 
-Segments are stored once in a table, and everything else names them by number. A plan holds no
-secret: data keys are wrapped, and nothing that opens the store or the key ring is part of it.
+Segments are stored once in a table, and everything else names them by number. A plan contains no
+secret: data keys are wrapped, and credentials of the store and the key ring are not written.
 
 The author of a plan file is not trusted. `plan_from_json` checks that numbers are numbers, byte
 ranges are within their objects, keys are below the root, and slices hold everything that their

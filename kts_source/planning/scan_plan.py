@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ScanPlan(PlanContent):
-    """A fixed list of byte ranges, and what it leaves out.
+    """A fixed list of byte ranges, and the skipped objects and offsets.
 
     Attributes:
         partitions: The plan of each partition.

@@ -1,7 +1,7 @@
 """Lists and describes the topics, topic ids, partitions and segments of a tier.
 
 Listings are not cached and decide alone what exists. A topic that was deleted and created again has
-two topic ids; one of them is chosen per topic before any partition is read. A segment is described
+two topic ids; one id is chosen per topic before any partition is read. A segment is described
 on demand: from the pack of an earlier plan, else by the layout, which reads a manifest or the like.
 """
 
@@ -134,7 +134,7 @@ class SegmentCatalog:
 
     def described(self, entries: Sequence[SegmentEntry]) -> list[RemoteSegment | None]:
         """Returns each segment as the layout describes it; `None` for a segment that was deleted,
-        or whose description is invalid if loss is allowed.
+        or that has an invalid description if loss is allowed.
         """
         if len(entries) <= self._max_inline:
             return self._describe_group(entries)
@@ -239,8 +239,8 @@ class ListedPartition:
         return [segment for segment in self._damaged if segment is not None]
 
     def unreadable(self) -> list[tuple[int, str]]:
-        """Returns base offset and URI of segments whose description is gone or invalid, as far as
-        they were described before.
+        """Returns base offset and URI of segments with a missing or invalid description, among the
+        segments that were described.
         """
         entries = [self.entries[n] for n, segment in self._described.items() if segment is None]
         damaged = zip(self._damaged_entries, self._damaged or (), strict=False)
@@ -248,8 +248,8 @@ class ListedPartition:
         return [(entry.base_offset, self._uri(entry)) for entry in entries]
 
     def without_end(self) -> dict[str, tuple[int, str]]:
-        """Returns base offset and URI, by segment id, of damaged segments whose log is gone and
-        whose other files give only a lower bound of their end.
+        """Returns base offset and URI, by segment id, of damaged segments with an unknown end: the
+        log is gone, and the other files give only a lower bound.
         """
         described = zip(self._damaged_entries, self._damaged or (), strict=False)
         return {
@@ -286,7 +286,7 @@ class DiscoveredTopic:
         empty_partitions: Partitions without a segment in this incarnation that the user named, or
             that have a folder.
         parts: Objects in them.
-        older_ids: Those of `other_ids` with segments; they are older unless the user chose.
+        older_ids: Members of `other_ids` with segments; they are older unless the user chose.
         others: Everything else listed: partitions of other incarnations, and partitions of this one
             without a segment.
     """
@@ -335,7 +335,7 @@ def discover(
 
     Raises:
         TierNotFoundError: Nothing of this layout is under the path.
-        TopicNotFoundError: The tier does not have a topic, or no segment of it.
+        TopicNotFoundError: The tier does not have a topic, or the topic has no segment.
         DataLossError: Segments existed, and no object describes them anymore.
         InvalidOptionError: The tier does not have a topic id, or the user must choose one.
         CorruptSegmentError: A manifest is invalid.
@@ -600,7 +600,7 @@ def _choose(
 
 
 def _log_orphans(listed: ListedPartition) -> None:
-    """Warns of objects that are not read; those of a copy in progress are usual."""
+    """Warns of objects that are not read. Objects of a copy in progress are usual."""
     last = listed.entries[-1].base_offset if listed.entries else -1
     by_level: dict[int, list[Orphan]] = {logging.WARNING: [], logging.INFO: []}
     for orphan in listed.orphans:

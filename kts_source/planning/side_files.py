@@ -51,7 +51,7 @@ class Replay:
     """Transactions in batch headers.
 
     Attributes:
-        aborted: Transactions whose abort marker was found.
+        aborted: Transactions with an abort marker.
         open_after: Producer id to the first offset of its transaction still open.
     """
 
@@ -103,7 +103,7 @@ class SideFiles:
         return index
 
     def time_index(self, segment: RemoteSegment) -> TimeIndex | None:
-        """Returns the time index, or `None` if there is none or it does not fit its segment.
+        """Returns the time index; `None` if it does not exist or does not fit its segment.
 
         It has no checksum: compare an entry with the log before you rely on it.
         """
@@ -132,8 +132,8 @@ class SideFiles:
             return None
 
     def aborted(self, segment: RemoteSegment) -> tuple[AbortedTxn, ...] | None:
-        """Returns the transactions whose abort marker is in the segment; `None` if the file is
-        invalid or of another segment.
+        """Returns the transactions that an abort marker in the segment ends; `None` if the file
+        is invalid or of another segment.
         """
         data = self._read(segment, IndexType.TRANSACTION)
         try:
@@ -200,8 +200,8 @@ class SideFiles:
     def record_times(
         self, segment: RemoteSegment, position: int, *, dated_from_ms: int
     ) -> Iterator[tuple[int, int]]:
-        """Yields offset and timestamp of the records from a position on, without batches whose
-        largest timestamp is below `dated_from_ms`.
+        """Yields offset and timestamp of the records from a position on. Skips batches with a
+        largest timestamp below `dated_from_ms`.
         """
         read = partial(
             iter_record_times, dated_from_ms=dated_from_ms, max_batch_bytes=self._max_batch_bytes
@@ -427,8 +427,8 @@ def _require_order(entry: DecodedBatch | EntryTimes | _EntryEpoch, least: int, s
 
 
 def _whole_entries(data: bytes) -> int:
-    """Returns the size of the whole entries at the front of `data`; all of it if one is invalid, so
-    that reading it raises the error.
+    """Returns the size of the complete entries at the start of `data`. If an entry is invalid,
+    returns the size of `data`, so that reading it raises the error.
     """
     stop = 0
     try:

@@ -2,7 +2,7 @@
 
 Segments larger than a task are cut near chunk borders; small neighbors share a task. The offset
 index narrows the bytes of an offset range. Option `where` narrows slices by offsets, timestamps and
-partitions; the range of a partition, its end and its holes stay what they are.
+partitions; the range of a partition, its end and its holes do not change.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _offset_cuts(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None, limit: int
 ) -> Sequence[int]:
     """Returns offsets that cut [start, stop), both ends included, so that at most about `limit`
-    records are between two of them.
+    records are between neighbors.
 
     A record takes at least a byte, also in a compressed batch: it has an offset of its own. So if
     two index entries are further apart in offsets than in bytes, compaction has left few records
@@ -114,7 +114,7 @@ def _stretches(
     segment: RemoteSegment, start: int, stop: int, index: OffsetIndex | None
 ) -> tuple[list[int], list[int]]:
     """Returns the offsets from `start` to `stop` at which index entries end, and the maximum number
-    of bytes between two of them.
+    of bytes between neighbors.
     """
     size = segment.objects.size_in_bytes
     if index is None:
@@ -144,8 +144,8 @@ def _too_many_slices() -> PlanTooLargeError:
 
 
 def _without_index(piece: SegmentSlice) -> SegmentSlice:
-    """Returns the slice of a segment whose offset index is not usable. Its boundaries are not
-    looked up in tasks either, so it is not cut into pieces.
+    """Returns the slice of a segment with an unusable offset index. Tasks do not look up its
+    boundaries either, so it is not cut into pieces.
     """
     unused = piece.offset_index
     empty = {IndexType.OFFSET: replace(unused, stop=unused.start)}
@@ -297,7 +297,7 @@ def fingerprint(where: Predicate | None) -> str | None:
 
 
 def conjunction(*terms: Predicate | None) -> Predicate | None:
-    """Joins conditions by AND; `None` if there are none."""
+    """Joins conditions by AND; `None` without conditions."""
     distinct = tuple(dict.fromkeys(term for term in terms if term is not None))
     if len(distinct) < 2:
         return distinct[0] if distinct else None
@@ -351,7 +351,7 @@ def _narrowed_task(
 
 
 def _all_earlier(segments: Sequence[RemoteSegment], timestamp_ms: int) -> Iterator[RemoteSegment]:
-    """Yields the segments of a partition of which each record is dated before a timestamp."""
+    """Yields the segments of a partition with all records dated before a timestamp."""
     is_earlier = [segment.is_dated_before(timestamp_ms) for segment in segments]
     for number, segment in enumerate(segments):
         if not is_earlier[number]:

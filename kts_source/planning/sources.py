@@ -87,7 +87,7 @@ class SourceLog:
         return True
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time; `None` if there is none.
+        """Returns the first offset dated at or after a time, or `None`.
 
         Afterwards `log` has the holes below it that may hold an earlier one.
         """
@@ -129,7 +129,7 @@ class Source(Protocol):
 
     @property
     def topics(self) -> AbstractSet[str]:
-        """Topics whose partitions without data may be named in JSON bounds, too."""
+        """Topics; JSON bounds may name their partitions even if they have no data."""
 
     @property
     def asked(self) -> Mapping[str, Sequence[int]]:

@@ -1,6 +1,6 @@
 """The tier as the only source of a scan.
 
-The log of a partition is read only as far as a query needs it: all of it, or the segments around
+The log of a partition is read only as far as a query needs it: completely, or the segments around
 the wanted offsets. A window needs few manifests: those of the first segment (where the log begins),
 of the last by offset, of some of the newest uploads (one of them has the lineage, and the end of
 the tier), of segments that a later upload began at or below (perhaps by the leader of another
@@ -325,7 +325,7 @@ class TierLog(SourceLog):
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 
     def _first_offset_in(self, recent: Sequence[int], timestamp_ms: int) -> int | None:
-        """Searches some segments for a timestamp; reads all if one of them is unusual."""
+        """Searches some segments for a timestamp; reads all segments if one is unusual."""
         begin, size = 0, 2
         while begin < len(recent):
             spans = self._usable(recent[begin : begin + size])
@@ -415,8 +415,8 @@ class TierLog(SourceLog):
         return [span for span in spans if span is not None]
 
     def _is_plain(self, segment: RemoteSegment) -> bool:
-        """Returns whether a segment fits the lineage and the end found before, and all of it above
-        the log start is of the lineage. If a branch died, a newer one may have died, too.
+        """Returns whether a segment fits the lineage and the end found before, and has only offsets
+        of the lineage above the log start. If a branch died, a newer one may have died, too.
         """
         if not segment.leader_epochs or segment.leader_epochs[-1].epoch > self._lineage[-1].epoch:
             return False

@@ -5,8 +5,8 @@
                                             leader-epoch-checkpoint, partition.metadata
 
 Each partition is recovered in memory as a starting broker would do it; nothing is written. One
-replica is read, and others of its branch for offsets that it lacks; the checkpoints of all of them
-count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
+replica is read, and others of its branch for offsets that it lacks; the checkpoints of all
+replicas count. Source: `LogManager`, `LogLoader`, `UnifiedLog` in Kafka.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Disks:
     """Topics and replicas of the log directories below some folders. From any thread.
 
     Args:
-        store: Where they are.
+        store: The store with the folders.
         roots: Key prefixes; empty, or ending in a slash.
 
     Attributes:
@@ -132,7 +132,7 @@ class Disks:
         return any(self._dirs_of(topic_partition, topic_id))
 
     def lost_replicas(self, topic_partition: TopicPartition) -> list[LostReplica]:
-        """Returns the replicas of a partition that checkpoints name, but whose folder is gone."""
+        """Returns the replicas of a partition that checkpoints name, but that have no folder."""
         return [
             log_dir.lost[topic_partition]
             for log_dir in self._dirs
@@ -172,7 +172,7 @@ class Disks:
                 yield log_dir
 
     def _aside(self, topic: str) -> Iterator[tuple[int, str]]:
-        """Yields partition and folder of what is set aside of a topic."""
+        """Yields partition and folder of the replicas of a topic that are set aside."""
         for log_dir in self._dirs:
             for (name, number), folders in log_dir.set_aside.items():
                 if name == topic:
@@ -253,7 +253,7 @@ class KafkaLogsLayout:
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """Recovers the replicas of a partition and lists the segments of the one that survives.
+        """Recovers the replicas of a partition and lists the segments of the surviving replica.
 
         Raises:
             CorruptSegmentError: A replica cannot be recovered.

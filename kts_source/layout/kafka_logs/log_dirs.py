@@ -65,7 +65,7 @@ _NamedFile = tuple[LogFileName, "ObjectInfo"]
 
 @dataclass(frozen=True, slots=True)
 class LostReplica:
-    """A replica that a checkpoint of a log directory names, but whose folder does not exist.
+    """A replica that a checkpoint of a log directory names, but that has no folder.
 
     Attributes:
         checkpoint: Key of that checkpoint.
@@ -91,7 +91,7 @@ class LogDir:
         cleaned: By partition, the offset up to which the log cleaner compacted the log.
         partitions: Folders of the partitions in use.
         set_aside: By partition, folders of deleted, stray or future replicas.
-        lost: Replicas that a checkpoint names, but whose folder does not exist.
+        lost: Replicas that a checkpoint names, but that have no folder.
     """
 
     folder: str
@@ -258,7 +258,7 @@ class SegmentFiles:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A segment whose log does not exist and was not being deleted. A broker drops the indexes and
+    """A segment without a log that was not being deleted. A broker drops the indexes and
     serves the other segments; here it counts as data loss.
 
     Attributes:
@@ -267,7 +267,7 @@ class LostLog:
         info: One of its indexes, or the log that ends early.
         stop: One past the last offset that its indexes or a producer snapshot name; `base_offset`
             for a segment without records.
-        reason: What is wrong.
+        reason: The problem, for messages.
     """
 
     base_offset: int
@@ -367,10 +367,10 @@ def _lost_logs(
     snapshots: Mapping[int, ObjectInfo],
     bases_with_any_log: set[int],
 ) -> tuple[list[LostLog], list[Orphan]]:
-    """Returns the segments whose log is lost, and notes on indexes that a broker would drop.
+    """Returns the segments that lost their log, and notes on indexes that a broker would drop.
 
     Args:
-        store: Where the files are.
+        store: The store with the files.
         files_by_base: Files of each segment by kind.
         snapshots: Producer snapshots by offset.
         bases_with_any_log: Base offsets that have a log in any state, such as `.deleted`.

@@ -40,7 +40,7 @@ class Lost:
     Attributes:
         segment: Describes their offsets.
         key: The file that names them.
-        reason: What is wrong with it.
+        reason: The problem, for messages.
     """
 
     segment: RemoteSegment
@@ -132,7 +132,7 @@ def lost_partition(
     """Describes the records of a replica that only a checkpoint names.
 
     Args:
-        store: Where the checkpoint is.
+        store: The store with the checkpoint.
         folder: Topic and topic id.
         partition: Number of the partition.
         lost: Content of the checkpoint.
@@ -158,7 +158,7 @@ def lost_partition(
 
 
 def lost_reason(topic: str, partition: int, lost: LostReplica) -> str:
-    """Describes a replica whose folder does not exist, for messages."""
+    """Describes a replica without a folder, for messages."""
     offsets = f"offsets [{lost.start}, {lost.stop})" if lost.start < lost.stop else "no offsets"
     return f"it names {offsets} of {topic}-{partition}, and that folder is not there"
 

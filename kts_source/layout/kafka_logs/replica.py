@@ -82,7 +82,7 @@ class Replica:
         problem: Why the last segment is incomplete; empty if it is complete.
         dropped: Segments after an incomplete one.
         lost_end: One past the last offset that side files of lost logs at the end name, and after a
-            clean shutdown those of the last log; 0 if none is above `stop`.
+            clean shutdown the side files of the last log; 0 if none is above `stop`.
     """
 
     log_dir: LogDir
@@ -103,7 +103,7 @@ class Replica:
 
     @property
     def lost_in_between(self) -> int:
-        """Number of segments below the end whose log is lost."""
+        """Number of segments below the end that lost their log."""
         logs = self.files.lost_logs
         return sum(self.log_start <= log.base_offset < self.stop for log in logs)
 
@@ -236,8 +236,8 @@ class Recovery:
         return self._recorded_open(number) is not None
 
     def batch_at(self, offset: int) -> RecordBatchHeader | None:
-        """Returns the header of the first batch that ends after an offset; `None` if there is none,
-        or it has format 0 or 1.
+        """Returns the header of the first batch that ends after an offset; `None` if no such
+        batch exists or it has format 0 or 1.
         """
         for segment in self._files.segments[max(bisect_right(self._bases, offset) - 1, 0) :]:
             index = offset_index(self._store, segment)
@@ -318,8 +318,8 @@ class Recovery:
         return batches
 
     def _open_at_start(self, number: int) -> Mapping[int, int]:
-        """Returns the transactions open at the start of a segment: those of the nearest valid
-        snapshot, continued by the batch headers after it.
+        """Returns the transactions open at the start of a segment, from the nearest valid snapshot
+        and the batch headers after it.
         """
         first = number
         while not self._has_no_predecessor(first) and self._recorded_open(first) is None:

@@ -49,8 +49,8 @@ class Branch:
 
     Attributes:
         lineage: Leader epochs with their first offsets.
-        log_start: First offset whose epoch is known.
-        stop: One past the last one.
+        log_start: First offset with a known epoch.
+        stop: One past the last offset with a known epoch.
     """
 
     lineage: tuple[EpochEntry, ...]
@@ -116,7 +116,7 @@ def surviving_log(
         end_of_log: True to read all complete batches, replicated or not.
         branch: The branch that survives; default: the newest branch of the replicas. The replica
             that reaches furthest along it is read, up to where they diverge.
-        replicated: Offsets below are known to have been replicated, whatever the disks record.
+        replicated: Offsets below it count as replicated, even if the disks do not record it.
 
     Raises:
         DataLossError: There are records, but no high watermark defines the end.
@@ -247,7 +247,8 @@ class ReplicaSource:
     def is_decided_from(self, offset: int) -> bool:
         """Returns whether the transaction indexes from an offset on are complete.
 
-        Those of the disk are; rebuilt ones need a snapshot of the transactions open at their start.
+        Indexes from the disk are complete. Rebuilt ones need a snapshot of the transactions open at
+        their start.
         """
         after = [pair for pair in self.segments if pair[0].stop_offset > offset]
         kind = IndexType.TRANSACTION
@@ -280,7 +281,7 @@ class Filler:
     """Fills gaps of the main replica from other replicas. Used by one thread.
 
     Args:
-        store: Where the replicas are.
+        store: The store with the replicas.
         folder: Topic and topic id.
         partition: Number of the partition.
         branch: The branch that survives.
@@ -290,7 +291,7 @@ class Filler:
         stop: One past the last offset that is read.
 
     Attributes:
-        notes: Why a replica does not fill a gap although it has offsets of it.
+        notes: Reasons why a replica with offsets in a gap does not fill it.
     """
 
     def __init__(
@@ -423,10 +424,10 @@ def _have_same_batch(left: ReplicaSource, right: ReplicaSource, offset: int) -> 
 def recorded_start(
     topic_partition: TopicPartition, main: Replica, replicas: Sequence[Replica], branch: Branch
 ) -> int:
-    """Returns the first offset of a log of which the main replica may lack the front.
+    """Returns the first offset of a log. The main replica may lack the first records.
 
-    Brokers record the log start of tiered topics below the first segment that they hold, and that
-    of others only above it.
+    Brokers record the log start of a tiered topic if it is below the first segment on their disk.
+    For other topics they record it only if it is above.
     """
     own = main.log_dir.log_starts.get(topic_partition)
     if own is None or own >= main.log_start:
@@ -482,9 +483,9 @@ def with_missing_ends(
 ) -> list[Replica]:
     """Adds to each replica the records that it lacks between two of its logs.
 
-    A truncated log, or a segment whose files are all gone, leaves no trace on its own disk, and
-    compaction leaves such gaps, too. Another replica of the same branch that holds records there
-    proves the loss, above the offset up to which the cleaner of one of them came.
+    A truncated log, or a segment without any files, leaves no trace on its own disk, and
+    compaction leaves such gaps, too. If another replica of the same branch has records there, and
+    no cleaner has compacted these offsets, the records are lost.
     """
     cleaned = max(
         (replica.log_dir.cleaned.get(topic_partition, 0) for replica in replicas), default=0
