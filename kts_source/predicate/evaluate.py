@@ -168,7 +168,7 @@ _PARTS: Final[dict[Part, Callable[..., Any]]] = {
 
 
 def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """Returns a mask of the rows for which the predicate is true; `None` if there are none.
+    """Returns a mask of the rows for which the predicate is true; `None` without such rows.
 
     The batch must have the columns of `columns_of(predicate)`, in the types of the table.
     """
@@ -176,7 +176,7 @@ def wanted_rows(predicate: Predicate, batch: pa.RecordBatch) -> pa.BooleanArray 
     mask = None
     for term in terms:
         answer = evaluate(term, batch)
-        # A row with a false or null term is dropped, so null may stand for false here.
+        # A row with a false or null term is dropped, so null may replace false here.
         mask = answer if mask is None else pc.and_kleene(mask, answer)
         if not mask.true_count:
             return None

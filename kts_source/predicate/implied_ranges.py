@@ -1,7 +1,7 @@
 """Derives from a predicate which slices, offsets and timestamps can match, before rows are read.
 
-`specialised` inserts the topic and partition of a slice; `region` returns offsets and timestamps
-outside of which no row can match. Both err only on the side of reading too much.
+`specialised` inserts the topic and partition of a slice; `region` returns bounds of the
+offsets and timestamps that can match. Both may keep too much, and never drop a matching row.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Reads literals as Spark SQL does (ANSI mode), and parses text with sqlglot.
 
-Whole numbers, decimals and doubles are compared as the widest of them. Other operands must have one
-kind, but string literals are read as timestamps and dates, and dates as the midnight they begin at.
-Other casts of Spark, such as strings to numbers, are refused.
+Whole numbers, decimals and doubles are compared as the widest type among the operands. Other
+operands must have one kind, but string literals are read as timestamps and dates, and a date is
+read as its midnight. Other casts of Spark, such as strings to numbers, are refused.
 
-sqlglot does not see string literals, whose escapes are Spark's: `SqlText` replaces them by marks.
+String literals have Spark's escapes, so sqlglot does not see them: `SqlText` replaces them by
+marks.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def read_as(operand: Operand, kind: Kind) -> Operand | None:
 
 
 def alike(left: Operand, right: Operand) -> tuple[Operand, Operand] | None:
-    """Returns two operands read as a common kind; `None` if there is none."""
+    """Returns two operands read as a common kind; `None` without a common kind."""
     for kind in (left.kind, right.kind):
         first, second = read_as(left, kind), read_as(right, kind)
         if first is not None and second is not None:

@@ -69,8 +69,8 @@ def run_task(
         batches: Limits of a batch.
         whole: True if the consumer takes all rows, so that the first request need not be alone.
         on_end: Called with the metrics when the task has ended in any way.
-        opened: The tier, if a thread reads many tasks of it; it stays open.
-        set_aside: Takes rows whose key or value cannot be decoded; see `TypedRows`.
+        opened: The tier, if a thread reads many tasks; it stays open.
+        set_aside: Takes rows with a key or value that cannot be decoded; see `TypedRows`.
 
     Raises:
         TieredKafkaError: See `read_task`.
@@ -175,7 +175,7 @@ def _read_with_brokers(
         if not settings.broker_fallback:
             yield from read_slices(task.slices, source, settings, meter=meter)
         elif task.slices:
-            # The last offset of a batch tells which rows were returned.
+            # The last offset of a batch shows which rows were returned.
             columns = list(settings.columns)
             has_offset = "offset" in columns
             followed = settings if has_offset else replace(settings, columns=(*columns, "offset"))
@@ -309,7 +309,7 @@ def _load_decoder() -> None:
 def _skip_rest(
     position: _Position, error: TieredKafkaError, settings: ReadSettings, meter: TaskMeter | None
 ) -> None:
-    """Logs and counts the rest of a slice whose object was deleted.
+    """Logs and counts the rest of a slice after its object was deleted.
 
     Raises:
         DataLossError: The settings say that this is an error.

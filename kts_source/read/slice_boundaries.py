@@ -69,7 +69,7 @@ class SliceSpan(SegmentSpan):
     """Bytes of one slice, and the first bytes after it if its end is to be checked.
 
     Attributes:
-        last: `None` if the next span has the rest of the slice, whose end is not looked up yet.
+        last: `None` if the end of the slice is not looked up yet; the next span has the rest.
     """
 
     task_slice: SegmentSlice
@@ -95,8 +95,8 @@ def slice_spans(
 ) -> Iterator[SliceSpan]:
     """Yields the byte ranges of slices.
 
-    With `early`, the first request is a span of its own if it needs no index: a LIMIT may need no
-    more, and its bytes arrive sooner than those of a whole chunk.
+    With `early`, the first request is a span of its own if it needs no index: it is often
+    enough for a LIMIT, and its bytes arrive sooner than a complete chunk.
     """
     for task_slice in slices:
         start = segment_start(task_slice)
@@ -124,7 +124,7 @@ def errors_in_span(span: SegmentSpan, source: SegmentSource) -> Iterator[None]:
 
 
 def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[Boundary, Boundary]:
-    """Returns the boundaries that the slice's cuts stand for.
+    """Returns the boundaries of a slice that result from its cuts.
 
     Each cut moves to the first offset-index entry at or after it, or to the segment's end. Without
     a usable index all inner cuts move to the end, so the slice that begins at 0 reads the segment.
@@ -249,7 +249,7 @@ def checked_stop(stop: Boundary, size: int) -> int:
 
 
 def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> OffsetIndex | None:
-    """Returns an offset index whose positions may serve as boundaries.
+    """Returns an offset index if its positions may serve as boundaries.
 
     Returns `None` if it is empty or contradicts itself. The result depends on the file alone, so
     all slices of a segment agree on it.

@@ -32,7 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DONE: Final = "done"
-CLOSED: Final = "closed"  # the consumer wanted no more rows, as with LIMIT
+CLOSED: Final = "closed"  # the consumer stopped reading, as with LIMIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class TaskPlace:
 
 
 class LostRange(NamedTuple):
-    """Offsets [start, stop) whose object was deleted after planning.
+    """Offsets [start, stop) that lost their object after planning.
 
     Attributes:
-        in_part: True if some of them may have been returned.
+        in_part: True if some records may have been returned.
     """
 
     topic: str
@@ -72,9 +72,9 @@ class TaskMetrics:
 
     Attributes:
         scan: See `TaskPlace`, as for `stage`, `partition` and `attempt`.
-        outcome: `done`, `closed` (the consumer wanted no more), or the name of the error.
+        outcome: `done`, `closed` (the consumer stopped reading), or the name of the error.
         topic_partitions: Partitions that were read, such as `orders-0`.
-        slices: Segments, or slices of them.
+        slices: Segments, or slices of segments.
         rows: Rows returned.
         seconds: Duration of the task, including the consumer's time.
         requests: Reads and look-ups sent; each attempt counts.
@@ -98,7 +98,7 @@ class TaskMetrics:
         batches_skipped_aborted: Batches of aborted transactions.
         batches_skipped_offset: Batches outside the wanted offsets.
         records_skipped_offset: Records outside the wanted offsets, in batches that were decoded.
-        batches_skipped_timestamp: Batches whose headers have timestamps that `where` excludes.
+        batches_skipped_timestamp: Batches that `where` excludes by the timestamps in their headers.
         records_skipped_key: Records that `find` skipped for their key.
         broker_ranges: Ranges of offsets that were planned to come from brokers.
         broker_requests: Fetches sent to brokers.

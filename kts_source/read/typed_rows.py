@@ -1,7 +1,7 @@
 """Decodes keys and values of rows as options `key.format` and `value.format` say.
 
-A condition on fields decodes only those fields first. The rows it keeps are decoded once more, as
-the table wants them. So which rows are kept does not depend on the columns of the table: a row is
+A condition on fields decodes only those fields first. The rows that it keeps are decoded again
+for the table. So which rows are kept does not depend on the columns of the table: a row is
 malformed for the condition if the condition's own fields are.
 """
 
@@ -54,7 +54,7 @@ class TypedRows:
         columns: Wanted columns, in order.
         formats: Formats of keys and values.
         where: A condition on their fields; rows for which it is not true are skipped.
-        set_aside: Takes malformed rows, which are then skipped; not those of mode PERMISSIVE.
+        set_aside: Takes malformed rows, which are then skipped, except in mode PERMISSIVE.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TypedRows:
         self._filter = (
             None if where is None else _FieldFilter(where, formats, fails=set_aside is None)
         )
-        # DROPMALFORMED skips the same rows whatever columns are wanted.
+        # DROPMALFORMED skips the same rows for any wanted columns.
         self._formats = [
             form
             for form in formats
@@ -138,7 +138,7 @@ class TypedRows:
         for form in self._formats:
             values = _decode_column(batch, form)
             if values.bad and form.mode == FAILFAST and self._set_aside is None:
-                # The rows before are valid, and a limit may want no more.
+                # The rows before are valid, and may be enough for a limit.
                 bad = values.bad[0]
                 malformed, rows, earlier = self._decode(batch.slice(0, bad.row), bad_values)
                 return malformed, rows, earlier or _error(batch, form, bad)

@@ -91,7 +91,7 @@ def value_decoder(form: ColumnFormat) -> ValueDecoder:
     )
 
 
-# A condition's fields and those of the table have the same writers.
+# A condition's fields and the table's fields have the same writers.
 @lru_cache(32)
 def _writers(registry: RegistryPlace) -> ById[int | str, Schema]:
     return ById(partial(_writer, registry))
@@ -143,7 +143,7 @@ def _messages(registry: RegistryPlace, schema_id: int | str) -> dict[tuple[int, 
 
 
 def needed_columns(formats: Iterable[ColumnFormat]) -> tuple[str, ...]:
-    """Returns the columns that `framed` needs besides the decoded ones."""
+    """Returns the columns that `framed` needs in addition to the decoded ones."""
     return (HEADERS,) if any(form.format in _NAMED_BY_ID for form in formats) else ()
 
 

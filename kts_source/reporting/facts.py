@@ -208,7 +208,7 @@ class Retention:
     """The effect of a retention.
 
     Attributes:
-        older_segments: Served segments whose largest timestamp is older.
+        older_segments: Served segments with an older largest timestamp.
         older_bytes: Their stored bytes.
         older_cost: Their cost in US dollars per month.
         steady_bytes: Stored bytes of that many days at the current rate.
@@ -353,7 +353,7 @@ class TierFacts:
         retentions: Effects of retentions.
         cost: Cost of storage and of a full read.
         audit: An audit of the same tier.
-        locked: Partitions whose key is missing; other attributes do not include them.
+        locked: Partitions with a missing key; other attributes do not include them.
     """
 
     uri: str

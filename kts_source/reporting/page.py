@@ -128,8 +128,8 @@ _SCRIPTS: Final = (
 def page(facts: TierFacts) -> str:
     """Returns the whole file.
 
-    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script makes
-    elements of them and no HTML, which the policy enforces.
+    Texts from the tier are escaped in the heading, and base64 in the packed facts. The script
+    creates elements from the facts and never HTML. The content security policy enforces this.
     """
     style = _asset(_STYLE)
     script = '"use strict";\n' + "\n".join(map(_asset, _SCRIPTS))
@@ -200,7 +200,7 @@ def report(
     """Draws the selected topics of a tier: their segments over time and offsets, contents,
     cost, and holes.
 
-    It reads what `describe` reads, and has the same numbers. Partitions whose key is missing are
+    It reads what `describe` reads, and has the same numbers. Partitions with a missing key are
     listed with the facts of their manifests.
 
     Args:
@@ -231,7 +231,7 @@ def report(
 def describe_unlocked(
     options: ScanOptions, tier: Tier | None = None
 ) -> tuple[DescribedPlan | None, tuple[LockedPartition, ...]]:
-    """Describes the partitions whose keys are known, if any, and lists the others.
+    """Describes the partitions with available keys, and lists the others.
 
     Raises:
         TieredKafkaError: See `describe`, except for missing keys.

@@ -73,8 +73,8 @@ def typed_as(
     """Returns formats with the types of a schema's columns for JSON without `value.schema`.
 
     Raises:
-        InvalidOptionError: The schema lacks a column whose type is needed, or has a type that JSON
-            is not read to.
+        InvalidOptionError: The schema lacks a column with a needed type, or has a type that
+            JSON cannot be decoded to.
     """
     if not any(column_format.needs_type for column_format in formats):
         return tuple(formats)
@@ -152,8 +152,7 @@ def columns_of(
 
 
 class TieredKafkaDataSource(DataSource, metaclass=Travels):
-    """Kafka topics whose closed segments were moved to object storage, read straight from the
-    objects.
+    """Kafka topics with tiered storage: reads closed segments straight from the objects.
 
     Name: `tiered-kafka`
 
@@ -172,7 +171,7 @@ class TieredKafkaDataSource(DataSource, metaclass=Travels):
     or option `columns`, decodes and copies only those columns.
 
     Plans once for a query: its retries read the same offsets; another query on the DataFrame plans
-    anew, as in Spark's Kafka source.
+    again, as in Spark's Kafka source.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -249,7 +248,7 @@ def register(spark: SparkSession) -> None:
 
 
 def session_builder() -> SparkSession.Builder:
-    """Returns a session builder whose Python workers run this process's interpreter.
+    """Returns a session builder with Python workers that run this process's interpreter.
 
     The environment may name another interpreter. By default Spark runs `python3`, which may not
     have this package.

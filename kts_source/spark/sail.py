@@ -88,7 +88,7 @@ class FilteringSailReader(SailReader):
     """
 
     def pushFilters(self, filters: Iterable[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
-        """Uses the conditions that are translated exactly, and returns all of them."""
+        """Uses the conditions that are translated exactly, and returns all conditions."""
         filters = list(filters)
         where = conjunction(self._options.where, *map(condition_of, filters))
         self._options = replace(self._options, where=where)
@@ -136,7 +136,7 @@ def read_few_batches(task: ScanTask, options: ScanOptions) -> Iterator[pa.Record
     """Yields the rows of a task in at most `MAX_BATCHES` batches."""
     from kts_source.read.read_task import run_task
 
-    # Sail reads all tasks at once, whatever the query's limit.
+    # Sail reads all tasks at once, for any limit of the query.
     with _turns, closing(run_task(task, options, batches=_LIMITS, whole=True)) as rows:
         yield from join_last(rows)
 

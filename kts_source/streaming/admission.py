@@ -1,8 +1,8 @@
 """Chooses the offsets of the next micro-batch.
 
-Pending segments whose newest record is oldest come first, whatever their partition: so event time
-advances evenly over partitions, and watermarks drop fewer rows. Within a partition segments keep
-their order.
+Pending segments are sorted by the time of their newest record, oldest first, across partitions. So
+event time advances evenly over partitions, and watermarks drop fewer rows. Within a partition
+segments keep their order.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BatchLimits:
 
     Attributes:
         offsets: Cut inside a segment.
-        size: Original bytes of whole segments, of which there is at least one.
-        segments: Number of segments, or of parts of them.
+        size: Original bytes of whole segments; at least one segment is read.
+        segments: Number of segments, or of parts of segments.
     """
 
     offsets: int | None = None
@@ -55,7 +55,7 @@ Pending: TypeAlias = "Mapping[TopicPartition, Iterator[PendingSegment]]"
 def admit(pending: Pending, limits: BatchLimits) -> dict[TopicPartition, int]:
     """Returns where a micro-batch ends, exclusive, in each partition that it reads.
 
-    Reads no more pending segments than needed.
+    Reads only as many pending segments as needed.
 
     Args:
         pending: Segments by partition, ascending.
@@ -96,7 +96,7 @@ class PendingPartition:
 
     Attributes:
         is_told: True if the stream's position has its start; else the next position must.
-        look: `None` if the tier has no segment of it.
+        look: `None` if the tier has no segment of the partition.
     """
 
     partition: TopicPartition
@@ -227,7 +227,7 @@ def next_position(
     """Returns the position after a batch; `position` itself if the batch would be empty.
 
     A new stream always has a first batch, because Spark asks for one. Partitions that are in the
-    position and not pending stay as they are.
+    position and not pending keep their offsets.
 
     Args:
         position: Before the batch.

@@ -53,8 +53,8 @@ def end_offsets(
         checkpoint: The checkpoint location.
         source: Name of the source, or its number in the query from 0, if there are several.
         partitions: Number of partitions by topic. Unread partitions are included with −2
-            (earliest), because Spark's Kafka source requires all of them. Topics that the query has
-            not read are left out.
+            (earliest), because Spark's Kafka source requires all partitions. Topics that the query
+            has not read are left out.
         options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
 
     Returns:

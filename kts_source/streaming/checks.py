@@ -40,7 +40,7 @@ def resumed_offset(
 
     Raises:
         OffsetOutOfRangeError: The log start is above `offset`.
-        DataLossError: The log ends below what was read, or another leader wrote it.
+        DataLossError: The log ends below the offsets that were read, or another leader wrote them.
     """
     if offset < log_start:
         location.raise_or_warn(
@@ -92,7 +92,7 @@ def report_unread(location: Place, start: int, stop: int) -> None:
 
 def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bool) -> None:
     """Raises `DataLossError`, or warns, about a topic that was created again, after the stream has
-    read what the tier holds of the previous one.
+    read the previous one's records in the tier.
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"

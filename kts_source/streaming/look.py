@@ -73,7 +73,7 @@ class LogLook(Protocol):
         """Returns the leader epoch that owns an offset; `None` if unknown."""
 
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
-        """Returns the first offset dated at or after a time; `None` if there is none."""
+        """Returns the first offset dated at or after a time, or `None`."""
 
     def pending(self, start: int, stop: int) -> Iterator[PendingSegment]:
         """Yields existing segments of offsets [start, stop), ascending."""

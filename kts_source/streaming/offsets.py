@@ -9,10 +9,10 @@
                 "from":{"<topic>":{"id":"<topic id>","p":{"<partition>":<first offset>, …}}, …}}
 
 Topics are in order of name, partitions of number, because Spark compares positions as text. `from`
-records where the batch that ends here began, for partitions of which the previous end does not
-tell: in the first batch, and for a new partition, another topic id, or a jump over lost offsets.
-Spark never shows a source the start of its first batch again, so the start of a new query is a
-constant.
+records where the batch that ends here began, for partitions in which it did not begin at the
+previous end: in the first batch, and for a new partition, another topic id, or a jump over lost
+offsets. Spark never shows a source the start of its first batch again, so the start of a new query
+is a constant.
 
 Offsets of Spark's Kafka source (`KafkaSourceOffset`, `JsonUtils.partitionOffsets`) are positions,
 too: `{"<topic>":{"<partition>":<next offset>}}`.

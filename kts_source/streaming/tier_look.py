@@ -1,7 +1,7 @@
 """Looks at the topics of a stream in the tier alone.
 
 A look shows where each partition begins and ends, and which segments are between. Manifests are
-read on demand, so a look at years of history costs no more than the next batch needs.
+read on demand, so a look at years of history costs only the manifests of the next batch.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ class TierLooker:
     ) -> NewerTopic | None:
         if newer is None:
             return None
-        # Cached: a later look must not find again what the first one found.
+        # Cached, so that a later look returns the same topic.
         return NewerTopic(
             newer.topic_id, cache(lambda: self._partitions(newer.partitions, catalog, {}))
         )
@@ -442,7 +442,7 @@ class TierLooker:
     def _newer(
         self, topic: str, folders: Sequence[TopicFolder], topic_id: str, catalog: SegmentCatalog
     ) -> DiscoveredTopic | None:
-        """Returns the incarnation that has replaced the one that the stream is in.
+        """Returns the incarnation that has replaced the stream's current one.
 
         An incarnation that was seen to be older does not replace it, even if all segments of the
         stream's own have expired.

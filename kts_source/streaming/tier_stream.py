@@ -112,7 +112,7 @@ class TierStream:
         return end
 
     def lag(self) -> dict[str, Any] | None:
-        """Returns the lag after the batch whose end was returned last; `None` before the first one.
+        """Returns the lag after the last returned end of a batch; `None` before the first one.
         Lists nothing.
         """
         look, position = self._look, self._answered
@@ -142,7 +142,7 @@ class TierStream:
         """Plans the batch between two positions; `None` if it is empty.
 
         Raises:
-            TieredKafkaError: The batch cannot be read anymore as it was fixed.
+            TieredKafkaError: The fixed offsets of the batch cannot be read anymore.
         """
         planned, self._planned = self._planned, None
         ranges = batch_ranges(start, end)
@@ -309,7 +309,7 @@ class TierStream:
                 report_unread(Place(*partition, fail_on_data_loss=is_strict), offset, stop)
 
     def _up_to_target(self, pending: Sequence[PendingPartition]) -> list[PendingPartition]:
-        """Returns what is pending below the fixed end, without partitions that are new since."""
+        """Returns pending offsets below the fixed end, without partitions that are newer."""
         if self._target is None:
             self._target = {(each.partition, each.topic_id): each.stop for each in pending}
         target = self._target
@@ -322,8 +322,8 @@ class TierStream:
         ]
 
     def _up_to_hole(self, pending: PendingPartition) -> PendingPartition:
-        """Returns what is pending below the first hole that a batch may not skip: one that may be a
-        copy in progress, or any if loss is not allowed.
+        """Returns pending offsets below the first hole that a batch may not skip: a hole that may
+        be a copy in progress, or any hole if loss is not allowed.
 
         Raises:
             DataLossError: Everything before the hole has been read.
