@@ -70,7 +70,7 @@ def wrap_i64(value: int) -> int:
 
 
 class ArrayValue:
-    """Adds equality to frozen dataclasses with `eq=False` whose fields hold arrays."""
+    """Adds equality to frozen dataclasses with `eq=False` that have arrays as fields."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]  # arrays inside

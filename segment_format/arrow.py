@@ -96,7 +96,7 @@ def iter_arrow(
             fields are not copied, and skipped if possible.
         start_offset: First offset, inclusive; None for all.
         stop_offset: Last offset, exclusive; None for all.
-        aborted: Transactions whose batches are skipped (`read_committed`).
+        aborted: Transactions; their batches are skipped (`read_committed`).
         check_crcs: True to verify each entry's checksum.
         max_rows: Maximum number of rows in a batch.
 

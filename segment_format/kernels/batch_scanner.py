@@ -44,12 +44,12 @@ class BatchTable:
         last_offsets: Last offset of the original batch.
         leader_epochs: Leader epoch; -1 for none.
         crcs: Stored checksum, unsigned.
-        are_sound: bool; whether the stored checksum is correct.
+        are_sound: bool; true if the stored checksum is correct.
         max_timestamps: Maximal timestamp of the records in ms.
         records: Number of records from the first wanted offset on, including markers.
         producer_ids: Producer id; -1 for none.
-        are_transactional: bool; whether the batch belongs to a transaction.
-        are_control: bool; whether the batch contains a marker.
+        are_transactional: bool; true if the batch belongs to a transaction.
+        are_control: bool; true if the batch contains a marker.
         markers: Row -> type of its marker.
     """
 

@@ -137,7 +137,7 @@ def _binary(
 
 
 def _optional(kind: pa.DataType, wanted: int, slot: int, dtype: type[np.generic]) -> Column:
-    """Returns a column of numbers in which −1 stands for null."""
+    """Returns a column of numbers in which −1 means null."""
     layout = BufferLayout(slot, kind.bit_width)
 
     def build(filled: Filled, rows: int) -> pa.Array:
@@ -299,7 +299,7 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Shape:
-    """What the batches of a decoder have in common, see `ColumnBuffers`; cached, one per kind.
+    """Properties shared by the batches of a decoder, see `ColumnBuffers`; cached, one per kind.
 
     Attributes:
         bits: Bits of a row in `columns`, and of an entry in each of `growing`.
@@ -393,7 +393,7 @@ class ColumnBuffers:
             numbers[index] = 0
 
     def grow(self) -> None:
-        """Makes room for the record that the frame describes, keeping what is filled."""
+        """Makes room for the record that the frame describes, and keeps the filled rows."""
         old, starts = np.frombuffer(self._memory, np.uint8), self._layout.starts
         self._set_rooms(tuple(map(self._grown, self._shape.growing)))
         self._allocate()
@@ -417,8 +417,8 @@ class ColumnBuffers:
         return used
 
     def _filled(self) -> Filled:
-        """Returns what is filled, copied if it is little: the last batches of many segments, of a
-        few rows each, would otherwise keep a MiB each.
+        """Returns the filled bytes. Copies them if there are few: otherwise the last batches of
+        many segments, with a few rows each, would keep a MiB each.
         """
         layout, slots, (row_bits, growing_bits) = self._layout, self._slots, self._shape.bits
         bits = row_bits * slots[c.ROWS]
@@ -449,7 +449,7 @@ class ColumnBuffers:
         return max(needed, min(max(2 * room, expected), max_bytes))
 
     def arrays(self, *, last: bool = False) -> list[pa.Array]:
-        """Returns what the kernel has filled, without copying larger batches.
+        """Returns the rows that the kernel has filled, without copying larger batches.
 
         Call `begin` before the kernel fills more.
 

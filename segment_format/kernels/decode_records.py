@@ -352,7 +352,7 @@ def decode_records(source: Address, readable_stop: Address, frame: Frame) -> Val
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
         prefetch(cursor + ahead)
         prefetch(cursor + ahead + np.uint64(64))
         if row == max_rows:

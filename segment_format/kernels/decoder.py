@@ -205,7 +205,7 @@ class RecordDecoder:
     Rows are collected across windows until a batch is full, so the batches do not depend on the
     windows. A window is decoded in place; only an entry that spans windows is copied. Memory is
     limited to the column buffers of one batch, one stored and one decompressed batch, each of at
-    most `max_batch_bytes`, whatever lengths the data states.
+    most `max_batch_bytes`, for any lengths that the data states.
 
     The offset range is checked per batch first, then per record. CRCs are checked before control
     batches and aborted transactions are skipped. The first batch at or after `stop_offset` ends the
@@ -219,7 +219,7 @@ class RecordDecoder:
             batches' columns.
         start_offset: First wanted offset.
         stop_offset: Offset after the last wanted one.
-        aborted: Intervals whose transactional batches are skipped.
+        aborted: Intervals in which transactional batches are skipped.
         check_crcs: True if each entry's checksum is compared with its bytes.
         max_rows: Maximal rows of a batch.
         max_bytes: Maximal bytes of keys, values and headers in a batch; a larger record is a batch
@@ -358,7 +358,7 @@ class RecordDecoder:
         return self._flush()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Returns the waiting rows; the decoder cannot be used any more.
+        """Returns the waiting rows; afterwards the decoder cannot be used.
 
         Raises:
             TruncatedBatchError: The bytes fed end inside an entry, unless `done`.
@@ -595,7 +595,7 @@ class RecordDecoder:
 
 
 def _struct_of(names: Sequence[str], constants: Mapping[int, Constant]) -> pa.DataType:
-    """Returns the struct of a batch's columns, some of which, by position, are constants."""
+    """Returns the struct of a batch's columns; some positions have constants."""
     types = [
         constants[index].type if index in constants else COLUMNS[name].type
         for index, name in enumerate(names)

@@ -14,8 +14,8 @@ shapes that Kafka's Java producer writes:
 * zstd: one frame without content size. The library decompresses it; the kernel only walks its
   blocks to bound the size.
 
-Input that these decoders reject, valid or not, is left to the library; what they accept, the
-library accepts. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
+If these decoders reject an input, valid or not, the library decodes it. The library accepts every
+input that they accept. Copies are done in steps of 16 bytes, which write up to 15 bytes too many.
 
 Source: the LZ4 block format, with the end conditions of `LZ4_decompress_safe`; the snappy format
 description; `SnappyInputStream` for its framing.

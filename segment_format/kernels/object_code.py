@@ -75,8 +75,8 @@ _engines: list[Any] = []  # they own the code
 def load() -> Kernel | None:
     """Returns `decode_window` from its object file.
 
-    Returns `None` if there is none for these sources and this CPU, or if tuning or numba's compiler
-    is switched off.
+    Returns `None` if no code exists for these sources and this CPU, or if tuning or numba's
+    compiler is switched off.
     """
     entry = _linked("decode_window")
     if entry is None:

@@ -2,7 +2,7 @@
 
 Addresses are uint64: numba's own array access with signed indices adds wrap-around code to each
 element, and its slices are objects. Loads and stores are LLVM instructions that check no bounds;
-callers have compared lengths with what is left. Vector loads read all of their 32 bytes.
+callers have compared lengths with the remaining bytes. Vector loads read all of their 32 bytes.
 
 Varints follow Kafka's `ByteUtils`: 7 bits per byte, least significant first, top bit set if another
 byte follows; at most 5 bytes (varint, 32 bits) or 10 (varlong, 64 bits). Excess bits of the last

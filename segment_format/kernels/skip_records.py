@@ -124,7 +124,7 @@ def step_records(source: Address, frame: Frame) -> Value:
                 least_offset = start_offset
             if left == 0:
                 break
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
         prefetch(address + ahead)
         prefetch(address + ahead + np.uint64(64))
         if row == max_rows:
@@ -251,8 +251,8 @@ def _in_set(address: Address, size: Value, frame: Frame) -> Value:
 def seek_key(source: Address, frame: Frame) -> Value:
     """Moves to the next wanted record of the current batch; returns a status.
 
-    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: there is none,
-    and nothing follows the last record.
+    FOUND: the record is at RECORD_POSITION and ends before SOUGHT_STOP. CONTINUE: no such
+    record, and nothing follows the last record.
 
     Args:
         source: Address of the array with the records.
@@ -277,7 +277,7 @@ def seek_key(source: Address, frame: Frame) -> Value:
     ahead = np.uint64(min(frame[c.BATCH_SIZE], PREFETCH_DISTANCE))
 
     while left > 0:
-        # Prefetches the next batch, whose CRC would otherwise wait for memory.
+        # Prefetches the next batch, because its CRC would otherwise wait for memory.
         prefetch(address + ahead)
         prefetch(address + ahead + np.uint64(64))
         body = _NOWHERE

@@ -8,7 +8,7 @@ given up if its bytes run out, if no broker writes its values, or if it is unusu
 within ids and epochs, more than four at its end). The readable parser, `parse_metadata_record`,
 then parses it, so both return the same values and errors. `remote_log_segment_metadata` has the
 layout. Numbers are read through overlapping views with one element per byte of the data, so a field
-is one indexed read whatever its alignment.
+is one indexed read at any alignment.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SEGMENT, UPDATE, PARTITION_DELETE, SNAPSHOT = range(RECORD_TYPES)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetadataColumns:
-    """Columns of records, all of one length except those of the leader epochs.
+    """Columns of records. All have the same length, except the columns of leader epochs.
 
     Attributes:
         record_type: 0 segment, 1 update, 2 partition delete, 3 snapshot.

@@ -57,7 +57,7 @@ class DroppedEvents:
     Attributes:
         unknown_segment: Number of updates of segments that were not announced, or were deleted.
             Retention on the topic may have removed the announcement.
-        forbidden_transition: Number of segments and updates whose state cannot follow the previous.
+        forbidden_transition: Number of segments and updates with a state that cannot follow.
         first: The first ten of both, in their order.
     """
 

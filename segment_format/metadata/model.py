@@ -131,7 +131,7 @@ class RemotePartitionDelete:
 class RemoteLogSegmentMetadataSnapshot:
     """A segment in a former local cache of the broker: record type 3, without a partition.
 
-    The fields after `id` are those of `RemoteLogSegmentMetadata`.
+    The fields after `id` equal the fields of `RemoteLogSegmentMetadata`.
     """
 
     id: uuid.UUID

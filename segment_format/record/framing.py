@@ -61,7 +61,7 @@ class Entry:
 
 
 def read_prefix(buffer: BytesLike, position: int = 0, *, at: int | None = None) -> Entry:
-    """Parses the first 17 bytes of an entry, whose other bytes may be missing.
+    """Parses the first 17 bytes of an entry. Its other bytes may be missing.
 
     Args:
         buffer: Buffer with these bytes.

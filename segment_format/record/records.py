@@ -19,9 +19,9 @@ Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else 
 delta, also if baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
 leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
-Like Kafka's consumer, this refuses a record whose body is not consumed exactly, a header count
-above the bytes left, and fewer or more records than the batch states. A count of 0 means an empty
-batch with any payload. It also refuses record offsets that do not ascend or are above the
+Like Kafka's consumer, this refuses a record with a body that is not consumed exactly, a header
+count above the bytes left, and fewer or more records than the batch states. A count of 0 means an
+empty batch with any payload. It also refuses record offsets that do not ascend or are above the
 batch's last offset: Kafka's consumer returns the first record of each offset it meets, so its rows
 would depend on where a read begins.
 
@@ -374,7 +374,7 @@ class _Message:
 def decode_legacy_entry(
     view: memoryview, entry: Entry, *, check_crcs: bool, max_batch_bytes: int
 ) -> DecodedBatch:
-    """Decodes an entry of magic 0 or 1: one record, or those of a wrapper.
+    """Decodes an entry of magic 0 or 1: one record, or the records of a wrapper.
 
     With `check_crcs` the checksums of inner messages are verified too, as in Kafka's consumer.
 
@@ -527,7 +527,7 @@ class EntryTimes:
         position: First byte of the entry in the buffer.
         base_offset: Its first offset.
         last_offset: Its last offset, inclusive.
-        times: Offset and timestamp, in milliseconds, of each record; empty if all of them are
+        times: Offset and timestamp, in milliseconds, of each record; empty if all are
             dated before the requested time.
     """
 

@@ -185,7 +185,7 @@ def last_offset(
 
 
 def _find_last(read: Read, size: int, position: int, walk: _Walk) -> tuple[Entry, memoryview]:
-    """Steps over all entries but the last; returns it and those of its bytes that were read."""
+    """Steps over all entries but the last; returns the last entry and its bytes that were read."""
     window = _Window(read, size)
     while True:
         head = window.bytes_from(position, position + HEADER_SIZE)

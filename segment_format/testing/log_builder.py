@@ -325,7 +325,7 @@ class LogBuilder:
         control: bool = False,
         max_timestamp: int = DEFAULT_TIMESTAMP_MS,
     ) -> int:
-        """Appends a batch whose records were removed by compaction; returns its base offset.
+        """Appends a batch without records, as compaction leaves it; returns its base offset.
 
         A transactional one opens a transaction like any batch. An empty control batch changes no
         producer state.
@@ -401,7 +401,7 @@ class LogBuilder:
         return self._files.roll()
 
     def build(self) -> BuiltLog:
-        """Closes the last segment and returns all of them with their expected rows."""
+        """Closes the last segment and returns all segments with their expected rows."""
         self.roll()
         return BuiltLog(
             tuple(self._files.segments),

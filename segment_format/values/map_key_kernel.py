@@ -90,7 +90,7 @@ def _mark_by_table(first: Value, stop: Value, frame: Frame) -> Value:
 
 @kernel(types.int64(types.Array(types.int64, 1, "C")))
 def mark_repeated(frame: Frame) -> Value:
-    """Marks entries whose key is repeated later in the same map; returns their number."""
+    """Marks entries with a key that is repeated later in the same map; returns their number."""
     ends = np.uint64(frame[c.KEY_SLOT_ENDS])
     keys, width = np.uint64(frame[c.KEY_SLOT_KEYS]), frame[c.KEY_SLOT_WIDTH]
     data = np.uint64(frame[c.KEY_SLOT_DATA])

@@ -1,9 +1,9 @@
 """The kernel that runs programs over the bytes of many values, into column buffers.
 
-A row that fails becomes null: all counts are reset, so the next row overwrites what the failed row
-has written. If a buffer is too small, the row is also undone, and run again when there is room.
+A row that fails becomes null: all counts are reset, so the next row overwrites the failed row's
+values. If a buffer is too small, the row is also undone, and run again when there is room.
 
-Numbers are zig-zag varints of at most 10 bytes that hold no more than 64 bits.
+Numbers are zig-zag varints of at most 10 bytes and 64 bits.
 """
 
 from __future__ import annotations

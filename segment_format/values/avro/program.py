@@ -83,7 +83,7 @@ def _logical_mismatch(writer: s.Primitive | s.Fixed, reader: s.Primitive | s.Fix
 
 
 def same_name(writer: str, reader: str, aliases: tuple[str, ...]) -> bool:
-    """Returns whether a writer's name is the reader's or an alias of it, ignoring namespaces."""
+    """Returns whether a writer's name is the reader's name or alias, ignoring namespaces."""
     return simple_name(writer) in map(simple_name, (reader, *aliases))
 
 
@@ -490,7 +490,7 @@ class _Compiler:
         self.value(writer, branch, column.children[chosen])
 
     def _plain(self, writer: Schema, reader: Schema, column: Column) -> None:
-        """Compiles matching types, neither of which is a union."""
+        """Compiles matching types that are not unions."""
         if isinstance(writer, s.Record):
             assert isinstance(reader, s.Record)
             self._record(writer, reader, column)

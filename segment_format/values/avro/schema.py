@@ -3,7 +3,7 @@
 Names are full names (`namespace.name`). A named type that is used again is the same object. A type
 that contains itself is rejected, because no Arrow type has unlimited depth. As in Avro, an unknown
 or impossible logical type is ignored. The size of a schema is limited: a few lines that refer to
-each other may stand for more columns than fit into memory.
+each other may describe more columns than fit into memory.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def parse_avro(text: str | bytes, references: tuple[str | bytes, ...] = ()) -> S
 
     Args:
         text: A schema.
-        references: Schemas whose named types it may use; each may use the types of those before it.
+        references: Schemas with named types that it may use; each may use types of earlier ones.
 
     Raises:
         AvroSchemaError: The schema is not valid, contains itself or is too large.

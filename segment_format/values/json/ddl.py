@@ -293,7 +293,7 @@ class _BadSampleError(Exception):
 
 @dataclass(slots=True)
 class _Seen:
-    """What the samples have at a path: a kind, empty for only nulls, and what is below it."""
+    """Content of the samples at a path: a kind, empty for only nulls, and the content below."""
 
     path: str
     kind: str = ""
@@ -316,7 +316,7 @@ def infer(samples: Iterable[bytes | None]) -> pa.DataType:
         samples: All values to consider. Nulls and values that are not valid JSON are ignored.
 
     Raises:
-        ValueError: The samples conflict, none of them shows a type, or they have more than 5,000
+        ValueError: The samples conflict, no sample shows a type, or they have more than 5,000
             fields or 100 levels.
     """
     root = _Seen("")
@@ -356,7 +356,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _look(seen: _Seen, value: Any, fields: list[int], depth: int) -> None:  # noqa: ANN401
-    """Adds a value to what the samples have at its path."""
+    """Adds a value to the content of the samples at its path."""
     if value is None:
         return
     if depth > _MAX_DEPTH:

@@ -77,7 +77,7 @@ _WANTED: Final = {
 
 
 def reason(code: int, node: Node, byte: bytes, position: int) -> str:
-    """Returns what is wrong at a position of a text, without the data itself.
+    """Describes the error at a position of a text, without the data itself.
 
     Args:
         code: Code of the kernel.

@@ -10,7 +10,7 @@
 | array of items | list |
 | enum, const | the type of its values |
 | several types, oneOf, anyOf | the one that is not null; double where they are integer and number |
-| $ref within the document | what it refers to |
+| $ref within the document | the type that it refers to |
 
 Items and a map's values are nullable, because types are passed on as DDL, which cannot express
 otherwise. Restrictions of values (minimum, pattern, the texts of an enum, …) are ignored.

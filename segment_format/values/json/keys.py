@@ -297,7 +297,7 @@ def next_key(
 ) -> Value:
     """Parses the next key; sets `KEY_FIELD` and `KEY_NEXT` in the frame.
 
-    Returns (start of its value, address after the object at its end, or a code; where it failed).
+    Returns (start of its value, address after the object at its end, or a code; error address).
 
     Args:
         frame: See `contract`.

@@ -76,7 +76,7 @@ def skip_space(address: Address, stop: Address) -> Value:
 
 @inlined
 def scan_string(address: Address, stop: Address) -> Value:
-    """Scans the string whose first character is at `address`.
+    """Scans the string that begins at `address`, after its opening quote.
 
     Returns (address of the closing quote or a code, whether there are escapes).
     """
@@ -153,7 +153,7 @@ def _hex(address: Address) -> Value:
 
 @inlined
 def _plain_escape(kind: Value) -> Value:
-    """Returns the byte for the letter after a backslash, except u; negative if there is none."""
+    """Returns the byte for the letter after a backslash, except u; negative if it is invalid."""
     if kind == np.uint64(ord("n")):
         return np.int64(10)
     if kind == QUOTE:
@@ -259,7 +259,7 @@ def unescape(address: Address, end: Address, to: Address) -> Value:
 
 @inlined
 def is_word(address: Address, stop: Address, word: Value) -> Value:
-    """Returns whether the four bytes at `address` are those of `word`, big-endian."""
+    """Returns whether the four bytes at `address` equal `word`, big-endian."""
     return stop - address >= _FOUR and load_u32(address) == word
 
 

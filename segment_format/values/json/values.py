@@ -459,7 +459,7 @@ def _put_other(
 
 @helper
 def _single_of(bits: Value) -> Value:
-    """Returns the bits of the float32 nearest to a number, from those of the nearest double.
+    """Returns the bits of the float32 nearest to a number, from the bits of the nearest double.
 
     Returns `OPEN` if the double is halfway between two float32.
     """

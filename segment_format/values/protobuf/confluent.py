@@ -2,7 +2,7 @@
 
 A value starts with a head: Confluent's header (see `registry_framing`), then the message index,
 which is the path to the message type in its file as zigzag varints: a count, then an index into the
-file's messages, then into those nested in that message, and so on. A lone 0 stands for the first
+file's messages, then into those nested in that message, and so on. A lone 0 means the first
 message. Most values of a batch have the same head: heads are compared as bytes, and only new ones
 are parsed.
 """
@@ -216,11 +216,11 @@ def match_heads(
     """Sets start and head of each value that has one of the heads; no head is a prefix of another.
 
     Args:
-        ends: int32: where each value begins, then where the last ends.
+        ends: int32: start of each value, then the end of the last.
         rows: Number of values.
         data: Bytes of the values.
         heads: Bytes of all heads.
-        bounds: int64: where each head begins, then where the last ends.
+        bounds: int64: start of each head, then the end of the last.
         count: Number of heads.
         starts: int32 of each value.
         which: int32 of each value.

@@ -7,8 +7,8 @@ bad value, and a member of a oneof that another member replaces, are cleared, ba
 elements begin. If there is no room, the kernel returns before it touches the field, and resumes
 there.
 
-Readers never read at or after the stop. They return what they read and the next address, which is 0
-on failure. Limits are those of Google's upb: five bytes for tags and lengths, ten for numbers.
+Readers never read at or after the stop. They return the value and the next address, which is 0 on
+failure. Limits equal Google's upb: five bytes for tags and lengths, ten for numbers.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _skip_group(
 def skip_field(
     number: Value, wire: Value, address: Address, stop: Address, stack: Address, depth: Value
 ) -> Value:
-    """Skips an unknown field whose tag was read; returns (reason, next address).
+    """Skips an unknown field after its tag; returns (reason, next address).
 
     As in upb, field number 0 is not checked inside groups.
 
@@ -166,7 +166,7 @@ def skip_field(
         wire: Wire type.
         address: Address after the tag.
         stop: End of the message.
-        stack: Frames; groups are pushed above those of the open messages.
+        stack: Frames; groups are pushed above the frames of the open messages.
         depth: Number of open messages.
     """
     if wire == GROUP:
@@ -363,7 +363,7 @@ def _read_number(wire: Value, address: Address, stop: Address) -> Value:
 
 @helper
 def _packed(state: Address, entry: Address, address: Address, stop: Address) -> Value:
-    """Reads a packed field whose tag was read; returns (reason, next address)."""
+    """Reads a packed field after its tag; returns (reason, next address)."""
     size, address = read_size(address, stop)
     if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -400,7 +400,7 @@ def _packed(state: Address, entry: Address, address: Address, stop: Address) -> 
 def _text(
     state: Address, entry: Address, address: Address, stop: Address, readable: Address
 ) -> Value:
-    """Reads a text whose tag was read, replacing an earlier one; returns (reason, next address)."""
+    """Reads a text after its tag, replacing an earlier one; returns (reason, next address)."""
     size, address = read_size(address, stop)
     if address == NOWHERE:
         return c.BAD_LENGTH, NOWHERE
@@ -426,7 +426,7 @@ def _text(
 def _begin_message(
     state: Address, index: Value, entry: Address, address: Address, stop: Address, depth: Value
 ) -> Value:
-    """Pushes the frame of a message or group whose tag was read; returns (reason, next address)."""
+    """Pushes the frame of a message or group after its tag; returns (reason, next address)."""
     op = get(entry, c.OP)
     group = np.int64(0)
     if op == c.MESSAGE:
@@ -507,7 +507,7 @@ def _read_field(
     readable: Address,
     depth: Value,
 ) -> Value:
-    """Reads a known field whose tag was read; returns (reason, next address, depth).
+    """Reads a known field after its tag; returns (reason, next address, depth).
 
     The depth is one more if a message begins, and -1 if the field counts as unknown because of its
     wire type.

@@ -1,6 +1,6 @@
 """Reads a `FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
 
-It is itself Protobuf: field numbers are those of `google/protobuf/descriptor.proto`. Extensions,
+It is itself Protobuf: field numbers equal `google/protobuf/descriptor.proto`. Extensions,
 services and options except `map_entry` are ignored, so extended fields are unknown fields.
 """
 
