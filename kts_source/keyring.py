@@ -168,6 +168,6 @@ def _call(callback: str, key_id: str) -> bytes:
         pem = pem.encode()
     if not isinstance(pem, bytes) or not pem:
         raise UnknownKeyError(
-            f"the callback {callback} gave {type(pem).__name__} for key id {key_id!r}, not text"
+            f"the callback {callback} returned {type(pem).__name__} for key id {key_id!r}, not text"
         )
     return pem

@@ -130,7 +130,7 @@ def topic_configs(
     request = DescribeConfigsRequest(
         resources=resources, include_synonyms=False, include_documentation=False
     )
-    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer about it"))
+    configs = dict.fromkeys(wanted, TopicConfigs({}, "the broker did not answer for it"))
     for result in cluster.ask_any(request).results:
         refusal = error_name(result.error_code) if result.error_code else ""
         values = {config.name: config.value for config in result.configs}
@@ -381,7 +381,7 @@ class Cluster:
                 ends = [EpochEnd(result.leader_epoch, result.end_offset) for result in mine]
                 if not code and len(ends) != len(wanted[topic_partition]):
                     raise BrokerError(
-                        f"asked for {len(wanted[topic_partition])} epochs, told {len(ends)}"
+                        f"asked for {len(wanted[topic_partition])} epochs, got {len(ends)}"
                     )
                 ends_of[topic_partition] = code, ends
             return ends_of
@@ -521,7 +521,7 @@ class Cluster:
                 return answered
             if time.monotonic() - began > _PATIENCE_SECONDS:
                 texts = [f"{topic}-{number}: {why}" for (topic, number), why in waiting.items()]
-                raise BrokerUnavailableError(f"brokers do not answer about {some(texts)}")
+                raise BrokerUnavailableError(f"brokers do not answer for {some(texts)}")
             pause()
             self._check_leaders(waiting)
         raise AssertionError
@@ -555,7 +555,7 @@ class Cluster:
         undecided: dict[str, str] = {}
         answered = {topic.name for topic in answer.topics}
         incomplete = {
-            name: f"{name}: no answer about it" for name in names or () if name not in answered
+            name: f"{name}: no answer for it" for name in names or () if name not in answered
         }
         for topic in answer.topics:
             if topic.error_code == UNKNOWN_TOPIC_OR_PARTITION:
@@ -609,8 +609,8 @@ class Cluster:
                     break
                 pause()
         raise BrokerUnavailableError(
-            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}; to read"
-            " the tier of a cluster that is gone, leave that option out"
+            f"no broker of kafka.bootstrap.servers answers: {some(dict.fromkeys(failed))}."
+            " If the cluster no longer exists, remove that option to read the tier alone"
         )
 
 

@@ -98,7 +98,7 @@ def refusal(code: int, **location: Unpack[Place]) -> BrokerError:
         return BrokerAccessError(
             "not allowed to read the topic: the user needs Describe and Read on it", **location
         )
-    return BrokerError(f"a broker refuses: {error_name(code)}", **location)
+    return BrokerError(f"a broker refuses the request: {error_name(code)}", **location)
 
 
 _VERSIONS_API_VERSION: Final = 3  # since Kafka 2.4 (KIP-511)
@@ -224,7 +224,7 @@ class Connection:
             data = self._read(size, deadline)
             (correlation,) = _CORRELATION.unpack(data[:4])
             if correlation != pending.header.correlation_id:
-                raise LostConnectionError(f"{self._place} answered another request than was asked")
+                raise LostConnectionError(f"{self._place} sent a response to another request")
             return self._decoded(pending.header, data)
 
     def close(self) -> None:
@@ -252,8 +252,7 @@ class Connection:
             return message.decode(data[start:])
         except Exception as error:  # noqa: BLE001  # damaged bytes raise anything there
             raise LostConnectionError(
-                f"{self._place} answered what is not a {message[None].__name__}:"
-                f" {type(error).__name__}"
+                f"{self._place} sent an invalid {message[None].__name__}: {type(error).__name__}"
             ) from None
 
     def _read(self, size: int, deadline: float) -> memoryview:
@@ -269,7 +268,7 @@ class Connection:
             self._socket.settimeout(left)
             count = self._socket.recv_into(view[filled:])
             if count == 0:
-                raise LostConnectionError(f"{self._place} hung up")
+                raise LostConnectionError(f"{self._place} closed the connection")
             filled += count
         return view
 
@@ -328,7 +327,7 @@ class Connection:
         answer = self.ask(request)
         if answer.error_code != _NO_ERROR:
             raise BrokerError(
-                f"broker {self._place} does not tell its versions (error {answer.error_code}): it"
+                f"broker {self._place} does not report its versions (error {answer.error_code}): it"
                 " is older than Kafka 3.1"
             )
         versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}

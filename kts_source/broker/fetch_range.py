@@ -280,7 +280,8 @@ class RangeFetcher:
                                 return
                         if wait.is_exhausted():
                             raise BrokerUnavailableError(
-                                f"brokers gave no batch for {_PATIENCE_SECONDS:.0f} s: {reason}",
+                                f"brokers returned no batch for {_PATIENCE_SECONDS:.0f} s:"
+                                f" {reason}",
                                 **self._location(offset),
                             )
                         wait.sleep()
@@ -529,7 +530,7 @@ class RangeFetcher:
         partitions = [partition for topic in answer.responses for partition in topic.partitions]
         code = answer.error_code or (partitions[0].error_code if len(partitions) == 1 else -1)
         if code not in (0, OFFSET_OUT_OF_RANGE):
-            raise LeaderChangedError(f"a broker says {error_name(code)} about offset {offset}")
+            raise LeaderChangedError(f"a broker returned {error_name(code)} for offset {offset}")
         return bool(code == 0)
 
     def _check_answer(self, answer: Any, offset: int) -> FetchedBatches | _Waiting | _Lost:  # noqa: ANN401
@@ -557,7 +558,7 @@ class RangeFetcher:
             return _Waiting(f"broker {self._node} is nearer")
         if not result.records:
             return _Waiting(
-                "answers are empty: the broker waits for its tier, or a quota is used up",
+                "responses are empty: the broker waits for its tier, or a quota is used up",
                 is_empty=True,
             )
         return self._check_records(result, offset)
@@ -568,10 +569,10 @@ class RangeFetcher:
             size, next_offset = whole_batches(data)
         except SegmentFormatError as error:
             raise CorruptSegmentError(
-                f"a broker sent what is no record batch: {error.message}", **self._location(offset)
+                f"a broker sent an invalid record batch: {error.message}", **self._location(offset)
             ) from error
         if not size or next_offset <= offset:
-            return _Waiting("answers hold no whole batch")
+            return _Waiting("responses have no complete batch")
         self.bytes += size
         data = data[:size]
         if self._wanted.read_committed and not node_reports_all_aborted(self._cluster, self._node):
@@ -597,7 +598,7 @@ class RangeFetcher:
             raise OldBrokerError(
                 f"offsets up to {exact_from} have moved into the tier since the plan was made, and"
                 f" {LEAK}"
-                ": plan anew, or read with isolationLevel=read_uncommitted",
+                ": plan again, or read with isolationLevel=read_uncommitted",
                 **self._location(offset),
             )
 
@@ -610,10 +611,10 @@ class RangeFetcher:
         if self._node != self._leader and code in {OFFSET_OUT_OF_RANGE, *PASSING}:
             # A follower may lag, and the leader would name it again.
             self._node, self._rack = -1, ""
-            return _Waiting(f"a follower says {error_name(code)}")
+            return _Waiting(f"a follower returned {error_name(code)}")
         if code in TOPIC_GONE or code in PASSING:
             self._leader = -1  # also of a failed disk, or a partition that was moved away
-            return _Waiting(f"a broker says {error_name(code)}")
+            return _Waiting(f"a broker returned {error_name(code)}")
         if code == OFFSET_OUT_OF_RANGE:
             return self._check_refused(offset)
         raise refusal(code, **self._location(offset))

@@ -112,13 +112,13 @@ def parse_jaas(text: str) -> LoginModule:
         modules = ", ".join(_LOGIN_MODULES)
         raise _invalid(_JAAS, f"must begin with one of the login modules {modules}")
     if len(tokens) < 2 or tokens[1][0] != "word" or tokens[1][1].lower() not in _FLAGS:
-        raise _invalid(_JAAS, "must have 'required' behind the login module")
+        raise _invalid(_JAAS, "must have 'required' after the login module")
     options: dict[str, str] = {}
     next_token = 2
     while next_token < len(tokens) and tokens[next_token] != ("mark", ";"):
         kind, name = tokens[next_token]
         if kind != "word" or not _NAME.fullmatch(name):
-            raise _invalid(_JAAS, "has something else where the name of an option belongs")
+            raise _invalid(_JAAS, "has an invalid option name")
         number = len(options) + 1
         pair = tokens[next_token + 1 : next_token + 3]
         if len(pair) < 2 or pair[0] != ("mark", "=") or pair[1][0] == "mark":
@@ -131,7 +131,7 @@ def parse_jaas(text: str) -> LoginModule:
     if next_token == len(tokens):
         raise _invalid(_JAAS, "must end with a semicolon")
     if next_token != len(tokens) - 1:
-        raise _invalid(_JAAS, "must hold one login module and end with its semicolon")
+        raise _invalid(_JAAS, "must have one login module and end with its semicolon")
     return LoginModule(_LOGIN_MODULES[module], options)
 
 
@@ -269,7 +269,7 @@ def _check_handlers(options: Mapping[str, str], mechanism: str) -> None:
     if handler is not None and (mechanism != AWS_MSK_IAM or not _MSK_HANDLER.fullmatch(handler)):
         raise _invalid(
             _CLIENT_HANDLER,
-            "is not supported, but for MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
+            "is not supported, except MSK's IAMClientCallbackHandler with AWS_MSK_IAM: Java"
             " classes cannot run here",
         )
     handler = options.get(_LOGIN_HANDLER)
@@ -279,8 +279,8 @@ def _check_handlers(options: Mapping[str, str], mechanism: str) -> None:
     ):
         raise _invalid(
             _LOGIN_HANDLER,
-            "is not supported, but for OAUTHBEARER as module:function of Python, or as Kafka's own"
-            " OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
+            "is not supported, except for OAUTHBEARER as module:function of Python, or as Kafka's"
+            " own OAuthBearerLoginCallbackHandler: other Java classes cannot run here",
         )
 
 
@@ -308,7 +308,7 @@ def _token_source(
     if urlencoded not in ("true", "false"):
         raise _invalid("sasl.oauthbearer.header.urlencode", "must be true or false")
     if ":" in client_id and urlencoded == "false":  # RFC 7617, 2
-        raise _invalid(_ENDPOINT, "is asked by a clientId without colon, or with urlencode=true")
+        raise _invalid(_ENDPOINT, "needs a clientId without a colon, or urlencode=true")
     return TokenEndpoint(
         url=options[_ENDPOINT].strip(),
         client_id=client_id,
@@ -324,11 +324,11 @@ def _check_url(text: str) -> None:
         url = urlsplit(text.strip())
         is_sound = bool(url.hostname) and url.port != 0
     except ValueError:
-        raise _invalid(_ENDPOINT, "is no URL") from None
+        raise _invalid(_ENDPOINT, "is not a URL") from None
     if not is_sound or not re.fullmatch(r"[!-~]+", text.strip()):
-        raise _invalid(_ENDPOINT, "is no URL")
+        raise _invalid(_ENDPOINT, "is not a URL")
     if url.username is not None or url.password is not None:
-        raise _invalid(_ENDPOINT, f"must not hold a user: clientId goes into {JAAS_OPTION}")
+        raise _invalid(_ENDPOINT, f"must not have a user: clientId goes into {JAAS_OPTION}")
     if url.scheme != "https" and (url.scheme != "http" or url.hostname not in _LOOPBACK):
         raise _invalid(_ENDPOINT, "must be https: the client's secret is sent there")
 
@@ -345,8 +345,8 @@ def _extensions(options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         if not is_name or not re.fullmatch(r"[ -~\t\r\n]+", value):
             raise _invalid(
                 _JAAS,
-                "has an extension_… that cannot be sent: letters name it,"
-                " and its value is printable ASCII",
+                "has an extension_… that cannot be sent: its name must be letters,"
+                " and its value printable ASCII",
             )
     return extensions
 
@@ -386,8 +386,8 @@ def security_from(options: Mapping[str, str]) -> tuple[Security, frozenset[str]]
     if "security.protocol" not in options and (of_tls or of_sasl):
         raise _invalid(
             min(of_tls | of_sasl),
-            f"needs {PREFIX}security.protocol, which else is {PLAINTEXT}: SSL, SASL_PLAINTEXT or"
-            " SASL_SSL",
+            f"needs {PREFIX}security.protocol, which defaults to {PLAINTEXT}: set it to"
+            " SSL, SASL_PLAINTEXT or SASL_SSL",
         )
     protocol = _choice(options, "security.protocol", PLAINTEXT, PROTOCOLS)
     tls, mechanism, login = None, "", None
@@ -502,7 +502,7 @@ def _check_inline(
     if kind != PEM:
         raise _invalid(name, f"needs {PREFIX}{type_name} PEM")
     if location in options:
-        raise _invalid(name, f"and {PREFIX}{location} mean the same: give one")
+        raise _invalid(name, f"and {PREFIX}{location} have the same meaning: give one")
 
 
 def _kind(options: Mapping[str, str], name: str) -> str:
@@ -512,11 +512,11 @@ def _kind(options: Mapping[str, str], name: str) -> str:
 def _file(options: Mapping[str, str], name: str) -> bytes:
     text = options[name]
     if "-----BEGIN" in text:
-        raise _invalid(name, "is a path; PEM itself goes into the options beside it")
+        raise _invalid(name, "is a path; put the PEM text into the options for inline PEM")
     path = Path(text)
     try:
         if not path.is_file():
-            raise _invalid(name, "names no file on the driver")
+            raise _invalid(name, "names a file that does not exist on the driver")
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
@@ -531,7 +531,7 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise KeyStoreError("is no PEM: it is not text") from None
+        raise KeyStoreError("is not PEM: it is not text") from None
 
 
 def _choice(options: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:

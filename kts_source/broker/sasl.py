@@ -85,12 +85,12 @@ def _from_callback(source: TokenCallback) -> str:
     except Exception as error:  # noqa: BLE001  # the user's code may raise anything
         # Its own error may quote a credential: not chained.
         raise BrokerError(
-            f"the callback {source.function} failed to give a token: {type(error).__name__}"
+            f"the callback {source.function} failed to return a token: {type(error).__name__}"
         ) from None
     if not isinstance(token, str) or not _TOKEN.fullmatch(token):
         raise BrokerError(
-            f"the callback {source.function} gave no token, but a {type(token).__name__}"
-            " that is not of a token's characters"
+            f"the callback {source.function} returned a {type(token).__name__},"
+            " not a token: a str of letters, digits and -._~+/="
         )
     return token
 
@@ -260,13 +260,13 @@ class _Client:
     def receive(self, auth_bytes: bytes) -> None:
         self._answers += 1
         if self._answers > _MAX_ANSWERS:
-            raise BrokerError(f"login by {self._name} failed: the broker comes to no end")
+            raise BrokerError(f"login by {self._name} failed: the broker does not end the exchange")
         if self._awaits_scram:
             self._awaits_scram = False
             _check_scram(self._name, auth_bytes)
         if isinstance(self._login, TokenEndpoint) and auth_bytes:
             forget(self._login)  # a refusal: the broker closes when it has our answer
-        with _explained(self._name, "failed, the broker's answer is not that of one who knows us"):
+        with _explained(self._name, "failed: the broker does not prove that it knows the password"):
             self._mechanism.receive(auth_bytes)
 
     def is_done(self) -> bool:
@@ -276,12 +276,12 @@ class _Client:
 def _check_scram(name: str, message: bytes) -> None:
     first = _SCRAM_FIRST.fullmatch(message)
     if first is None:
-        raise BrokerError(f"login by {name} failed: the broker's first answer is none of SCRAM")
+        raise BrokerError(f"login by {name} failed: the broker's first answer is not SCRAM")
     count = int(first[1])
     if count < _MIN_ITERATIONS:
         raise BrokerError(
-            f"the broker asks for {count} iterations of {name}, less than Kafka's least of"
-            f" {_MIN_ITERATIONS}: the password is not proved to it"
+            f"the broker asks for {count} iterations of {name}, less than Kafka's minimum of"
+            f" {_MIN_ITERATIONS}, so no proof of the password is sent"
         )
 
 
@@ -335,14 +335,14 @@ class _MskIam:
         credentials = session.get_credentials()
         if credentials is None:
             raise BrokerError(
-                "no AWS credentials for AWS_MSK_IAM on this machine: neither environment, profile"
-                " nor role has any"
+                "no AWS credentials for AWS_MSK_IAM on this machine: set them in the environment,"
+                " a profile or a role"
             )
         in_name = _MSK_REGION.search(host)
         region = in_name[1] if in_name else session.get_config_variable("region")
         if not region:
             raise BrokerError(
-                f"the AWS region of broker {host} is not known: set AWS_REGION or a profile"
+                f"the AWS region of broker {host} is unknown: set AWS_REGION or a profile"
             )
         frozen = credentials.get_frozen_credentials()
         self._message = AwsMskIamClient(

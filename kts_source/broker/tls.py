@@ -120,7 +120,7 @@ def pem_key(text: str, password: str | None) -> bytes:
         raise KeyStoreError(
             "cannot be opened with kafka.ssl.key.password"
             if is_encrypted
-            else "is no private key in PKCS#8"
+            else "is not a private key in PKCS#8"
         ) from None
 
 
@@ -177,7 +177,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
         nonlocal at
         at += size
         if at > len(body):
-            raise KeyStoreError("is cut short or damaged")
+            raise KeyStoreError("is truncated or damaged")
         return body[at - size : at]
 
     def number(size: int) -> int:
@@ -185,7 +185,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
 
     def certificate() -> bytes:
         if version == 2 and take(number(2)) != b"X.509":
-            raise KeyStoreError("holds certificates that are not X.509")
+            raise KeyStoreError("has certificates that are not X.509")
         return take(number(4))
 
     version = number(4)
@@ -206,7 +206,7 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
         else:
             raise KeyStoreError(f"has an entry of unknown kind {tag}")
     if at != len(body):
-        raise KeyStoreError("has bytes behind its last entry")
+        raise KeyStoreError("has bytes after its last entry")
     return tuple(certificates)
 
 
@@ -216,8 +216,8 @@ def _pkcs12(data: bytes, password: str | None) -> PKCS12KeyAndCertificates:
     if data.startswith(_JCEKS_MAGIC):
         raise KeyStoreError(f"is a JCEKS store; {_CONVERT}")
     if not data.startswith(b"\x30"):
-        is_pem = b"-----BEGIN" in data
-        raise KeyStoreError(f"is neither PKCS12 nor JKS{', but PEM: say so by type' * is_pem}")
+        hint = "; it looks like PEM: set the type to PEM" if b"-----BEGIN" in data else ""
+        raise KeyStoreError(f"is neither PKCS12 nor JKS{hint}")
     try:
         return pkcs12.load_pkcs12(data, None if password is None else password.encode())
     except Exception:  # noqa: BLE001  # many kinds; their texts are of no use to the user
@@ -229,7 +229,7 @@ def _der(match: re.Match[str]) -> bytes:
     try:
         return base64.b64decode("".join(match["body"].split()), validate=True)
     except (binascii.Error, ValueError):
-        raise KeyStoreError(f"has a {match['label']} block that is no base64") from None
+        raise KeyStoreError(f"has a {match['label']} block that is not base64") from None
 
 
 def _check_certificate(der: bytes) -> None:
@@ -252,7 +252,7 @@ def _pkcs8(key: object) -> bytes:
         ed448.Ed448PrivateKey,
     )
     if not isinstance(key, kinds):
-        raise KeyStoreError("has a key that is neither RSA nor of an elliptic curve")
+        raise KeyStoreError("has a key that is not RSA or an elliptic curve")
     return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
 
 
@@ -297,7 +297,7 @@ def tls_context(tls: Tls, trust_options: str, key_options: str) -> ssl.SSLContex
             context.load_verify_locations(cadata=b"".join(tls.trusted))
         except ssl.SSLError:
             raise InvalidOptionError(
-                f"OpenSSL does not take the certificates of options {trust_options}"
+                f"OpenSSL rejects the certificates of options {trust_options}"
             ) from None
     else:
         context.load_default_certs()
@@ -316,7 +316,7 @@ def _show(context: ssl.SSLContext, tls: Tls, options: str) -> None:
             context.load_cert_chain(path)
     except ssl.SSLError:
         raise InvalidOptionError(
-            f"OpenSSL does not take the key and the certificates of options {options}: the first"
+            f"OpenSSL rejects the key and the certificates of options {options}: the first"
             " certificate must be the key's"
         ) from None
 

@@ -279,7 +279,7 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
         ({"truststore.type": "BCFKS"}, "'kafka.ssl.truststore.type' must be JKS, PKCS12 or PEM"),
         ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),
         ({"truststore.certificates": ROOT}, "needs kafka.ssl.truststore.type PEM"),
-        (INLINE | {"truststore.location": "/a"}, "mean the same"),
+        (INLINE | {"truststore.location": "/a"}, "have the same meaning"),
         (INLINE | {"truststore.password": "wr0ng-secret"}, "no meaning with PEM"),
         (INLINE | {"truststore.certificates": "wr0ng-secret"}, "no BEGIN CERTIFICATE"),
         (P12, "'kafka.ssl.keystore.password' needs kafka.ssl.keystore.location"),

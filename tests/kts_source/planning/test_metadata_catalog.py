@@ -306,7 +306,7 @@ def test_a_read_that_stops_before_the_high_watermark(
     whole = mine.log.end
     mine.log = _Short(**{f.name: getattr(mine.log, f.name) for f in dataclasses.fields(FakeLog)})
     monkeypatch.setattr("kts_source.broker.fetch_range._PATIENCE_SECONDS", 0.2)
-    with pytest.raises(TieredKafkaError, match="gave no batch") as caught:
+    with pytest.raises(TieredKafkaError, match="returned no batch") as caught:
         world.plan()
     assert caught.value.topic == METADATA
     assert caught.value.offset is not None
