@@ -301,7 +301,7 @@ def _print_audit(result: AuditReport) -> None:
     print_table(header, rows)
     text = f"{len(result.errors)} errors, {len(result.findings)} findings at level {result.level}"
     if result.records is not None:
-        text += f"; {result.records:,} records are {'served' if result.errors else 'sound'}"
+        text += f"; {result.records:,} records are {'served' if result.errors else 'valid'}"
     click.echo(text)
     if result.orphan_bytes:
         dollars = f"about ${result.orphan_dollars_a_month:,.2f} a month"

@@ -201,8 +201,8 @@ class BaseScan:
     ) -> Self:
         if where is not None and self.is_limited:
             raise InvalidOptionError(
-                "where() after limit(): the first rows are taken of those that match, so ask for"
-                " them in the other order"
+                "where() after limit(): the limit applies to matching rows, so call where()"
+                " before limit()"
             )
         return type(self)(
             options,

@@ -92,7 +92,7 @@ def _ends_of_topic(
         raise ExportError(
             f"the table holds no offsets of topic id {topic_id} for the export"
             f" {settings.export_id!r}: give the target, format and export_id of the export"
-            " that wrote it. If the topic was created again since, export its new id first,"
+            " that wrote it. If the topic was created again, export its new id first,"
             " or start at earliest",
             topic=topic,
             uri=settings.target,

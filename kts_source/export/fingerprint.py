@@ -197,9 +197,9 @@ def _hash(kind: str, *values: str | bytes) -> bytes:
 
 def _unknown(value: object, reason: str) -> FingerprintError:
     return FingerprintError(
-        f"the transform holds a {qualified_name(type(value))} that cannot be told from another one:"
-        f" {reason}. Give the transform, or the object, a text attribute `fingerprint` that changes"
-        " when the rows do"
+        f"the transform holds a {qualified_name(type(value))} that cannot be distinguished from"
+        f" another one: {reason}. Give the transform, or the object, a text attribute `fingerprint`"
+        " that changes when the rows do"
     )
 
 

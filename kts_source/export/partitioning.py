@@ -173,7 +173,7 @@ class PartitionField:
             )
         if type_at(batch.schema, self.source) is None:
             raise InvalidOptionError(
-                f"partition_by names {self.source!r}, which is no column of the rows. They have"
+                f"partition_by names {self.source!r}, which is not a column. The rows have"
                 f" {', '.join(batch.schema.names)}"
             )
         if self.is_inner and self.source in batch.schema.names:

@@ -359,7 +359,7 @@ def _read(file: Path) -> PartitionIndex:
         data.seek(end - _TAIL.size)
         size, crc, magic = _TAIL.unpack(data.read(_TAIL.size))
         if magic != _MAGIC or size > min(end - _TAIL.size, _MAX_TABLE_BYTES):
-            raise ValueError("its last bytes are not those of an index")
+            raise ValueError("its last bytes do not belong to an index")
         data.seek(end - _TAIL.size - size)
         table = data.read(size)
     if len(table) != size or google_crc32c.value(table) != crc:

@@ -153,7 +153,7 @@ def parse_json_object(name: str, text: str, *, example: str) -> Mapping[str, Any
     try:
         value = json.loads(text, object_pairs_hook=unique)
         if not isinstance(value, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise InvalidOptionError(
             f"option {name!r} must be JSON like {example}, not {text!r}: {error}"
@@ -166,5 +166,5 @@ def parse_partition_number(name: str, value: object) -> int:
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,10}", value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= MAX_INT32:
-        raise InvalidOptionError(f"option {name!r} has {value!r} where a partition number belongs")
+        raise InvalidOptionError(f"option {name!r} has {value!r} instead of a partition number")
     return value

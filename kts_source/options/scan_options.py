@@ -400,7 +400,7 @@ def _tier_values(
     if values["endOfLog"] and values["layout"] != DISKS and values["tailPath"] is None:
         raise InvalidOptionError(
             f"option 'endOfLog' is for layout 'kafka-logs' or option 'tailPath', not for layout"
-            f" {values['layout']!r} alone: a tier ends where it ends"
+            f" {values['layout']!r} alone: a tier has no high watermark"
         )
     return {
         "path": path,

@@ -56,7 +56,7 @@ def _parse_location(name: str, text: str) -> _Location:
     if not location.lower().startswith(("http://", "https://")):
         if "://" in location:  # not shown: it may hold a password
             raise InvalidOptionError(
-                f"option {name!r} is neither http://…, https://…, nor a folder's path"
+                f"option {name!r} must be http://…, https://… or the path of a folder"
             )
         return _Location(location, is_url=False)
     try:
@@ -70,7 +70,9 @@ def _parse_location(name: str, text: str) -> _Location:
         host = ""
     # An @ after the host belongs to a password with a slash: it would be shown as a path.
     if not host or url.query or url.fragment or "@" in url.path or re.search(r"\s", location):
-        raise InvalidOptionError(f"option {name!r} is no URL of a registry: https://host/path")
+        raise InvalidOptionError(
+            f"option {name!r} is not a URL of a registry, such as https://host/path"
+        )
     user, _, password = info.partition(":")
     user_info = Secret((unquote(user), unquote(password))) if at_sign else None
     return _Location(urlunsplit(url._replace(netloc=host)), is_url=True, user_info=user_info)
@@ -88,7 +90,7 @@ def _parse_secret(name: str, text: str) -> Secret[str]:
 def _parse_header(name: str, text: str) -> Secret[str]:
     stripped = parse_text(name, text)
     if not _HEADER_CHARACTERS.fullmatch(stripped):  # not shown
-        raise InvalidOptionError(f"option {name!r} has characters that no header can hold")
+        raise InvalidOptionError(f"option {name!r} has characters that HTTP headers cannot contain")
     return Secret(stripped)
 
 
@@ -242,12 +244,12 @@ def _read_pem(column: str, name: str, options: Mapping[str, Any]) -> str:
             raise _invalid(column, name, "names a file of more than 16 MiB")
         return data.decode("ascii")
     except UnicodeDecodeError:
-        raise _invalid(column, name, "names a file that is no PEM") from None
+        raise _invalid(column, name, "names a file that is not PEM") from None
     except InvalidOptionError:
         raise
     except (OSError, ValueError) as error:
         raise _invalid(
-            column, name, f"names no file that the driver can read: {type(error).__name__}"
+            column, name, f"names a file that the driver cannot read: {type(error).__name__}"
         ) from None
 
 
@@ -350,8 +352,8 @@ def latest_of(column: str, kind: str, registry: RegistryPlace, subject: str) -> 
     """
     if not subject:
         raise InvalidOptionError(
-            f"option '{column}.schema' or '{column}.subject' is needed: it is not one topic that is"
-            " read, so none names the subject"
+            f"option '{column}.schema' or '{column}.subject' is needed: the default"
+            " subject is the topic's, and the options do not select a single topic"
         )
     try:
         registered = latest_schema(registry, subject)

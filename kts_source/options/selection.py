@@ -174,7 +174,7 @@ def parse_offsets(name: str, text: str) -> Bound:
             if offset < EARLIEST_OFFSET:
                 raise InvalidOptionError(
                     f"option {name!r}: {offset} is not an offset ({topic}-{partition});"
-                    " −2 stands for earliest, −1 for latest"
+                    " −2 means earliest, −1 latest"
                 )
     return OffsetsBound(offsets)
 
@@ -204,9 +204,7 @@ def _partition_values(name: str, text: str, example: str) -> PartitionValues:
         for partition_text, value in partitions.items():
             partition = parse_partition_number(name, partition_text)
             if type(value) is not int or not MIN_INT64 <= value <= MAX_INT64:
-                raise InvalidOptionError(
-                    f"option {name!r} has {value!r} where a whole number belongs"
-                )
+                raise InvalidOptionError(f"option {name!r} has {value!r} instead of a whole number")
             if partition in numbers:
                 raise InvalidOptionError(f"option {name!r} names {topic}-{partition} twice")
             numbers[partition] = value

@@ -100,7 +100,7 @@ class Place:
             for orphan in self.orphans
             if orphan.base_offset is not None and start <= orphan.base_offset < stop
         ]
-        return f"; only parts of segments are there: {some(names)}" if names else ""
+        return f"; only incomplete segments exist: {some(names)}" if names else ""
 
     def raise_or_warn(self, text: str, error: type[DataLossError] = DataLossError) -> None:
         """Raises an error about the partition, or warns if loss is allowed."""

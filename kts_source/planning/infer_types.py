@@ -74,7 +74,7 @@ def _with_type(form: ColumnFormat, samples: Sequence[pa.Array]) -> ColumnFormat:
     records = sum(map(len, samples))
     try:
         if not records:
-            raise ValueError("there is no record that could show what they hold")
+            raise ValueError("no record shows which fields they have")
         ddl = print_ddl(infer(_texts(values, form)))
         typed = replace(form, schema=ddl)
         _ = typed.type

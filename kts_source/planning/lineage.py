@@ -33,7 +33,7 @@ MAX_OFFSET: Final = (1 << 63) - 1
 BELOW_LOG_START: Final = "below the log start"
 COVERED: Final = "its offsets are read from another segment"
 DEAD_BRANCH: Final = "not of the surviving lineage"
-NOT_OF_THE_LEADER: Final = "not all of it is on the leader's branch"
+NOT_OF_THE_LEADER: Final = "some of its offsets are not on the leader's branch"
 NOT_USABLE: Final = "its side files are not usable"
 
 

@@ -203,7 +203,7 @@ def _named_segments(
         missing.append(f"it begins at offset {offsets.start_offset}")
 
     def note_loss(start: int, stop: int, error: DataLossError) -> None:
-        missing.append(f"offsets [{start}, {stop}) went while it was read: {error.message}")
+        missing.append(f"offsets [{start}, {stop}) were deleted while it was read: {error.message}")
 
     fetcher = RangeFetcher(cluster, offsets, max_batch_bytes=max_batch_bytes, on_loss=note_loss)
     halves = np.array(
@@ -285,8 +285,8 @@ def _parsed(rows: pa.RecordBatch, offsets: BrokerRange) -> MetadataColumns:
 
 
 _MISSING: Final = (
-    f"named by {REMOTE_LOG_METADATA} and not there: deleted meanwhile, lost, or of another path or"
-    " keyPrefix"
+    f"named by {REMOTE_LOG_METADATA} and missing: deleted in the meantime, lost, or under another"
+    " path or keyPrefix"
 )
 _REFUSED: Final = "the store denies access to it, or to whether it exists"
 

@@ -249,7 +249,7 @@ def _slice_from(entry: dict[str, Any], segments: Sequence[RemoteSegment]) -> Seg
 def _int64(column: list[int]) -> NDArray[np.int64]:
     numbers = np.array(column)
     if len(column) and numbers.dtype != np.int64:
-        raise TypeError("not whole numbers where they belong")
+        raise TypeError("expected whole numbers")
     return numbers.astype(np.int64)
 
 
@@ -300,7 +300,7 @@ def _check_plan(plan: PlanContent, segments: Iterable[RemoteSegment]) -> None:
     _check_texts(plan.made_with["isolationLevel"])
     asked = plan.made_with["partitions"]
     if type(asked) is not dict:
-        raise TypeError("no partitions by topic where they belong")
+        raise TypeError("expected partitions by topic")
     _check_texts(*asked)
     for number in chain.from_iterable(asked.values()):
         _check_ascending(0, number, MAX_INT32)
@@ -338,7 +338,7 @@ def _check_segment(segment: RemoteSegment) -> None:
     if segment.event_timestamp_ms is not None:
         _check_ascending(MIN_INT64, segment.event_timestamp_ms, MAX_INT64)
     if any(type(flag) is not bool for flag in (segment.end_is_exact, objects.compression)):
-        raise TypeError("not true or false where one belongs")
+        raise TypeError("expected true or false")
     _check_epochs(segment.leader_epochs)
     indexes = list(objects.indexes.values())
     for ref in (objects.log, *(index.source for index in indexes)):
@@ -373,7 +373,7 @@ def _check_partition(partition: PartitionPlan) -> None:
         _check_ascending(-1, transaction.producer_id, MAX_INT64)
         _check_offsets(transaction.first_offset)
     if partition.stop < partition.wanted_stop and not partition.undecided:
-        raise ValueError("a range ends early and no transaction says why")
+        raise ValueError("a range ends early without an undecided transaction")
     brokers, disks, catalog = partition.brokers, partition.disks, partition.catalog
     if brokers is not None:
         _check_ascending(-1, brokers.leader_epoch, MAX_INT32)
@@ -492,14 +492,14 @@ def _check_offsets(*offsets: int) -> None:
 def _check_ascending(*numbers: int) -> None:
     """Checks that all are whole numbers, each at least the previous one."""
     if any(type(number) is not int for number in numbers):
-        raise TypeError("not a whole number where one belongs")
+        raise TypeError("expected a whole number")
     if any(low > high for low, high in pairwise(numbers)):
         raise ValueError(f"{', '.join(map(str, numbers))} should ascend")
 
 
 def _check_texts(*values: str, errors: str = "strict") -> None:
     if any(type(value) is not str for value in values):
-        raise TypeError("not a text where one belongs")
+        raise TypeError("expected a text")
     for value in values:
         value.encode("utf-8", errors)  # lone surrogates fail
 

@@ -109,7 +109,7 @@ def replayed(options: ScanOptions, tier: Tier, progress: Progress | None = None)
     if not has_disks and any(is_beside(ref.key) for ref in plan.objects_read()):
         raise InvalidOptionError(
             f"option 'planFile' ({name}): the plan reads brokers' disks at several paths, so option"
-            " 'tailPath', or 'path' with layout 'kafka-logs', must be given as it was"
+            " 'tailPath', or 'path' with layout 'kafka-logs', must be set as for the plan"
         )
     _check_options(plan, options)
     _check_selection(plan, options)
@@ -158,7 +158,7 @@ def _read_file(options: ScanOptions) -> str:
             return bytes(store.get_range(key, 0, info.size, version=info.version)).decode()
         except FileNotFoundError:
             raise InvalidOptionError(
-                "there is no such file; `kts plan --json` and `ScanPlan.to_json` make one"
+                "the file does not exist; `kts plan --json` and `ScanPlan.to_json` make one"
             ) from None
         except UnicodeDecodeError:
             raise InvalidOptionError("not a plan: not UTF-8; plan again") from None
@@ -230,7 +230,7 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
         info = store.head(ref.key)
         if (info.size, info.version) != (ref.size, ref.version):
             raise ObjectChangedError(
-                "the object is not what it was when the plan was made", uri=store.uri(ref.key)
+                "the object has changed since the plan was made", uri=store.uri(ref.key)
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:

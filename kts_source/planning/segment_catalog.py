@@ -320,7 +320,7 @@ class DiscoveredTopic:
             )
         if self.parts:
             notes.append(
-                f"topic {self.topic}: not read, as no segment of the partition is whole:"
+                f"topic {self.topic}: not read, as no segment of the partition is complete:"
                 f" {some(map(str, self.parts))}"
             )
         return tuple(notes)
@@ -520,7 +520,7 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
         raise DataLossError(
-            f"only parts of segments are there, not one whole: {some(map(str, incomplete))};"
+            f"only incomplete segments exist: {some(map(str, incomplete))};"
             " failOnDataLoss=false leaves the partition out",
             topic=listed.topic,
             partition=listed.partition,
@@ -614,4 +614,4 @@ def _log_orphans(listed: ListedPartition) -> None:
         if orphans:
             text = some(map(str, orphans))
             name = f"{listed.topic}-{listed.partition}"
-            log.log(level, "%s: no whole segment, not read: %s", name, text)
+            log.log(level, "%s: no complete segment, not read: %s", name, text)

@@ -280,7 +280,7 @@ def check_own_epochs(entries: Sequence[EpochEntry], segment: RemoteSegment) -> N
     own = epochs_between(segment.leader_epochs, low, segment.end_offset)
     if low <= segment.end_offset and here != own:
         raise CorruptIndexError(
-            f"it says {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
+            f"it has {epochs_text(here)} for offsets [{low}, {segment.stop_offset}), but the"
             f" segment has {epochs_text(own)}: one of them is damaged"
         )
 

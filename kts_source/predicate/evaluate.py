@@ -56,7 +56,7 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             pattern contains U+FFFD, which malformed bytes would match.
     """
     if _REPLACEMENT in text:
-        raise ValueError("a LIKE pattern cannot hold U+FFFD, which stands for malformed bytes")
+        raise ValueError("a LIKE pattern cannot contain U+FFFD, which replaces malformed bytes")
     pattern: list[str | Wildcard] = []
     characters = iter(text)
     for character in characters:
@@ -65,7 +65,7 @@ def parse_pattern(text: str, escape: str = "\\") -> tuple[str | Wildcard, ...]:
             token = next(characters, "")
             if token not in ("_", "%", escape) or not token:
                 raise ValueError(
-                    f"LIKE {text!r}: the escape character {escape!r} stands before"
+                    f"LIKE {text!r}: the escape character {escape!r} precedes"
                     f" {token!r}, not before '_', '%' or itself"
                 )
         elif character in ("_", "%"):

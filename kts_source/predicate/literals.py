@@ -66,7 +66,7 @@ def string_literal(text: str) -> str | bytes:
         return _utf8(text[2:-1])
     if _QUOTED.fullmatch(text):
         return _utf8(_ESCAPE.sub(_unescaped, text[1:-1]))
-    raise ValueError(f"{text} is not a literal that is understood here")
+    raise ValueError(f"{text} is not a supported literal")
 
 
 def _utf8(text: str) -> str:
@@ -82,7 +82,7 @@ def _unescaped(match: re.Match[str]) -> str:
     if four or eight:
         number = int(four or eight, 16)
         if number > 0x10FFFF:
-            raise ValueError(f"{match[0]} is no character")
+            raise ValueError(f"{match[0]} is not a character")
         return chr(number)
     if octal:
         return chr(int(octal, 8))
@@ -143,7 +143,7 @@ def local_time(text: str) -> int:
     """
     match = _TIMESTAMP.fullmatch(text.strip())
     if match is not None and match[8]:
-        raise ValueError(f"{text!r} names a time zone, and what it is compared with has none")
+        raise ValueError(f"{text!r} names a time zone, and the other operand has none")
     return instant(text, UTC)
 
 

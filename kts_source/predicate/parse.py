@@ -277,20 +277,20 @@ class _Parser:
     def _operand(self, node: exp.Expr) -> Operand:
         operand = self._read(node)
         if not isinstance(operand, Operand):
-            raise self._refused(node, "stands where a column is expected")
+            raise self._refused(node, "appears where a column is expected")
         return operand
 
     def _of_kind(self, node: exp.Expr, column: exp.Expr, kind: Kind) -> Operand:
         operand = self._operand(column)
         if operand.kind is not kind:
-            what = "looks for text in" if kind is Kind.BYTES else "is no condition, but"
+            what = "looks for text in" if kind is Kind.BYTES else "is not a condition, but"
             raise self._refused(node, f"{what} {operand.kind.value}")
         return operand
 
     def _literal(self, node: exp.Expr) -> _Literal:
         literal = self._read(node)
         if isinstance(literal, Operand):
-            raise self._refused(node, "stands where a literal is expected")
+            raise self._refused(node, "appears where a literal is expected")
         return literal
 
     def _read(self, node: exp.Expr) -> Operand | _Literal:

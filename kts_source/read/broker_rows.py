@@ -153,7 +153,7 @@ def rows_of(
             yield from _finish(decoder, meter)
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a broker sent what is not valid: {error.message}",
+            f"a broker sent invalid data: {error.message}",
             topic=broker_range.topic,
             partition=broker_range.partition,
             offset=error.offset,

@@ -143,8 +143,8 @@ def slice_boundaries(task_slice: SegmentSlice, source: SegmentSource) -> tuple[B
         is_inside = task_slice.start_offset > task_slice.segment_start
         if index is None and task_slice.cut_start > 0 and is_inside:
             raise CorruptSegmentError(
-                "the offset index cannot be used, and it could when the plan was made: nothing"
-                f" tells where offset {task_slice.start_offset} is; plan again",
+                "the offset index is invalid, and it was valid when the plan was made, so it is"
+                f" unknown where offset {task_slice.start_offset} is; plan again",
                 offset=task_slice.start_offset,
             )
     return (
@@ -259,7 +259,7 @@ def usable_offset_index(data: bytes | None, base_offset: int, size: int) -> Offs
     try:
         index = OffsetIndex.from_bytes(data, base_offset=base_offset) if data else None
     except SegmentFormatError as error:
-        log.warning("offset index not usable, reading the segment whole: %s", error)
+        log.warning("the offset index is invalid, so the whole segment is read: %s", error)
         return None
     if index is None or len(index.positions) == 0 or int(index.positions[-1]) >= size:
         return None

@@ -285,7 +285,7 @@ def _text(bad: BadValue) -> str:
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:
     return InvalidValueError(
-        f"the {form.column} is not what option '{form.column}.format' ({form.format}) says:"
+        f"the {form.column} does not match option '{form.column}.format' ({form.format}) says:"
         f" {_text(bad)}; {form.column}.mode=PERMISSIVE gives null instead,"
         f" {form.column}.mode=DROPMALFORMED leaves such rows out",
         **_location(batch, bad.row),

@@ -198,7 +198,7 @@ def _read_file(folder: Path, schema_id: int | str) -> RegisteredSchema:
         files_data = tuple((file.name, file.SerializeToString()) for file in files)
         return RegisteredSchema(PROTOBUF, files_data)
     if not folder.is_dir():
-        raise RegistryError(f"there is no folder of schemas at {folder} on this machine")
+        raise RegistryError(f"the folder of schemas {folder} does not exist on this machine")
     raise LookupError(f"the folder has no schema {schema_id}")
 
 

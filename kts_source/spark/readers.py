@@ -180,7 +180,7 @@ class TieredKafkaStreamReader(
             return self._stream.lag()
         except TieredKafkaError as error:
             # Missing figures must not end a query.
-            log.warning("no figures of how far the stream is behind: %s", error)
+            log.warning("the lag of the stream cannot be computed: %s", error)
             return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -200,7 +200,7 @@ class TieredKafkaStreamReader(
             return []
         offsets = sum(partition.stop - partition.start for partition in plan.partitions)
         log.info(
-            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; behind: %s",
+            "micro-batch of %d offsets of %d partitions, %d tasks, %d original bytes; lag: %s",
             offsets,
             len(plan.partitions),
             len(plan.tasks),

@@ -81,7 +81,7 @@ def require_range(
     length = require_length(content_length)
     if content_range is None:
         if status == 206:
-            raise TransientError("the answer does not say its range")
+            raise TransientError("the response has no valid Content-Range")
         if start == 0 and length == stop:
             return  # the whole object was requested
         raise TransientError(f"the range was ignored: the answer has {length} bytes")
@@ -111,7 +111,7 @@ def _parse_range(content_range: str) -> tuple[int, int, int | None]:
 def require_length(content_length: object) -> int:
     """Returns the length of an answer. Raises `TransientError` if the answer does not say it."""
     if not isinstance(content_length, int):
-        raise TransientError("the answer does not say its length")
+        raise TransientError("the response has no valid Content-Length")
     return content_length
 
 
@@ -119,7 +119,7 @@ def object_size(content_range: str | None) -> int:
     """Returns the object's size from `Content-Range`. Raises `TransientError` if it has none."""
     size = None if content_range is None else _parse_range(content_range)[2]
     if size is None:
-        raise TransientError("the answer does not say the size of the object")
+        raise TransientError("the response does not state the object's size")
     return size
 
 

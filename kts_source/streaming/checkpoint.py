@@ -126,7 +126,7 @@ def _chosen(offsets: Mapping[str, str], source: str | int | None, where: str) ->
         return next(iter(offsets.values()))
     if str(source) in offsets and source is not None:
         return offsets[str(source)]
-    which = "say which by source=" if source is None else f"it has not {source!r}, but"
+    which = "choose one with source=" if source is None else f"it has not {source!r}, but"
     raise StreamOffsetError(
         f"{where}: the query has {len(offsets)} sources; {which} {', '.join(offsets)}"
     )
@@ -163,8 +163,8 @@ class _Folder:
             return bytes(self._files.cat_file(f"{self._path}/{name}")).decode()
         except FileNotFoundError:
             raise StreamOffsetError(
-                f"{self._path} has no {name}, of which it says that it is committed: files of the"
-                " checkpoint are lost"
+                f"{self._path} has no {name}, although it is committed: files of the checkpoint"
+                " are lost"
             ) from None
         except UnicodeDecodeError:
             raise StreamOffsetError(f"{self._path}/{name} is not text: it is damaged") from None

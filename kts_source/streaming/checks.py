@@ -96,7 +96,7 @@ def report_recreated(topic: str, before: str, now: str, *, fail_on_data_loss: bo
     """
     text = (
         f"the topic was created again: the stream has read what the tier holds of topic id"
-        f" {before}, and its id is {now} now"
+        f" {before}, and the new id is {now}"
     )
     if fail_on_data_loss:
         raise DataLossError(
@@ -145,7 +145,7 @@ def check_epoch(location: Place, wanted: BatchRange, owner: int | None) -> None:
             f"when the batch that ends at offset {wanted.stop} was fixed, leader epoch"
             f" {wanted.epoch} had written its last record; in {location.holder} it is of epoch"
             f" {owner} now: an unclean election replaced records of the batch; failOnDataLoss=false"
-            " reads what is there"
+            " reads the existing records"
         )
 
 

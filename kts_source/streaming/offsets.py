@@ -109,7 +109,7 @@ def position_from_json(document: object) -> StreamPosition:
         StreamOffsetError: The document is of a later version, or not a position.
     """
     if not isinstance(document, Mapping):
-        raise _malformed("it is no object")
+        raise _malformed("it is not an object")
     version = document.get("v")
     if type(version) is not int:
         return _of_kafka_source(document)
@@ -177,7 +177,7 @@ def _topic_id(topic: str, value: object, *, optional: bool = False) -> Any:  # n
 
 def _object(what: str, value: object) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
-        raise _malformed(f"{what} is no object")
+        raise _malformed(f"{what} is not an object")
     return value
 
 
@@ -191,8 +191,8 @@ def _check_members(
 
 def _malformed(reason: str) -> StreamOffsetError:
     return StreamOffsetError(
-        f"the checkpoint holds no offset of this source: {reason}. Was it written by another"
-        " source? Begin a new checkpoint; startingOffsets says where"
+        f"the checkpoint holds no offset of this source: {reason}. If another source wrote"
+        " it, begin a new checkpoint, and set startingOffsets"
     )
 
 
@@ -234,7 +234,7 @@ def batch_ranges(start: StreamPosition, end: StreamPosition) -> list[BatchRange]
             if first is None or first > stop:
                 raise StreamOffsetError(
                     f"the checkpoint does not say where the batch begins that ends at offset {stop}"
-                    f" of topic id {topic.topic_id}: its lines do not belong together",
+                    f" of topic id {topic.topic_id}: its lines are of different batches",
                     topic=name,
                     partition=number,
                 )

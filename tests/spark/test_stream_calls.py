@@ -178,7 +178,7 @@ def test_a_line_a_batch(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kts_source.spark.readers"):
         assert query.all() == 3
     lines = [one.getMessage() for one in caplog.records if one.name.endswith("readers")]
-    told = re.findall(r"^micro-batch of (\d+) offsets .*; behind: (.*)$", "\n".join(lines), re.M)
+    told = re.findall(r"^micro-batch of (\d+) offsets .*; lag: (.*)$", "\n".join(lines), re.M)
     offsets = [int(count) for count, _ in told]
     assert offsets[:2] == [3000, 3000]
     behind = [json.loads(text)["offsets"] for _, text in told]

@@ -392,7 +392,7 @@ class ExportTable(ABC):
             )
         if keys != base:
             raise CommitConflictError(
-                "the table's files are not those that were merged: another writer changed the table"
+                "the table's files changed during the merge: another writer changed the table"
                 " in the meantime. Run again to merge what it holds now",
                 uri=self._uri,
             )

@@ -133,8 +133,8 @@ class IcebergExportTable(ExportTable):
         if warehouse := self._catalog.properties.get("warehouse"):
             return f"{warehouse.rstrip('/')}/{namespace.replace('.', '/')}/{name}"
         raise InvalidOptionError(
-            f"the catalog does not say where new tables go: create {self._settings.target} first,"
-            " or give catalog a warehouse"
+            f"the catalog does not define the location of new tables: create"
+            f" {self._settings.target} first, or give catalog a warehouse"
         )
 
     def _open(self) -> Table | None:

@@ -48,7 +48,7 @@ HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANED: Final = "cleaner-offset-checkpoint"
-NO_LOG: Final = "its log is not there"
+NO_LOG: Final = "its log does not exist"
 MAX_SIDE_FILE_BYTES: Final = 64 << 20
 _MARKS: Final = ("meta.properties", HIGH_WATERMARKS, RECOVERY_POINTS, LOG_STARTS, CLEAN_SHUTDOWN)
 _PARTITION_MARKS: Final = ("leader-epoch-checkpoint", "partition.metadata")
@@ -347,7 +347,7 @@ def _without_unfinished(
         if name.state != "swap":
             continue
         if cleaned is not None and name.offset >= cleaned:
-            not_read.append(Orphan((info.key,), "of a split that did not get to its end"))
+            not_read.append(Orphan((info.key,), "of a split that did not finish"))
         else:
             swaps.append((name, info))
     usual = [(name, info) for name, info in named if not name.state]
@@ -432,7 +432,7 @@ def _next_offset(store: ObjectStore, base_offset: int, info: ObjectInfo) -> int:
         )
     except SegmentFormatError as error:
         raise CorruptSegmentError(
-            f"a .swap file is not whole: {error.message}",
+            f"a .swap file is incomplete: {error.message}",
             offset=base_offset,
             uri=store.uri(info.key),
             position=error.position,

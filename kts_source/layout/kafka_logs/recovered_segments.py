@@ -107,7 +107,7 @@ def described(
 
 def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[ObjectInfo, str]:
     """Returns an existing file that names the former end of the log, and why it ends earlier."""
-    after = f"the log went on to offset {promised}"
+    after = f"the log continued to offset {promised}"
     at_end = [gone for gone in replica.files.lost_logs if gone.base_offset >= replica.stop]
     if at_end:
         return at_end[0].info, f"{NO_LOG}, but {after}"
@@ -116,7 +116,7 @@ def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[Objec
         problem = replica.problem or "the file ends"
         reason = f"not whole from position {replica.stop_size} on, but {after}: {problem}"
         return logs[-1].log, reason
-    text = f"{store.uri(replica.folder)} holds no log, but {after}"
+    text = f"{store.uri(replica.folder)} has no log, but {after}"
     for info in (*replica.files.others.values(), *replica.files.snapshots.values()):
         return info, text
     raise DataLossError(text)

@@ -329,8 +329,8 @@ class Recovery:
             walked = self._walk(between, open_transactions, check_crcs=False)
             if walked.problem:
                 raise CorruptSegmentError(
-                    f"{walked.problem}; no sound producer snapshot behind it tells which"
-                    " transactions are open",
+                    f"{walked.problem}; no valid producer snapshot after it records"
+                    " which transactions are open",
                     topic=self._key[0],
                     partition=self._key[1],
                     offset=walked.next_offset,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kts_source.store.object_store import ObjectStore
 
 MAX_OFFSET: Final = (1 << 63) - 1
-_NO_MARK: Final = "no high watermark is recorded, so none of its records is read: see endOfLog"
+_NO_MARK: Final = "no high watermark is recorded, so its records are not read: see endOfLog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,8 @@ def surviving_log(
         stop = promised = end
     else:
         raise DataLossError(
-            "no log directory holds replication-offset-checkpoint, so nothing tells up to which"
-            " offset records were replicated; endOfLog=true reads all whole batches",
+            "no log directory has replication-offset-checkpoint, so it is unknown up to which"
+            " offset records were replicated; endOfLog=true reads all complete batches",
             topic=topic_partition[0],
             partition=topic_partition[1],
         )
@@ -189,7 +189,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         yield Orphan(
             (log.key,),
             f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
-            f" {replica.problem}; what follows is not read",
+            f" {replica.problem}; later records are not read",
         )
     above = [offset for offset in replica.files.snapshots if offset > replica.stop]
     if above and not replica.problem and replica.recovery_point is not None:
@@ -197,7 +197,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         text = f"a producer snapshot above the end of the log, {replica.stop}: records before it"
         yield Orphan((key,), f"{text} were lost or never flushed")
     for segment in replica.dropped:
-        yield Orphan((segment.log.key,), "behind a log that is not whole, so it is not read")
+        yield Orphan((segment.log.key,), "after an incomplete log, so it is not read")
 
 
 def parts_at(log: Replica | Branch, branch: Branch) -> int | None:
@@ -389,7 +389,7 @@ class Filler:
         for side, first in ((above, end), (source, run[0])):
             if side is not None and first > self._low and not side.is_decided_from(first):
                 return (
-                    f"no producer snapshot tells which transactions were open at offset {first} of"
+                    f"no producer snapshot lists the transactions open at offset {first} of"
                     f" {side.replica.folder}"
                 )
         return ""

@@ -181,7 +181,7 @@ def test_damaged_batches_are_an_error(scene: Scene) -> None:
         part.records = part.records[:80] + b"\xff" + part.records[81:]
 
     scene.brokers.fail(FETCH, Fault(), Fault(edit=damage))
-    with pytest.raises(CorruptSegmentError, match="a broker sent what is not valid"):
+    with pytest.raises(CorruptSegmentError, match="a broker sent invalid data"):
         scene.offsets()
 
 

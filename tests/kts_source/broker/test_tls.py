@@ -272,9 +272,9 @@ INLINE = {"truststore.type": "PEM", "truststore.certificates": ROOT}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' names no file"),
-        ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' names no file"),
-        ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' names no file"),
+        ({"truststore.location": "/gone"}, "'kafka.ssl.truststore.location' is not a file"),
+        ({"truststore.location": "/"}, "'kafka.ssl.truststore.location' is not a file"),
+        ({"truststore.location": "/dev/zero"}, "'kafka.ssl.truststore.location' is not a file"),
         ({"truststore.location": ROOT}, "is a path"),
         ({"truststore.type": "BCFKS"}, "'kafka.ssl.truststore.type' must be JKS, PKCS12 or PEM"),
         ({"truststore.password": "wr0ng-secret"}, "needs kafka.ssl.truststore.location"),

@@ -93,7 +93,7 @@ def test_what_the_newest_manifest_promises_is_missed(
 def test_a_loss_in_the_middle_names_the_objects_that_are_left(tmp_path: Path) -> None:
     write(tmp_path)
     (lost,) = lose(tmp_path, "rsm-manifest", base=5)
-    with pytest.raises(DataLossError, match=r"\[5, 10\).*only parts") as caught:
+    with pytest.raises(DataLossError, match=r"\[5, 10\).*only incomplete") as caught:
         kts_source.plan(options(tmp_path))
     assert f"{lost.partition('.')[0]}.log" in str(caught.value)
 
@@ -133,7 +133,9 @@ def test_a_partition_without_any_manifest_is_missed(
     write(tmp_path, partition=1)
     lose(tmp_path, "rsm-manifest", under="/1/")
     given = {name: text for name, text in options(tmp_path, **selection).items() if text}
-    with pytest.raises(DataLossError, match=r"not one whole: .*/1/0{20}-.*\.log") as caught:
+    with pytest.raises(
+        DataLossError, match=r"incomplete segments exist: .*/1/0{20}-.*\.log"
+    ) as caught:
         kts_source.plan(given)
     assert caught.value.partition == 1
     assert scan({**given, "failOnDataLoss": "false"}).num_rows == 15

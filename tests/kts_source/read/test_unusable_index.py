@@ -51,7 +51,7 @@ def test_index_spoiled_after_planning_is_an_error(how: int, more: dict[str, str]
         slices = [part for task in plan.tasks for part in task.slices]
         if any(part.cut_start > 0 and part.start_offset > part.segment_start for part in slices):
             with pytest.raises(
-                CorruptSegmentError, match=r"offset index cannot be used.*topic t, partition 0"
+                CorruptSegmentError, match=r"offset index is invalid.*topic t, partition 0"
             ):
                 run(plan, options, tier)
         else:

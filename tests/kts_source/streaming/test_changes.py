@@ -245,7 +245,7 @@ def test_only_parts_of_what_is_unread_are_left(tier: GrowingTier) -> None:
     tier.add(folder, stems[2:])
     for manifest in tier.here(folder).glob("*.rsm-manifest"):
         manifest.unlink()
-    with pytest.raises(DataLossError, match=rf"only parts .* behind offset {begin(stems[2])}"):
+    with pytest.raises(DataLossError, match=rf"only incomplete .* after offset {begin(stems[2])}"):
         stream.batch()
     stream.start(failOnDataLoss="false")
     assert not stream.batch()
