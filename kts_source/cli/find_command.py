@@ -269,7 +269,13 @@ def _print_certificate(proof: Certificate) -> None:
 
 
 @click.command("index")
-@click.option("--to", "folder", required=True, metavar="FOLDER", help="Where; not in the tier.")
+@click.option(
+    "--to",
+    "folder",
+    required=True,
+    metavar="FOLDER",
+    help="Folder for the index, outside the tier.",
+)
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False),

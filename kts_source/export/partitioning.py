@@ -218,7 +218,7 @@ def parse_partition_by(texts: Sequence[str]) -> tuple[PartitionField, ...]:
     for text in texts:
         match = _FIELD.fullmatch(text.strip())
         if match is None:
-            raise InvalidOptionError(f"partition_by {text!r} is neither a column nor date(column)")
+            raise InvalidOptionError(f"partition_by {text!r} must be a column or date(column)")
         field = PartitionField(match["of"] or match["name"], match["date"] is not None)
         if field.name in {other.name for other in fields}:
             raise InvalidOptionError(f"partition_by names {field.name!r} twice")

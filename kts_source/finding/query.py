@@ -246,7 +246,7 @@ def _keys(values: Iterable[bytes | None]) -> set[bytes | None]:
             )
         keys.add(key)
     if not keys:
-        raise InvalidOptionError("keys is empty: there is no key to look for")
+        raise InvalidOptionError("keys is empty: give at least one key")
     return keys
 
 

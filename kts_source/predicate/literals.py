@@ -103,7 +103,7 @@ def time_zone(text: str) -> tzinfo:
             return zoneinfo.ZoneInfo(name)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             pass
-    raise ValueError(f"there is no time zone {text!r}")
+    raise ValueError(f"unknown time zone {text!r}")
 
 
 def instant(text: str, zone: tzinfo | None) -> int:

@@ -285,9 +285,9 @@ def _text(bad: BadValue) -> str:
 
 def _error(batch: pa.RecordBatch, form: ColumnFormat, bad: BadValue) -> InvalidValueError:
     return InvalidValueError(
-        f"the {form.column} does not match option '{form.column}.format' ({form.format}) says:"
-        f" {_text(bad)}; {form.column}.mode=PERMISSIVE gives null instead,"
-        f" {form.column}.mode=DROPMALFORMED leaves such rows out",
+        f"the {form.column} does not match option '{form.column}.format' ({form.format}):"
+        f" {_text(bad)}. Set {form.column}.mode=PERMISSIVE to get null instead, or"
+        f" {form.column}.mode=DROPMALFORMED to skip such rows",
         **_location(batch, bad.row),
     )
 

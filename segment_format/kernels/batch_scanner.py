@@ -145,7 +145,7 @@ class BatchScanner:
     def finish(self) -> None:
         """Raises `TruncatedBatchError` if the bytes fed end before the log, or inside an entry."""
         if self._position != self._size:
-            text = f"the last {self._size - self._position} bytes are not a whole batch"
+            text = f"the last {self._size - self._position} bytes are not a complete batch"
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:

@@ -103,7 +103,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
     except TypeError:
         _refuse("encrypted private key; decrypt it: openssl pkcs8 -topk8 -nocrypt")
     except (ValueError, UnsupportedAlgorithm):
-        _refuse("private key file that does not hold PKCS#8")
+        _refuse("the private key file is not PKCS#8")
     if not isinstance(key, RSAPrivateKey):
         _refuse("private key of another kind than RSA")
     if _RSA_ALGORITHM not in der[:_HEAD_BYTES]:

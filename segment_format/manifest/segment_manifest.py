@@ -119,7 +119,7 @@ class _Members:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise self.fail(name, "holds half of a surrogate pair") from error
+            raise self.fail(name, "has half of a surrogate pair") from error
         return value
 
     def boolean(self, name: str) -> bool:

@@ -473,7 +473,7 @@ def _unwrap(wrapper: _Message, *, check_crcs: bool, max_batch_bytes: int) -> tup
     if wrapper.magic == 0 and last != wrapper.offset:
         # No checksum covers the wrapper's offset, by which bounded reads skip.
         raise CorruptRecordError(
-            f"the last inner offset is {last}, where the wrapper says {wrapper.offset}"
+            f"the last inner offset is {last}, but the wrapper states {wrapper.offset}"
         )
     if wrapper.magic == 1:
         # Some versions of librdkafka wrote wrappers with offset 0 and absolute inner offsets.

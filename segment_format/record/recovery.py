@@ -352,7 +352,7 @@ class WholeBatches:
         head = self._bytes(position, min(position + HEADER_SIZE, self._size))
         entry = self._entry(head)
         if entry.size > left:
-            raise CorruptRecordError(f"a batch of {entry.size} bytes, of which {left} exist")
+            raise CorruptRecordError(f"a batch of {entry.size} bytes, but only {left} exist")
         if entry.magic != MAGIC_2:
             if self._check_crcs and not self._is_old_message(entry):
                 raise CorruptRecordError(f"a message of format {entry.magic} with a wrong checksum")
@@ -380,9 +380,9 @@ class WholeBatches:
     def _entry(self, head: memoryview) -> Entry:
         """Returns the entry that begins with `head`."""
         if len(head) < ENTRY_PREFIX_SIZE:
-            raise CorruptRecordError(f"{len(head)} bytes are no batch")
+            raise CorruptRecordError(f"{len(head)} bytes are not a batch")
         if not any(head):
-            raise CorruptRecordError("zeros, which are no record")
+            raise CorruptRecordError("zeros, which are not a record")
         try:
             return read_prefix(head[:ENTRY_PREFIX_SIZE], at=self.position)
         except UnsupportedMagicError as error:

@@ -188,7 +188,7 @@ def test_the_certificate_is_of_what_was_read_to_the_end() -> None:
 @pytest.mark.parametrize(
     ("conditions", "options", "text"),
     [
-        ({"keys": []}, {}, "no key"),
+        ({"keys": []}, {}, "at least one key"),
         ({}, {}, "no condition"),
         ({"value_matches": "("}, {}, "not a valid regular expression"),
         ({"value_contains": "x"}, {"value.format": "utf8"}, "leave out value.format"),
