@@ -230,7 +230,7 @@ def _check_objects(plan: ScanPlan, store: ObjectStore) -> None:
         info = store.head(ref.key)
         if (info.size, info.version) != (ref.size, ref.version):
             raise ObjectChangedError(
-                "the object has changed since the plan was made", uri=store.uri(ref.key)
+                "the object has changed since the plan was made; plan again", uri=store.uri(ref.key)
             )
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="kts-plan") as pool:

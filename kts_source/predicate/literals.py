@@ -339,6 +339,8 @@ class SqlText:
         if not errors:
             return f"not understood: {self._text!r}"
         description = str(errors[0].get("description") or "not understood").strip().rstrip(".")
+        if "<class" in description:  # sqlglot names its own classes
+            description = "an operand is missing"
         return f"{description} near {errors[0].get('highlight')!r} in {self._text!r}"
 
 

@@ -321,14 +321,14 @@ def _skip_rest(
     topic, partition = task_slice.topic, task_slice.partition
     offsets = task_slice.start_offset, task_slice.stop_offset
     what = "offsets" if task_slice.is_whole else "a slice of offsets"
-    rest = ", of which the first may have been returned," if is_started else ""
+    rest = " (some of their rows may have been returned)" if is_started else ""
     text = (
-        f"{what} [{offsets[0]}, {offsets[1]}){rest} have gone since the plan was made: no object"
-        f" {error.uri}"
+        f"{what} [{offsets[0]}, {offsets[1]}) cannot be read{rest}: the object was deleted"
+        f" after the plan was made: {error.uri}"
     )
     if settings.fail_on_data_loss:
         raise DataLossError(
-            f"{text}; failOnDataLoss=false leaves them out",
+            f"{text}. Plan again, or set failOnDataLoss=false to skip these offsets",
             topic=topic,
             partition=partition,
             offset=task_slice.start_offset,

@@ -144,7 +144,10 @@ def error_for(status: int, frame: Sequence[int], origin: int) -> SegmentFormatEr
             f" record count {expected}"
         )
     elif status in (c.ERROR_CRC, c.ERROR_SKIPPED):
-        error, message = CrcMismatchError, f"stored CRC {actual:#010x}, computed {expected:#010x}"
+        error, message = (
+            CrcMismatchError,
+            f"the batch is damaged: stored CRC {actual:#010x}, computed {expected:#010x}",
+        )
     elif status == c.ERROR_CODEC:
         error, message = UnsupportedCompressionError, f"unknown codec number {actual}"
     elif status == c.ERROR_EPOCH:

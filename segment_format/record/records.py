@@ -221,7 +221,7 @@ def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> No
 def _check_crc(computed: int, stored: int, entry: Entry) -> None:
     if computed != stored:
         raise CrcMismatchError(
-            f"stored CRC {stored:#010x}, computed {computed:#010x}",
+            f"the batch is damaged: stored CRC {stored:#010x}, computed {computed:#010x}",
             position=entry.position,
             offset=entry.offset,
         )

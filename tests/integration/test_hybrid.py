@@ -126,7 +126,7 @@ def test_brokers_step_in_where_the_tier_fails(
     ended: list[TaskMetrics] = []
     assert_as_consumed(rows_of(plan, options, ended), consumed_rows(broker.bootstrap, plan, level))
     assert sum(metrics.broker_fallbacks for metrics in ended) >= len(logs) // 2
-    with pytest.raises(DataLossError, match="no object"):
+    with pytest.raises(DataLossError, match="the object was deleted"):
         rows_of(plan, {**options, "brokerFallback": "false"})
 
 
