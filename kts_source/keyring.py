@@ -123,14 +123,15 @@ class KeyRing:
         source, _ = self.places.reveal().get(key_id.lower(), (None, ""))
         if source is None:
             held = ", ".join(self.key_ids)
-            ring = f"the key ring has {held}" if held else "no key ring is configured"
+            ring = f"the key ring has {held}" if held else "no private key is configured"
             return UnknownKeyError(
-                f"encrypted with key id {key_id!r}, and {ring}; give option {option}.file"
+                f"the segment is encrypted with key id {key_id!r}, and {ring}. Set option"
+                f" {option}.file"
             )
         what = "file" if source == "file" else "environment variable"
         return UnknownKeyError(
-            f"encrypted with key id {key_id!r}, and the {what} named by option {option}.{source}"
-            " does not exist on the driver or on this worker"
+            f"the segment is encrypted with key id {key_id!r}, and the {what} named by option"
+            f" {option}.{source} does not exist on the driver or on this worker"
         )
 
 

@@ -333,8 +333,9 @@ class Connection:
         versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
         if versions.get(_FETCH_KEY, (0, 0))[1] < _MIN_FETCH:
             raise BrokerError(
-                f"broker {self._place} is older than Kafka 3.1: it cannot fetch by topic id, and by"
-                " name a re-created topic answers for the one that was planned"
+                f"broker {self._place} is older than Kafka 3.1 and cannot fetch by topic id, which"
+                " detects topics that were created again. Upgrade it, or remove"
+                " kafka.bootstrap.servers to read the tier alone"
             )
         self._versions = BrokerVersionData(api_versions=versions)
 

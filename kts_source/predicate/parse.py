@@ -375,7 +375,7 @@ class _Parser:
         try:
             return with_literals(operand, literals, self._zone)
         except ValueError as error:
-            raise self._refused(node, str(error)) from None
+            raise ValueError(f"{self._text.of(node)}: {error}") from None
 
 
 def _chain(node: exp.Expr) -> Iterator[exp.Expr]:

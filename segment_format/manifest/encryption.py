@@ -207,7 +207,7 @@ def unwrap_data_key(wrapped: WrappedDataKey, private_key: PrivateKey) -> bytes:
     Raises:
         DecryptionError: `wrapped` belongs to another key, or was changed.
     """
-    failure = f"data key does not open with the private key given for {wrapped.key_id[:80]!r}"
+    failure = f"the data key does not open with the private key given for {wrapped.key_id[:80]!r}"
     size = private_key.public_key.size
     if size < 2 * _HASH_SIZE + 2:
         raise DecryptionError(f"{failure}: the key is too short")

@@ -91,7 +91,7 @@ class _Members:
 
     def fail(self, name: str, problem: str) -> InvalidManifestError:
         path = ".".join((*self._path, name))
-        return InvalidManifestError(f"{path} {problem}")
+        return InvalidManifestError(f"manifest: {path} {problem}")
 
     def value(self, name: str) -> object:
         if name not in self._members:
