@@ -434,8 +434,8 @@ class RangeFetcher:
     def _find_leader(self) -> _Waiting | _Lost | None:
         """Looks up the leader; a new one must have the offsets that were planned."""
         wanted = self._wanted
-        topic_partition = wanted.topic, wanted.partition
-        topic = self._cluster.renew_leader(topic_partition, self._wanted.topic_id)
+        key = wanted.topic, wanted.partition
+        topic = self._cluster.renew_leader(key, self._wanted.topic_id)
         if topic is None or topic.topic_id != wanted.topic_id:
             now = "is gone" if topic is None else f"was created again as {topic.topic_id}"
             return self._all_lost(f"topic id {wanted.topic_id} was planned, and the topic {now}")
@@ -445,9 +445,7 @@ class RangeFetcher:
         if leader.epoch < wanted.leader_epoch:
             return _Waiting(f"a broker still knows the leader of epoch {leader.epoch}")
         if leader.epoch != wanted.leader_epoch:
-            (end,) = self._cluster.epoch_ends({topic_partition: [wanted.leader_epoch]})[
-                topic_partition
-            ]
+            (end,) = self._cluster.epoch_ends({key: [wanted.leader_epoch]})[key]
             if end.epoch != wanted.leader_epoch or end.end_offset < wanted.stop_offset:
                 return self._all_lost(
                     f"offsets up to {wanted.stop_offset} of leader epoch {wanted.leader_epoch} were"
@@ -468,12 +466,10 @@ class RangeFetcher:
         Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
         that holds it. If the log has the offset, the request is repeated.
         """
-        topic_partition = self._wanted.topic, self._wanted.partition
-        if self._cluster.known_leader(topic_partition) is None:
-            self._cluster.renew_leader(topic_partition, self._wanted.topic_id)
-        log_start = self._cluster.offsets([topic_partition], EARLIEST, read_committed=False)[
-            topic_partition
-        ]
+        key = self._wanted.topic, self._wanted.partition
+        if self._cluster.known_leader(key) is None:
+            self._cluster.renew_leader(key, self._wanted.topic_id)
+        log_start = self._cluster.offsets([key], EARLIEST, read_committed=False)[key]
         if log_start > offset:
             text = (
                 f"offset {offset} is gone since the plan was made: the log of the brokers starts at"
@@ -499,12 +495,10 @@ class RangeFetcher:
         Brokers do not report it. Everything on the leader's own disk is served, so only offsets
         below that are tried: each one in a short range, evenly spaced ones in a long range.
         """
-        topic_partition = self._wanted.topic, self._wanted.partition
+        key = self._wanted.topic, self._wanted.partition
         limit = self._wanted.stop_offset
-        if knows_local_start(self._cluster, topic_partition):
-            local = self._cluster.offsets([topic_partition], EARLIEST_LOCAL, read_committed=False)[
-                topic_partition
-            ]
+        if knows_local_start(self._cluster, key):
+            local = self._cluster.offsets([key], EARLIEST_LOCAL, read_committed=False)[key]
             if local > refused:
                 limit = min(limit, local)
         step = -(-(limit - refused) // _MAX_PROBES)

@@ -171,14 +171,14 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
         wanted = hashlib.sha1(secret + _JKS_SALT + body, usedforsecurity=False).digest()
         if not hmac.compare_digest(wanted, digest):
             raise KeyStoreError("cannot be opened: wrong password, or damaged")
-    at = len(_JKS_MAGIC)
+    position = len(_JKS_MAGIC)
 
     def take(size: int) -> bytes:
-        nonlocal at
-        at += size
-        if at > len(body):
+        nonlocal position
+        position += size
+        if position > len(body):
             raise KeyStoreError("is truncated or damaged")
-        return body[at - size : at]
+        return body[position - size : position]
 
     def number(size: int) -> int:
         return int.from_bytes(take(size), "big")
@@ -200,12 +200,11 @@ def _jks_certificates(data: bytes, password: str | None) -> tuple[bytes, ...]:
             certificates.append(certificate())
         elif tag == _PRIVATE_KEY_TAG:
             take(number(4))
-            certificates += [certificate() for _ in range(number(4))][
-                :1
-            ]  # Java trusts the key's own
+            chain = [certificate() for _ in range(number(4))]
+            certificates += chain[:1]  # Java trusts the key's own
         else:
             raise KeyStoreError(f"has an entry of unknown kind {tag}")
-    if at != len(body):
+    if position != len(body):
         raise KeyStoreError("has bytes after its last entry")
     return tuple(certificates)
 

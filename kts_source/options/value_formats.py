@@ -275,13 +275,16 @@ VALUE_OPTIONS: Final = (*_options("value"), *_options("key"))
 
 
 def column_formats(
-    values: Mapping[str, Any], given: Iterable[str], selection: Selection, cache: CacheSettings
+    values: Mapping[str, Any],
+    set_options: Iterable[str],
+    selection: Selection,
+    cache: CacheSettings,
 ) -> tuple[ColumnFormat, ...]:
     """Returns the formats of the decoded columns.
 
     Args:
         values: Parsed options by name.
-        given: Names of the options that the user set, in lower case.
+        set_options: Names of the options that the user set, in lower case.
         selection: Topics to read.
         cache: Settings of the caches on disk.
 
@@ -289,13 +292,13 @@ def column_formats(
         InvalidOptionError: Options contradict each other, or a schema is missing or invalid.
         RegistryError: A registry that must supply the schema does not answer.
     """
-    given = frozenset(given)
+    set_options = frozenset(set_options)
     formats = []
     for column in ("key", "value"):
         form = values[f"{column}.format"]
         allowed = () if form == RAW else _FORMATS[form].options
         for name in _FORMAT_OPTIONS:
-            if f"{column}.{name}" in given and name not in allowed:
+            if f"{column}.{name}" in set_options and name not in allowed:
                 raise InvalidOptionError(
                     f"option '{column}.{name}' means nothing with '{column}.format' = {form}"
                 )

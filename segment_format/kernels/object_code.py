@@ -81,19 +81,19 @@ def load() -> Kernel | None:
     entry = _linked("decode_window")
     if entry is None:
         return None
-    known = _addresses(np.empty(0, np.uint8), np.empty(0, np.int64))
+    cached = _addresses(np.empty(0, np.uint8), np.empty(0, np.int64))
 
     def decode_window(
         window: NDArray[np.uint8], payload: BytesLike, frame: NDArray[np.int64]
     ) -> int:
-        nonlocal known
+        nonlocal cached
         # Passing `bytes` takes a tenth of the time.
         payload_pointer = (
             payload if type(payload) is bytes else np.frombuffer(payload, np.uint8).ctypes.data
         )
-        current = known  # other threads replace it as a whole
+        current = cached  # other threads replace it as a whole
         if current[0]() is not window or current[1]() is not frame:
-            known = current = _addresses(window, frame)
+            cached = current = _addresses(window, frame)
         _, _, window_address, frame_address = current
         status: int = entry(
             window_address,
