@@ -1,7 +1,7 @@
 """The exceptions of the source: one root, `TieredKafkaError`, and a class per kind of failure.
 
 Errors may carry the topic, partition, offset, object and byte position that they concern; the layer
-that knows a fact adds it with `located`. Texts never hold credentials: messages of client libraries
+that knows a fact adds it with `located`. Texts never have credentials: messages of client libraries
 pass `secret.scrub`.
 """
 
@@ -118,11 +118,11 @@ class TierNotFoundError(TieredKafkaError, FileNotFoundError):
 
 
 class DataLossError(TieredKafkaError):
-    """Offsets that the tier should hold are missing, for example deleted by retention."""
+    """Offsets that the tier should have are missing, for example deleted by retention."""
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """Requested offsets or timestamps are outside the range that the tier holds."""
+    """Requested offsets or timestamps are outside the range that the tier has."""
 
 
 class UnsupportedSparkError(TieredKafkaError, ImportError):

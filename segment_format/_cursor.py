@@ -227,7 +227,7 @@ class MessageReader(Cursor):
             raise self.fail(f"{what}: invalid UTF-8") from error
 
     def compact_array_length(self, what: str, *, min_item_bytes: int) -> int:
-        """Reads the length of an array and checks that the bytes left can hold it."""
+        """Reads the length of an array and checks that the bytes left can contain it."""
         count = self.uvarint(f"number of {what}") - 1
         if count < 0:
             raise self.fail(f"{what}: null where an array is required")

@@ -379,9 +379,9 @@ def check_table(table: BatchTable, check: LogCheck, indexes: SegmentIndexes) -> 
 class Transactions:
     """Follows the transactions of a segment, and compares its index and snapshot with them.
 
-    Headers show a whole transaction only if they were read from its begin on. So transactions that
-    began below the first offset that was read are not judged. Compaction may remove batches, but
-    never the marker of a transaction with remaining data. So an index may list more than the
+    Headers show a complete transaction only if they were read from its begin on. So transactions
+    that began below the first offset that was read are not judged. Compaction may remove batches,
+    but never the marker of a transaction with remaining data. So an index may list more than the
     headers, and a transaction may begin earlier there if no other marker of the producer is in
     between.
 

@@ -367,7 +367,7 @@ def _check_bounds(
     last: BrokerLog,
     missing: Sequence[tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Finds offsets that neither the tier nor the leader's disk holds.
+    """Finds offsets that neither the tier nor the leader's disk has.
 
     Everything below the start of the leader's disk before the listing was copied, and everything
     above the last log start is needed.

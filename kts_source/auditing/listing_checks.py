@@ -53,7 +53,7 @@ class PartitionObjects:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all listed objects of whole segments."""
+        """Size of all listed objects of complete segments."""
         return sum(info.size for entry in self.entries for _, info in entry.objects)
 
     @cached_property
@@ -161,7 +161,7 @@ class LogGaps(NamedTuple):
     """Facts from manifests and side files about segments that lack objects.
 
     Attributes:
-        holes: Offsets that no segment holds, including those that may never have had a record.
+        holes: Offsets that no segment has, including those that may never have had a record.
         stops: End offset of each segment that lacks objects, by the key of what describes it.
         in_doubt: Keys of the segments that may belong to the log: nothing shows that they do not.
     """
@@ -179,16 +179,16 @@ def check_orphans(
     grace_ms: int,
     has_manifests: bool,
 ) -> Iterator[Finding]:
-    """Finds objects that do not make a whole segment.
+    """Finds objects that do not make a complete segment.
 
     Args:
         partition: The partition.
-        gaps: `None` at level `listing`. Then a segment above the first whole one that was whole
+        gaps: `None` at level `listing`. Then a segment above the first complete one that was whole
             once counts as missing.
         now_ms: The time in ms since 1970.
         grace_ms: A copy may still be running if its objects are younger.
         has_manifests: True if the layout describes segments in an object of their own. If not, a
-            segment between whole ones counts as missing at level `listing`.
+            segment between complete ones counts as missing at level `listing`.
     """
     bases = {entry.base_offset for entry in partition.entries}
     first, last = min(bases, default=None), max(bases, default=None)

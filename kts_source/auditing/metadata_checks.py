@@ -89,7 +89,7 @@ def describe_segment(
     store: ObjectStore,
     now_ms: int,
 ) -> DescribedSegment:
-    """Describes a segment, whole or damaged; reports why it cannot.
+    """Describes a segment, complete or damaged; reports why it cannot.
 
     Raises:
         StoreError: The store fails.
@@ -484,7 +484,7 @@ def _check_log_start(
     files: CheckedSideFiles,
 ) -> Iterator[Finding]:
     """Finds records of the first served segment that are skipped only because one checkpoint has a
-    higher log start. Whole segments below it have findings of their own.
+    higher log start. Complete segments below it have findings of their own.
     """
     if newest is None or not log.ranges:
         return

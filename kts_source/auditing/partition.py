@@ -366,7 +366,7 @@ class _Metadata:
         facts: Contents of their side files, by key of the log object.
         served: The offsets that are served.
         source: Reads logs and side files.
-        proven: Proofs of whole segments, by key of the manifest.
+        proven: Proofs of complete segments, by key of the manifest.
     """
 
     segments: tuple[RemoteSegment, ...]

@@ -480,7 +480,7 @@ class _BatchCounter:
         inside = np.flatnonzero(is_inside)
         if len(inside):
             self._first_base = min(self._first_base, int(table.base_offsets[inside[0]]))
-        # If a later copy starts inside a batch, both segments hold the batch.
+        # If a later copy starts inside a batch, both segments have the batch.
         served = inside[table.base_offsets[inside] >= self._next_offset]
         if not len(served):
             return

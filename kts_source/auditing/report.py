@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def loses_data(self) -> bool:
-        """Returns whether offsets that the tier should hold are missing."""
+        """Returns whether offsets that the tier should have are missing."""
         return self.name in ("object-missing", "hole", "named-not-there")
 
     @property
@@ -416,7 +416,7 @@ class PartitionStatement(_JsonValue):
         stop: End of the served offsets, exclusive.
         last_stable_offset: End of `read_committed`, exclusive; also `None` if side files are
             damaged.
-        segments: Number of whole segments, served or not.
+        segments: Number of complete segments, served or not.
         stored_bytes: Size of all listed objects of the partition.
         is_whole: True if every offset of [start, stop) is served and the partition has no error,
             as far as the level checks.
@@ -477,7 +477,7 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """0 without errors, 3 if offsets that the tier should hold are missing, else 1."""
+        """0 without errors, 3 if offsets that the tier should have are missing, else 1."""
         if any(finding.kind.loses_data for finding in self.errors):
             return 3
         return 1 if self.errors else 0

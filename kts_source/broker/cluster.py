@@ -631,7 +631,7 @@ def _pauses() -> Iterable[Callable[[], None]]:
 
 
 _MAX_IDLE: Final = 16
-"""Per process; each may hold a connection to every broker with the memory of a response."""
+"""Per process; each may have a connection to every broker with the memory of a response."""
 _idle: list[Cluster] = []
 _lock = threading.Lock()
 

@@ -114,7 +114,7 @@ _NO_ERROR: Final = 0
 
 
 class LostConnectionError(Exception):
-    """The connection is no longer usable. The text holds no credentials."""
+    """The connection is no longer usable. The text has no credentials."""
 
 
 @dataclass(frozen=True, slots=True)

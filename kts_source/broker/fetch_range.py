@@ -60,7 +60,7 @@ _MAX_OFFSET: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """Whole batches of one answer.
+    """Complete batches of one answer.
 
     Attributes:
         data: Their bytes; valid until the next answer is asked for.
@@ -78,7 +78,7 @@ class FetchedBatches:
 
 
 def whole_batches(data: memoryview) -> tuple[int, int]:
-    """Bytes at the front of an answer that are whole entries, and one past their last offset.
+    """Bytes at the front of an answer that are complete entries, and one past their last offset.
 
     Raises:
         CorruptRecordError: They are no entries, or their offsets do not ascend.
@@ -122,7 +122,7 @@ def aborted_intervals(
 
     Args:
         listed: Producer id and first offset, as brokers list them: without an end.
-        data: Whole batches.
+        data: Complete batches.
         next_offset: One past their last offset.
     """
     producers = {producer for producer, _ in listed}
@@ -254,7 +254,7 @@ class RangeFetcher:
         self._refused_at = -1
 
     def batches(self) -> Generator[FetchedBatches]:
-        """Yields the batches that hold the range, in order.
+        """Yields the batches of the range, in order.
 
         Raises:
             DataLossError: The log start has passed the range, the topic was deleted, or another
@@ -464,7 +464,7 @@ class RangeFetcher:
         """Finds out which offsets are lost after the leader refused one, since it does not say.
 
         Retention or DeleteRecords passed the offset, or the brokers' own tier lacks the segment
-        that holds it. If the log has the offset, the request is repeated.
+        that has it. If the log has the offset, the request is repeated.
         """
         key = self._wanted.topic, self._wanted.partition
         if self._cluster.known_leader(key) is None:

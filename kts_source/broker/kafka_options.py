@@ -2,7 +2,7 @@ r"""Parses the `kafka.*` options of one `load()` into `BrokerSettings`. Opens ke
 
 Errors show no values or paths, since passwords end up in the wrong options.
 
-`sasl.jaas.config` holds one login module with its options:
+`sasl.jaas.config` has one login module with its options:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="a" password="b";
 

@@ -60,7 +60,7 @@ _PEM_KEYS: Final = ("PRIVATE KEY", "ENCRYPTED PRIVATE KEY")
 
 
 class KeyStoreError(Exception):
-    """A store that cannot be opened. The text never holds a password or key."""
+    """A store that cannot be opened. The text never has a password or key."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,7 +1,7 @@
 """The caches of one tier on this machine's disk, and reads of object versions through them.
 
-One cache holds descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
-Another holds chunks of segments, if an option asks for it. The name of an entry consists of the
+One cache has descriptions of segments: side files, and facts of manifests (see `SegmentPack`).
+Another has chunks of segments, if an option asks for it. The name of an entry consists of the
 object's URI, its version and the byte range. Objects without a version and listings are not cached.
 Bytes are cached as stored: encrypted segments stay encrypted, and keys are never cached. Chunks are
 cached decrypted and decompressed only if the settings ask for it.

@@ -1,6 +1,6 @@
 """A cache on this machine's disk, shared by all processes of one user, limited in bytes and age.
 
-A folder of mode 0700 holds one file per entry:
+A folder of mode 0700 has one file per entry:
 
     "KTC1", CRC-32C of the rest (u32), length of the name (u32), length of the data (u64), name,
     data

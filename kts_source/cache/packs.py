@@ -1,14 +1,14 @@
 """Two values of the index cache per partition: side files, and facts of segments.
 
-`SideFilePack` holds the small side files that plans of one partition read, as stored:
+`SideFilePack` has the small side files that plans of one partition read, as stored:
 
     a JSON list of [object key, version, first byte, one past the last], ended by LF
     the bytes of these ranges, concatenated
 
-Objects without a version are not in it (nor in the cache), and it holds at most `MAX_PACK_BYTES`:
+Objects without a version are not in it (nor in the cache), and it has at most `MAX_PACK_BYTES`:
 side files of the last plan come before older ones.
 
-`SegmentPack` holds the facts of all described segments, so that a second plan of 100,000 segments
+`SegmentPack` has the facts of all described segments, so that a second plan of 100,000 segments
 reads hundreds of files. It has one line per segment, ended by LF, of three parts separated by tabs:
 
     segment id

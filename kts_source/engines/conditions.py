@@ -113,11 +113,11 @@ def columns_in(expression: pc.Expression, columns: Iterable[str]) -> tuple[str, 
 def _tree(expression: pc.Expression) -> _Node | None:
     """Returns the expression as a tree; `None` if a node is not understood.
 
-    A pickle of an expression holds an Arrow file with one record batch. The metadata of its schema
+    A pickle of an expression has an Arrow file with one record batch. The metadata of its schema
     lists the nodes in prefix order as pairs: `call` and a function, its arguments, `options` and
     a column's number where it has options, `end` and the function again; `literal` and a column's
     number; `field_ref` and a name; `nested_field_ref`, a number of names, and that many
-    `field_ref`. The columns hold literals and options, one row each. pyarrow refuses to pickle
+    `field_ref`. The columns have literals and options, one row each. pyarrow refuses to pickle
     references by number.
     """
     try:

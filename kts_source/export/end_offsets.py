@@ -1,4 +1,4 @@
-"""Ends of the offsets that a table holds, for streams and batches that continue after it."""
+"""Ends of the offsets that a table has, for streams and batches that continue after it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def end_offsets(
         JSON, `{"<topic>":{"<partition>":<next offset>}}`.
 
     Raises:
-        ExportError: The table holds nothing of the current id of a topic.
+        ExportError: The table has no offsets of the current id of a topic.
         DataLossError: The log or the table is not the one of the last run, and `failOnDataLoss` of
             the source does not allow it; see `backfill`.
         TieredKafkaError: The source or the table cannot be read.

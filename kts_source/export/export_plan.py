@@ -1,7 +1,7 @@
 """Plans what an export has still to write: the scan after the offsets of the table, in waves.
 
-A table grows upwards only. It holds offsets [start, stop) of a partition, so the plan begins at
-`stop`, and every gap is an error or reported as skipped. Offsets that the table holds are not read
+A table grows upwards only. It has offsets [start, stop) of a partition, so the plan begins at
+`stop`, and every gap is an error or reported as skipped. Offsets that the table has are not read
 again, so the tier may have deleted them.
 
 A wave is committed as a whole. It ends between segments, where the end of every partition is known.
@@ -104,7 +104,7 @@ def plan_rebuild(options: ScanOptions, committed: CommittedRanges) -> ExportPlan
     """Plans a table that is rebuilt from all requested offsets; no wave if nothing is new.
 
     Raises:
-        RangeGapError: The tier no longer holds all that the table was built from.
+        RangeGapError: The tier no longer has all offsets that the table was built from.
         RangeOverlapError: The tier ends before the table does.
     """
     scan = plan_scan(options)
@@ -243,7 +243,7 @@ def _gap_error(location: Place, start: int, stop: int, reason: str, holds: str) 
 
 
 def _with_held(tier: PartitionLog, held: OffsetRange) -> PartitionLog:
-    """Returns the log as if it still had all that the table holds."""
+    """Returns the log as if it still had all offsets of the table."""
     return replace(
         tier,
         log_start=min(tier.log_start, held.start),

@@ -239,7 +239,7 @@ def _column_rules(options: ScanOptions, settings: ExportSettings) -> Iterator[st
 
 
 def _decoding_rule(form: ColumnFormat, settings: ExportSettings) -> str:
-    # A table holds no malformed values if they end the run or are dropped, so an export may change
+    # A table has no malformed values if they end the run or are dropped, so an export may change
     # between these two modes.
     mode = f":{PERMISSIVE}" if form.mode == PERMISSIVE else ""
     kind = "" if settings.transform is None else f":{digest_number(str(form.type))}"

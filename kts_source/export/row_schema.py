@@ -41,7 +41,7 @@ def check_typed(options: ScanOptions, settings: ExportSettings) -> None:
 
     Raises:
         InvalidOptionError: JSON has no schema, the export compacts or uses a `RowTransform`, or
-            tables cannot hold a field.
+            tables cannot store a field.
     """
     if not options.formats:
         if settings.schema_evolution != NO_EVOLUTION:
@@ -99,7 +99,7 @@ def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
 
 
 def _check_types(schema: pa.Schema, table_format: str) -> None:
-    """Raises `ExportError` if a table cannot hold a column unchanged."""
+    """Raises `ExportError` if a table cannot store a column unchanged."""
     if fault := _names_fault(schema.names, table_format):
         raise ExportError(f"the rows have {fault}: rename one of them in the transform")
     for field in schema:
@@ -124,7 +124,7 @@ def _nested_types(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTy
 
 
 def type_fault(kind: pa.DataType, table_format: str) -> str | None:
-    """Returns why a table cannot hold a type, without the types in it; `None` if it can.
+    """Returns why a table cannot store a type, without the types in it; `None` if it can.
 
     Parquet files store no Arrow schema, so a duration would become a number without a unit. The
     libraries of Delta and Iceberg reject some types only after all rows were written, and read
@@ -170,7 +170,7 @@ def _parquet_fault(kind: pa.DataType) -> str | None:
 
 
 def _table_fault(kind: pa.DataType, name: str) -> str | None:
-    """Returns why neither Delta nor Iceberg can hold a type."""
+    """Returns why neither Delta nor Iceberg can store a type."""
     if pa.types.is_unsigned_integer(kind):
         return f"is {kind}, and tables have signed numbers only"
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -239,7 +239,7 @@ def check_columns(schema: pa.Schema, settings: ExportSettings, values_in: Values
 
     Raises:
         InvalidOptionError: The rows cannot be sorted or partitioned as the settings say.
-        ExportError: The table cannot hold the type of a column.
+        ExportError: The table cannot store the type of a column.
     """
     _check_types(schema, settings.table_format)
     kinds = {name: type_at(schema, name) for name in settings.sort_within_files}

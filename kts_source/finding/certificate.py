@@ -129,7 +129,7 @@ class UnreadRange:
         start: First offset, inclusive.
         stop: End, exclusive.
         reason: Why they were not searched.
-        object: URI of the object that holds them; `None` if none does.
+        object: URI of the object with these offsets, or `None`.
     """
 
     start: int
@@ -153,7 +153,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class UnservedObjects:
-    """Objects of the partition that hold nothing of its log, and were not searched.
+    """Objects of the partition that have nothing of its log, and were not searched.
 
     Attributes:
         objects: Keys below the root of the store.

@@ -1,4 +1,4 @@
-"""Indexes of keys: which keys a segment may hold, so that searches skip segments.
+"""Indexes of keys: which keys a segment may have, so that searches skip segments.
 
 `kts_source.index_keys` writes a file per partition into a folder of this machine:
 

@@ -88,7 +88,7 @@ class SearchPlan:
         uri: Root of the tier.
         listed_ms: When the tier was listed, in ms since 1970.
         counts: Number of partitions by topic, with `partitionerPruning`.
-        wanted: Partitions that may hold a key by topic, likewise; `None` = all.
+        wanted: Partitions that may have a key by topic, likewise; `None` = all.
     """
 
     plan: ScanPlan
@@ -136,7 +136,7 @@ class SearchPlan:
         return cls(plan, tuple(faults), uri, listed_ms, counts, wanted)
 
     def may_hold(self, topic: str, partition: int) -> bool:
-        """Returns whether a partition may hold one of the keys."""
+        """Returns whether a partition may have one of the keys."""
         return self.wanted is None or partition in self.wanted[topic]
 
 
@@ -575,7 +575,7 @@ def _partition(task_slice: SegmentSlice) -> tuple[str, int]:
 
 
 def _search_tasks(planned: SearchPlan, filters: SegmentFilters | None) -> Iterator[ScanTask]:
-    """Yields tasks of one partition each, without slices that cannot hold a key."""
+    """Yields tasks of one partition each, without slices that cannot contain a key."""
     for task in planned.plan.tasks:
         for key, group in groupby(task.slices, _partition):
             if not planned.may_hold(*key):

@@ -105,7 +105,7 @@ class PartitionListing:
 
 
 class Layout(Protocol):
-    """How a storage plugin lays segments out. One instance per plan; most hold no state.
+    """How a storage plugin lays segments out. One instance per plan; most have no state.
 
     Attributes:
         name: Value of option `layout`.

@@ -87,7 +87,7 @@ class FetchOptions:
     """
 
     retry_policy: RetryPolicy
-    fallback_path: str | None = field(repr=False)  # URLs may hold secrets
+    fallback_path: str | None = field(repr=False)  # URLs may have secrets
     fallback_storage: Secret[Mapping[str, Any]]
     metrics_path: str | None = field(repr=False)
 

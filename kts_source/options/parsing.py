@@ -42,7 +42,7 @@ _BYTE_SIZE = re.compile(r"([0-9]{1,19})\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECAS
 def check_characters(name: str, text: str) -> None:
     """Refuses zero bytes and lone surrogates, without showing the text."""
     try:
-        text.encode("utf-8", "surrogateescape")  # file names may hold any bytes
+        text.encode("utf-8", "surrogateescape")  # file names may have any bytes
         valid = "\0" not in text
     except UnicodeEncodeError:
         valid = False

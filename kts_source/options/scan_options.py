@@ -90,7 +90,7 @@ class ScanOptions:
 
     Attributes:
         path: Root of the tier; empty if only brokers are read.
-        tail_paths: Log directories that hold records which the tier lacks.
+        tail_paths: Log directories that have records which the tier lacks.
         disk_paths: With `layout=kafka-logs`, the log directories after the first one.
         catalog: Source of the list of segments.
         end_of_log: True if logs are read beyond the high watermark.

@@ -54,7 +54,7 @@ class _Location:
 def _parse_location(name: str, text: str) -> _Location:
     location = parse_text(name, text)
     if not location.lower().startswith(("http://", "https://")):
-        if "://" in location:  # not shown: it may hold a password
+        if "://" in location:  # not shown: it may have a password
             raise InvalidOptionError(
                 f"option {name!r} must be http://…, https://… or the path of a folder"
             )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _INTERNAL: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
 )
-"""Kafka's own topics (`Topic.INTERNAL_TOPICS`), which brokers' disks hold, too."""
+"""Kafka's own topics (`Topic.INTERNAL_TOPICS`), which brokers' disks have, too."""
 
 
 @dataclass(frozen=True, slots=True)

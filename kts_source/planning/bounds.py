@@ -1,4 +1,4 @@
-"""Resolves the offsets that a scan reads of a partition, and checks that the log holds them.
+"""Resolves the offsets that a scan reads of a partition, and checks that the log has them.
 
 `earliest` is the log start, `latest` the end of the log. Offsets outside the log are an error that
 says why, or are clamped with a warning. A timestamp resolves to the first offset dated at or after
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 TimestampLookup: TypeAlias = Callable[[int], tuple[PartitionLog, int | None]]
 """Timestamp in ms to the first offset dated at or after it, or `None`, and the log with all holes
-below that offset that may hold an earlier one.
+below that offset that may have an earlier one.
 """
 BoundsOf: TypeAlias = Callable[[PartitionLog, TimestampLookup], tuple[int, int]]
 """A partition's log and its timestamp lookup to the offsets [start, stop) to read."""
@@ -77,7 +77,7 @@ class Place:
     """The partition that checks are about.
 
     Attributes:
-        orphans: Objects that belong to no whole segment.
+        orphans: Objects that belong to no complete segment.
         fail_on_data_loss: If False, missing offsets are a warning.
         holder: Name of the source, for messages.
         beyond: Status of offsets above its end, for messages.

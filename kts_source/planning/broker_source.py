@@ -112,7 +112,7 @@ class TieredPart:
     """The segments of a partition in the tier.
 
     Attributes:
-        segments: All whole segments that can be described, in any order.
+        segments: All complete segments that can be described, in any order.
         side_files: Reads their side files.
         damaged: Described segments that lost objects; empty unless the end of the tier matters.
         unreadable: Base offset and URI of segments with a missing or invalid description, or one

@@ -172,7 +172,7 @@ def describe(
     options: Mapping[str, str] | ScanOptions, store: ObjectStore | None = None
 ) -> TierDescription:
     """Returns the watermarks of the selected partitions. With brokers among the options, also what
-    the cluster holds beyond the tier.
+    the cluster has beyond the tier.
 
     Holes are reported, not raised; bounds and a plan file among the options are ignored.
 
@@ -343,7 +343,7 @@ class LockedPartition:
 
     Attributes:
         keys_needed: Ids of missing keys that some of its segments need.
-        segments: Number of whole segments.
+        segments: Number of complete segments.
         stored_bytes: Size of their log objects.
         original_bytes: The same before compression and encryption.
         orphans: Objects that belong to no segment.

@@ -1,6 +1,6 @@
 """A tier and the disks of brokers that are gone as the sources of a scan.
 
-The branch of the highest leader epoch survives, whether tier or disks hold it. The tier serves its
+The branch of the highest leader epoch survives, whether tier or disks have it. The tier serves its
 segments on that branch, as with brokers. Everything else (the tail, copies that were in progress,
 holes) comes from the replica that reaches furthest along the branch, and from other replicas of the
 branch where that one lacks offsets. The log starts at the highest offset that either records:
@@ -297,12 +297,12 @@ def _id_on_disks(options: ScanOptions, topic: str, ids: Iterable[str]) -> str:
 
 
 class DiskLog(SourceLog):
-    """The log of a partition that a tier and at least one replica on disks hold together.
+    """The log of a partition that a tier and at least one replica on disks have together.
 
     Attributes:
         disks: The disk that is read.
         notes: Objects of the disks that are not read.
-        is_undecided: True if the tier holds the log before the disk's first segment, and nothing
+        is_undecided: True if the tier has the log before the disk's first segment, and nothing
             records which transactions were open there.
     """
 
@@ -384,7 +384,7 @@ class DiskLog(SourceLog):
         return max([*recorded, local])
 
     def _merge(self, tier: PartitionLog, low: int, *, end_of_log: bool) -> None:
-        """Adds what disks hold to the tier's part of the log."""
+        """Adds what disks have to the tier's part of the log."""
         disks, branch = self._all_disks, self._branch
         store, (topic, number) = disks.store, self._key
         folder = TopicFolder(topic, self.topic_id, "")
@@ -445,7 +445,7 @@ def _has_rebuilt_index(span: SegmentRange) -> bool:
 
 
 def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[SegmentRange]:
-    """Yields what segments of a disk hold of a gap."""
+    """Yields the offsets of a gap that segments of a disk have."""
     for segment in segments:
         start, stop = max(gap.start, segment.start_offset), min(gap.stop, segment.stop_offset)
         if start < stop:
@@ -455,7 +455,7 @@ def _held(gap: OffsetSpan, segments: Iterable[RemoteSegment]) -> Iterator[Segmen
 def _filled(
     filler: Filler, held: Sequence[SegmentRange], low: int, stop: int
 ) -> list[SegmentRange]:
-    """Returns what other replicas hold of the offsets [low, stop) that `held` lacks."""
+    """Returns the offsets of [low, stop) that `held` lacks and other replicas have."""
     return [
         span
         for gap in between(held, low, max(low, stop))
@@ -489,7 +489,7 @@ def _lost_replicas(
 def _holes(
     ranges: Sequence[SegmentRange], gone: Sequence[SegmentRange], low: int, stop: int
 ) -> tuple[list[Hole], list[Hole]]:
-    """Returns the offsets that no range holds, and those that may never have existed."""
+    """Returns the offsets that no range has, and those that may never have existed."""
     holes: list[Hole] = []
     unverifiable: list[Hole] = []
     for gap in between(ranges, low, stop):

@@ -123,7 +123,7 @@ def ends_of_reads(
     """Yields where reads end, as arguments `number` and `below` of `check_end`.
 
     Args:
-        ranges: Ranges of the log that hold everything that is read.
+        ranges: Ranges of the log that have everything that is read.
         read: Offsets [start, stop) that are read, in order.
     """
     start_of_run: int | None = None

@@ -56,7 +56,7 @@ def contradiction(
         surviving: The log by that lineage.
         lineage: The checkpoint that decides.
         newest: The newest segment with a checkpoint.
-        segments: All whole segments of the partition.
+        segments: All complete segments of the partition.
         side_files: Reads their checkpoints and batch headers.
         lineage_name: Origin of the lineage, for the message; by default the newest segment.
     """
@@ -89,7 +89,7 @@ def _unsupported(
 ) -> str | None:
     """Returns a claim of the lineage about offsets below the first range that no segment supports.
 
-    It is a contradiction if only dropped segments hold the offsets and end exactly where the first
+    It is a contradiction if only dropped segments have the offsets and end exactly where the first
     range begins, as its predecessors do. Brokers copy a log in order and delete the oldest segments
     first, so retention leaves nothing of a lineage there. A dead branch may remain, but its
     segments have other boundaries.
@@ -198,7 +198,7 @@ def _header_difference(
     try:
         for offset, epoch in side_files.batch_epochs(segment):
             own = epoch_at(segment.leader_epochs, offset)
-            # Below its first epoch a segment holds deleted records, or batches without epochs.
+            # Below its first epoch a segment has deleted records, or batches without epochs.
             if epoch >= 0 and epoch != own and (own >= 0 or offset >= log_start):
                 recorded = f"say {own}" if own >= 0 else "begin later"
                 return (

@@ -2,9 +2,9 @@
 
 Brokers record there when the copy of a segment begins and ends, and the same for its deletion. Each
 partition of the topic is read from its log start to the high watermark that it had at first, so the
-result is a state that brokers were in. Only partitions that hold the wanted ones are read. A topic
-that has lost entries names fewer segments than exist, or deleted ones. Neither is an error: brokers
-serve the offsets without a segment, and every object is looked up.
+result is a state that brokers were in. Only partitions with events of wanted partitions are read. A
+topic that has lost entries names fewer segments than exist, or deleted ones. Neither is an error:
+brokers serve the offsets without a segment, and every object is looked up.
 
 Source: `TopicBasedRemoteLogMetadataManager`, `ConsumerTask`, `RemoteLogMetadataCache`; KIP-405.
 """

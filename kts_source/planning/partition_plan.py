@@ -133,7 +133,7 @@ class PartitionPlan:
 
     Attributes:
         surviving: The log, and the ranges that segments serve.
-        orphans: Objects that belong to no whole segment.
+        orphans: Objects that belong to no complete segment.
         start: First offset read, inclusive.
         stop: One past the last offset read.
         wanted_stop: The same before undecided transactions bounded it.
@@ -169,7 +169,7 @@ class PartitionPlan:
 
     @property
     def tier_end(self) -> int:
-        """One past the last offset in the tier; the log start if the tier holds nothing."""
+        """One past the last offset in the tier; the log start if the tier has nothing."""
         ranges = [s for s in self.surviving.ranges if not is_beside(s.segment.objects.log.key)]
         return ranges[-1].stop if ranges else self.surviving.log_start
 

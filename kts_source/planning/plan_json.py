@@ -4,7 +4,7 @@ Segments are stored once in a table, and everything else names them by number. A
 secret: data keys are wrapped, and credentials of the store and the key ring are not written.
 
 The author of a plan file is not trusted. `plan_from_json` checks that numbers are numbers, byte
-ranges are within their objects, keys are below the root, and slices hold everything that their
+ranges are within their objects, keys are below the root, and slices have everything that their
 partitions promise. `replay` compares objects with the store. So nothing beyond them is read or
 allocated.
 """
@@ -440,7 +440,7 @@ def _check_slice(
 def _check_slices(
     partition: PartitionPlan, slices: Sequence[SegmentSlice], *, leaves_rows_out: bool
 ) -> None:
-    """Checks that the slices, in order, hold everything to be read of the partition."""
+    """Checks that the slices, in order, have everything to be read of the partition."""
     for _, group in groupby(slices, _span):
         pieces = list(group)
         first, last = pieces[0], pieces[-1]

@@ -33,7 +33,7 @@ class ScanPlan(PlanContent):
         partitions: The plan of each partition.
         tasks: In order of topic, partition and offset.
         columns: Columns of the table, in order.
-        where: The predicate that the tasks were narrowed for, as text; `None` = they hold all rows.
+        where: The predicate that the tasks were narrowed for, as text; `None` = they have all rows.
         notes: For people: which incarnation of a topic is read, and which partitions are empty.
         made_with: Options that the plan depends on, by name.
     """
@@ -62,7 +62,7 @@ class ScanPlan(PlanContent):
         return rows_table(title, ("partition", "start", "stop", "segments", "ends"), rows)
 
     def to_json(self) -> str:
-        """Returns the plan as JSON, for option `planFile`. It holds no secret."""
+        """Returns the plan as JSON, for option `planFile`. It has no secret."""
         return plan_to_json(self)
 
     @classmethod

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 PLANNING_THREADS: Final = MAX_POOL_CONNECTIONS
 """Concurrent requests of one plan."""
 MAX_FOLDERS: Final = 8
-"""Folders that are listed to suggest a key prefix, however many the bucket holds."""
+"""Folders that are listed to suggest a key prefix, however many the bucket has."""
 _GROUPS: Final = 64
 _GROUP_SEGMENTS: Final = 16
 _INLINE_SEGMENTS: Final = 8
@@ -92,7 +92,7 @@ class SegmentCatalog:
         return ListedPartition(self, folder, partition, listing, bundle)
 
     def _with_empty_segments(self, listing: PartitionListing) -> PartitionListing:
-        """Moves segments without a log object to the whole ones if their logs have no bytes.
+        """Moves segments without a log object to the complete ones if their logs have no bytes.
 
         Compaction leaves closed segments without records, and S3 keeps no object for an upload of
         zero bytes.
@@ -173,8 +173,8 @@ class ListedPartition:
 
     Attributes:
         folder: The incarnation of its topic.
-        entries: Whole segments, in order of base offset, then segment id.
-        orphans: Objects that belong to no whole segment. Those with a description are damaged
+        entries: Complete segments, in order of base offset, then segment id.
+        orphans: Objects that belong to no complete segment. Those with a description are damaged
             segments.
         facts: See `PartitionListing`.
         side_files: Content of side files that were read.
@@ -204,7 +204,7 @@ class ListedPartition:
 
     @property
     def has_segments(self) -> bool:
-        """True if any segment is described, whole or damaged."""
+        """True if any segment is described, complete or damaged."""
         return bool(self.entries) or bool(self._damaged_entries)
 
     def described(self, numbers: Iterable[int]) -> list[RemoteSegment]:
@@ -229,7 +229,7 @@ class ListedPartition:
         return [segment for segment in segments if segment is not None]
 
     def all(self) -> list[RemoteSegment]:
-        """Returns all whole segments that can be described."""
+        """Returns all complete segments that can be described."""
         return self.described(range(len(self.entries)))
 
     def damaged(self) -> list[RemoteSegment]:
@@ -277,12 +277,12 @@ class ListedPartition:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredTopic:
-    """A topic as the tier holds it.
+    """A topic as the tier has it.
 
     Attributes:
         topic_id: The incarnation that is read.
         other_ids: The other incarnations.
-        partitions: Partitions with segments, whole or damaged, in order of number.
+        partitions: Partitions with segments, complete or damaged, in order of number.
         empty_partitions: Partitions without a segment in this incarnation that the user named, or
             that have a folder.
         parts: Objects in them.
@@ -430,7 +430,7 @@ def likely_prefixes(
 
 
 def prefixes_of_names(folder: str, names: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """Returns the prefixes under which folders with these names hold wanted topics."""
+    """Returns the prefixes under which folders with these names contain wanted topics."""
     ends = ((name, topic) for topic in wanted for name in sorted(names, key=len))
     heads = (name.removesuffix(topic) for name, topic in ends if name.endswith(topic))
     return tuple(dict.fromkeys(folder + head for head in heads))
@@ -513,9 +513,10 @@ def log_topic(topic: DiscoveredTopic) -> None:
 
 
 def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[Orphan]:
-    """Returns the objects of a partition that has no whole segment. Raises `DataLossError` if they
-    are of several segments: a broker copies a segment after the previous one is complete, so parts
-    of one segment are a first copy in progress, or a failed one, and other parts prove a loss.
+    """Returns the objects of a partition that has no complete segment. Raises `DataLossError` if
+    they are of several segments: a broker copies a segment after the previous one is complete, so
+    parts of one segment are a first copy in progress, or a failed one, and other parts prove a
+    loss.
     """
     incomplete = [orphan for orphan in listed.orphans if orphan.base_offset is not None]
     if len({orphan.base_offset for orphan in incomplete}) > 1 and options.fail_on_data_loss:
@@ -531,8 +532,8 @@ def _incomplete_segments(options: ScanOptions, listed: ListedPartition) -> list[
 def _check_newest(
     options: ScanOptions, chosen: TopicFolder, listed: Sequence[ListedPartition]
 ) -> None:
-    """Raises `DataLossError`, or warns, if an incarnation without a whole segment may be newer: the
-    topic is being created again, or the description of the newest segments is lost.
+    """Raises `DataLossError`, or warns, if an incarnation without a complete segment may be newer:
+    the topic is being created again, or the description of the newest segments is lost.
     """
     readable = {chosen, *(each.folder for each in listed if each.has_segments)}
     others = [

@@ -390,7 +390,7 @@ class _EntryEpoch:
 
 
 def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
-    """Yields the leader epoch of each whole entry."""
+    """Yields the leader epoch of each complete entry."""
     for entry in iter_entries(data):
         if entry.magic == MAGIC_2:
             header = RecordBatchHeader.from_bytes(data, entry.position)
@@ -401,7 +401,7 @@ def _epochs(data: bytes) -> Iterator[_EntryEpoch]:
 
 
 def _control_batches(data: bytes) -> Iterator[DecodedBatch | _EntryEpoch]:
-    """Yields each whole entry; only control batches are decoded."""
+    """Yields each complete entry; only control batches are decoded."""
     for entry in iter_entries(data):
         if entry.magic != MAGIC_2:
             yield _EntryEpoch(entry.position, entry.offset, entry.offset, -1)

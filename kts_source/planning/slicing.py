@@ -54,7 +54,7 @@ def spans(
     plan: PartitionPlan, decisions: Decisions, options: ScanOptions, side_files: SideFiles
 ) -> Iterator[SegmentSlice]:
     """Yields the wanted offsets of each segment as one slice, or as several if the number of
-    records per task is limited. Raises `PlanTooLargeError` if a plan cannot hold them.
+    records per task is limited. Raises `PlanTooLargeError` if a plan would exceed it.
     """
     pruner = _Pruner(options.where, plan.topic, plan.partition, side_files)
     wanted = list(plan.wanted_ranges())

@@ -1,7 +1,7 @@
 """The interface of the sources of a scan: a tier, a tier with brokers, or a tier with disks.
 
 A `Source` lists the selected partitions. Each opens a `SourceLog`, which merges what its sources
-hold into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
+have into one `PartitionLog` and decides its transactions. Bounds, isolation and slices work on
 that log alone.
 """
 
@@ -89,7 +89,7 @@ class SourceLog:
     def first_offset_at_or_after(self, timestamp_ms: int) -> int | None:
         """Returns the first offset dated at or after a time, or `None`.
 
-        Afterwards `log` has the holes below it that may hold an earlier one.
+        Afterwards `log` has the holes below it that may have an earlier one.
         """
         return first_offset_at_or_after(self.log, timestamp_ms, self.side_files)
 

@@ -5,7 +5,7 @@ the wanted offsets. A window needs few manifests: those of the first segment (wh
 of the last by offset, of some of the newest uploads (one of them has the lineage, and the end of
 the tier), of segments that a later upload began at or below (perhaps by the leader of another
 branch), of those that begin in the window, and of earlier ones until its start is covered. This is
-exact because a segment serves the offsets that no later one holds (`lineage.cover`). Anything
+exact because a segment serves the offsets that no later one has (`lineage.cover`). Anything
 unusual makes it read all segments: no upload times, an invalid manifest, an epoch or an end above
 the newest's, a dead branch, a hole.
 
@@ -189,7 +189,7 @@ class TierLog(SourceLog):
 
     Args:
         place: The partition, and whether loss is an error.
-        listed: Its segments, at least one, whole or damaged.
+        listed: Its segments, at least one, complete or damaged.
         side_files: Reads their side files.
         in_part: True if a part of the log is enough.
         max_ahead_ms: No record is dated later than this after its upload; `None` = no bound.
@@ -215,8 +215,8 @@ class TierLog(SourceLog):
         self._uploads = [_uploaded_ms(entry) for entry in listed.entries] if in_part else []
         self._lineage: tuple[EpochEntry, ...] = ()
         self.is_complete = False
-        # Damaged segments below the first whole one are being deleted. Others may have an end or an
-        # epoch that no whole one has.
+        # Damaged segments below the first complete one are being deleted. Others may have an end or
+        # an epoch that no complete segment has.
         self._damaged = listed.damaged()
         self._evidence: _Evidence | None = None
         is_above = any(

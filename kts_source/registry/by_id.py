@@ -103,7 +103,7 @@ T = TypeVar("T")
 MAX_SCHEMAS: Final = 1000
 """Schemas that are remembered, least recently used first out."""
 MAX_UNKNOWN: Final = 1000
-"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may hold any."""
+"""Ids without a usable schema that are looked up within `UNKNOWN_SECONDS`: values may have any."""
 UNKNOWN_SECONDS: Final = 300.0
 
 

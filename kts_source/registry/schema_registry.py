@@ -1,6 +1,6 @@
 """Schemas by id or subject, from a schema registry's URL or from a folder.
 
-A folder holds `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
+A folder has `<id>.avsc`, `<id>.json` (JSON Schema) or `<id>.desc` (a FileDescriptorSet of protoc
 with --include_imports; the last file is the schema's).
 
 A registry is asked through Confluent's REST API: `/schemas/ids/<id>?subject=<subject>`,

@@ -54,7 +54,7 @@ _LIMITS: Final = BatchLimits(1 << 17, 4 << 20)
 _MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 """Arrow counts the bytes of a batch's column in 32 bits and splits longer ones into two batches."""
 _turns: Final = threading.BoundedSemaphore(os.cpu_count() or 1)
-"""Limits how many tasks decode at a time; more would only hold memory."""
+"""Limits how many tasks decode at a time; more would only use memory."""
 _COLUMNS: Final = ("offset", PARTITION, "timestamp")
 _OPS: Final = {
     "EqualTo": Op.EQ,

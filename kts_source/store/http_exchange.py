@@ -38,7 +38,7 @@ AS_STORED: Final[dict[str, Any]] = {
 _CONTENT_RANGE: Final = re.compile(
     r"bytes +(?P<first>\d+)-(?P<last>\d+)/(?P<size>\d+|\*)", re.IGNORECASE | re.ASCII
 )
-# Query parameters of Google's and Azure's listings that hold the token of a page.
+# Query parameters of Google's and Azure's listings that have the token of a page.
 _TOKENS: Final = ("pageToken", "marker")
 
 
@@ -72,7 +72,7 @@ def require_range(
     *,
     uri: str,
 ) -> None:
-    """Checks by its headers that an answer holds bytes [start, stop) of the object.
+    """Checks by its headers that an answer has bytes [start, stop) of the object.
 
     Raises:
         TruncatedObjectError: The object ends before `stop`.
@@ -179,7 +179,7 @@ class Exchange:
             raise TransientError("the answer was not read to its end")
 
     def require_range(self, start: int, stop: int) -> None:
-        """Checks that the recorded answers, if any, hold bytes [start, stop)."""
+        """Checks that the recorded answers, if any, have bytes [start, stop)."""
 
         def first_byte(answer: Answer) -> int:
             return 0 if answer.content_range is None else _parse_range(answer.content_range)[0]

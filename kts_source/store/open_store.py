@@ -127,7 +127,7 @@ def open_store(
         retry_policy: Retries and timeouts.
 
     Raises:
-        InvalidOptionError: The path is empty, holds credentials, or has an unknown scheme.
+        InvalidOptionError: The path is empty, has credentials, or has an unknown scheme.
     """
     path = path.strip()
     if not path:

@@ -376,7 +376,7 @@ class S3Reader(RangeReader):
             return self._http.get(target, signed, read, seconds=seconds)
         except ValueError as error:
             # An untrusted certificate, or a header that cannot be sent. s3fs reports both better;
-            # the text may hold the token.
+            # the text may have the token.
             raise RangeError(0, "", type(error).__name__, is_doubtful=True) from None
         except (OSError, http.client.HTTPException) as error:
             raise RangeError(0, "", self._scrub(f"{type(error).__name__}: {error}", keys)) from None

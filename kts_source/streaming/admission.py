@@ -38,7 +38,7 @@ class BatchLimits:
 
     Attributes:
         offsets: Cut inside a segment.
-        size: Original bytes of whole segments; at least one segment is read.
+        size: Original bytes of complete segments; at least one segment is read.
         segments: Number of segments, or of parts of segments.
     """
 

@@ -58,7 +58,7 @@ def end_offsets(
         options: Storage options (`s3.*`, `storageOptions`) where the location needs them.
 
     Returns:
-        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It holds no topic ids: check that no
+        JSON, `{"<topic>":{"<partition>":<next offset>}}`. It has no topic ids: check that no
         topic was created again since.
 
     Raises:

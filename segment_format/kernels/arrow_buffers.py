@@ -47,7 +47,7 @@ class BufferSpec(NamedTuple):
         slot: Index of the buffer's address in the address table.
         level: Level of the buffer's entries.
         width: Bytes per entry.
-        is_ends: True if it holds int32 ends after a leading 0.
+        is_ends: True if it has int32 ends after a leading 0.
         is_zeroed: True if entries are 0 until a kernel writes them.
     """
 

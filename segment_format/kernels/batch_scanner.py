@@ -149,7 +149,7 @@ class BatchScanner:
             raise TruncatedBatchError(text, position=self._position)
 
     def _scan(self, view: memoryview) -> Iterator[BatchTable]:
-        """Reads whole entries, and keeps the rest as the tail."""
+        """Reads complete entries, and keeps the rest as the tail."""
         slots = self._slots
         data = np.frombuffer(view, np.uint8)
         slots[c.SCAN_WINDOW] = data.ctypes.data

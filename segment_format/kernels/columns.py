@@ -59,7 +59,7 @@ class BufferLayout(NamedTuple):
 
     @property
     def has_leading_zero(self) -> bool:
-        """Whether the buffer holds the ends of entries after a leading 0."""
+        """Whether the buffer has the ends of entries after a leading 0."""
         return self.bits == 32 and self.extra == 1
 
     def size(self, rows: int) -> int:

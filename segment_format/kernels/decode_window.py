@@ -13,7 +13,7 @@ all data of its producer is stray: the data may precede the batches walked. The 
 `segment_format.transaction_check.TransactionCheck`.
 
 Batches outside the offset range are skipped without a CRC only if their neighbors prove that they
-hold no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
+have no wanted offset. If offsets are missing at the start or end of the range, the CRC of the batch
 before or after the gap is compared as well, which costs one batch per boundary.
 """
 
@@ -310,10 +310,10 @@ def _check_skipped(source: Address, frame: Frame) -> Value:
 
 @helper
 def _follows_skipped(source: Address, base_offset: Value, frame: Frame) -> Value:
-    """Returns CONTINUE, or ERROR_SKIPPED if a broken batch before this may hold wanted offsets.
+    """Returns CONTINUE, or ERROR_SKIPPED if a broken batch before this may have wanted offsets.
 
     Offsets ascend, so a batch that begins at or below the first wanted offset proves that the
-    batches before it hold none.
+    batches before it have none.
     """
     if base_offset > frame[c.START_OFFSET] and _check_skipped(source, frame):
         frame[c.ERROR_POSITION] = frame[c.SKIPPED_POSITION]
@@ -400,7 +400,7 @@ def _next_batch(source: Address, window_size: Value, frame: Frame) -> Value:
 
 @inlined
 def _frame_entry(source: Address, position: Value, left: Value, frame: Frame) -> Value:
-    """Checks an entry's first bytes; returns CONTINUE for a whole batch of magic 2."""
+    """Checks an entry's first bytes; returns CONTINUE for a complete batch of magic 2."""
     address = source + np.uint64(position)
     base_offset = load_i64(address)
     length = load_i32(address + np.uint64(8))

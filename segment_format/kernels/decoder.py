@@ -413,7 +413,7 @@ class RecordDecoder:
             )
 
     def _decode(self, window: Bytes) -> Iterator[pa.RecordBatch]:
-        """Decodes whole entries of `window`, and keeps the rest as the tail."""
+        """Decodes complete entries of `window`, and keeps the rest as the tail."""
         slots = self._slots
         slots[c.POSITION] = 0
         while True:

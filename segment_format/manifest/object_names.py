@@ -17,7 +17,7 @@ Files of `LocalTieredStorage`, the storage manager of Kafka's own tests
 
     suffix   log, index, timeindex, txnindex (only if the broker had one), leader_epoch_checkpoint,
              snapshot: copied in this order, so a complete segment has its `snapshot`. It is named
-             after the segment's base offset but holds the state at the segment's end.
+             after the segment's base offset but has the state at the segment's end.
 
 A broker's log directory (`UnifiedLog.parseTopicPartitionName`, `LogFileUtils`, `LocalLog`):
 

@@ -44,7 +44,7 @@ class Entry:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the whole entry, with the twelve of offset and size.
+        size: Bytes of the entry, with the twelve of offset and size.
         offset: The stored offset field; its meaning depends on `magic`.
         magic: 0, 1 or 2.
     """
@@ -120,7 +120,7 @@ def iter_entries(buffer: BytesLike, *, position: int = 0) -> Iterator[Entry]:
     """Yields every entry from `position` to the end of `buffer`, reading only their prefixes.
 
     Args:
-        buffer: Whole entries, one after the other.
+        buffer: Complete entries, one after the other.
         position: Entry border to begin at.
 
     Yields:

@@ -16,7 +16,7 @@ The compiled kernels are tested against it. A record inside a batch of magic 2, 
 | 9 | headers | each: key length varint (not negative), key UTF-8, value length varint, value |
 
 Timestamps: under LogAppendTime the batch's maxTimestamp for every record, else baseTimestamp +
-delta, also if baseTimestamp holds a delete horizon. Offsets: baseOffset + offsetDelta; compaction
+delta, also if baseTimestamp has a delete horizon. Offsets: baseOffset + offsetDelta; compaction
 leaves holes, so offsets are never counted. Both sums wrap at 64 bits as in Java.
 
 Like Kafka's consumer, this refuses a record with a body that is not consumed exactly, a header
@@ -39,7 +39,7 @@ an old topic. After the entry's offset (i64) and size (i32), big-endian:
 | … | … | 4 | valueLength i32, −1: null |
 | … | … | n | value |
 
-An uncompressed entry is one record. A compressed one is a wrapper: its value holds entries. Their
+An uncompressed entry is one record. A compressed one is a wrapper: its value has entries. Their
 offsets are absolute in a wrapper of magic 0. In magic 1 they are relative, and the wrapper's offset
 is that of the last. An old bug (KAFKA-4298) wrote inner messages of another magic than the
 wrapper's: offsets follow the wrapper's magic, timestamps the inner one's.
@@ -128,7 +128,7 @@ class DecodedBatch:
 
     Attributes:
         position: First byte of the entry in the buffer.
-        size: Bytes of the whole entry.
+        size: Bytes of the entry.
         magic: 0, 1 or 2.
         base_offset: First offset: the original batch's for magic 2, else the first record's.
         last_offset: Last offset, inclusive; compaction may have removed its record.
@@ -179,7 +179,7 @@ def iter_batches(
     read. Decompression: see `segment_format.record.compression.decompress`.
 
     Args:
-        buffer: Whole entries, one after the other, as in a `.log`.
+        buffer: Complete entries, one after the other, as in a `.log`.
         check_crcs: True to verify each entry's checksum.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 
@@ -205,7 +205,7 @@ def iter_batches(
 
 
 def require_crc(view: memoryview, entry: Entry, header: RecordBatchHeader) -> None:
-    """Verifies the checksum of a whole batch of magic 2.
+    """Verifies the checksum of a complete batch of magic 2.
 
     Args:
         view: Buffer of the entry.
@@ -545,7 +545,7 @@ def iter_record_times(
     Keys, values and headers are skipped by the records' lengths and verified by checksum only.
 
     Args:
-        buffer: Whole entries, one after the other, as in a `.log`.
+        buffer: Complete entries, one after the other, as in a `.log`.
         dated_from_ms: Batches that state a smaller largest timestamp are not opened.
         max_batch_bytes: Limit for the decompressed bytes of one entry.
 

@@ -16,7 +16,7 @@ They are set in the transaction that adds the files. Every commit adds a snapsho
 files, and requires of the catalog that snapshot, schema and partitioning are still those that were
 compared, so no other commit can come in between.
 
-The files hold no field ids: readers find columns by the table's name mapping. PyIceberg takes
+The files have no field ids: readers find columns by the table's name mapping. PyIceberg takes
 partition values from the bounds of the files. Both are checked before a row is read. Files are
 added as by PyIceberg's `Transaction.add_files`, but with bounds of fields of structs, too.
 """

@@ -1,6 +1,6 @@
 """Finds log directories and reads their checkpoints and the files of their partitions.
 
-A log directory (`log.dirs`) is a folder that holds `meta.properties`, one of a broker's checkpoints
+A log directory (`log.dirs`) is a folder that has `meta.properties`, one of a broker's checkpoints
 or partitions. It is the root itself or one or two folders below it (broker, disk). Directories at
 different depths are all found. Source: `LogManager`, `ReplicaManager`, `CleanShutdownFileHandler`
 in Kafka.

@@ -269,7 +269,7 @@ class FilledSpan:
 
     @property
     def segments(self) -> list[tuple[RemoteSegment, SegmentFiles]]:
-        """The segments that hold them."""
+        """The segments with these offsets."""
         return [
             pair
             for pair in self.source.segments
@@ -320,7 +320,7 @@ class Filler:
 
     def fill(self, start: int, stop: int) -> list[FilledSpan]:
         """Fills a gap [start, stop) from its end down to the first offset that no replica is proven
-        to hold; returns the spans in order of offsets.
+        to have; returns the spans in order of offsets.
         """
         spans: list[FilledSpan] = []
         end = stop
@@ -340,7 +340,7 @@ class Filler:
         self.notes.append(Orphan((replica.folder,), f"{text} read"))
 
     def _main_at(self, offset: int) -> ReplicaSource | None:
-        """Returns the main replica if it holds an offset."""
+        """Returns the main replica if it has an offset."""
         return self._main if any(low <= offset < high for low, high in self._main.runs()) else None
 
     def _span(self, above: ReplicaSource | None, start: int, end: int) -> FilledSpan | None:
@@ -512,7 +512,7 @@ def _missing_ends(
     others: Sequence[Replica],
     cleaned: int,
 ) -> Iterator[LostLog]:
-    """Yields the records between two logs of a replica that another one holds. Reads the end of a
+    """Yields the records between two logs of a replica that another one has. Reads the end of a
     log only if the other replica has other segments there, or a larger one.
     """
     branch = Branch(replica.lineage, replica.log_start, replica.stop)

@@ -121,7 +121,7 @@ class ProtobufDecoder:
         bad |= {row: ("", reason) for row, reason in reasons.items()}
         builder = ArrayBuilder(memory)
         array = builder.build(self._program.root)
-        bad |= builder.bad  # disjoint: rows that are bad already hold no values
+        bad |= builder.bad  # disjoint: rows that are bad already have no values
         return DecodedValues(
             array, tuple(BadValue(row, path, reason) for row, (path, reason) in sorted(bad.items()))
         )
