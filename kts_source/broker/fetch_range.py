@@ -118,7 +118,7 @@ def begins_at_or_after(data: memoryview, offset: int) -> bool:
 def aborted_intervals(
     listed: frozenset[tuple[int, int]], data: memoryview, next_offset: int
 ) -> AbortedIntervals:
-    """The intervals that the aborted transactions of an answer have in its batches.
+    """Returns the intervals that the aborted transactions of an answer have in its batches.
 
     Args:
         listed: Producer id and first offset, as brokers list them: without an end.
@@ -203,7 +203,7 @@ class _Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def is_exhausted(self) -> bool:
-        """True if the last batch came too long ago."""
+        """Returns whether the last batch came too long ago."""
         return time.monotonic() - self._progress > _PATIENCE_SECONDS
 
     def sleep(self) -> None:

@@ -228,7 +228,7 @@ class DiskCache:
         return data
 
     def peek(self, name: str) -> bytes | None:
-        """As `get`, but does not count misses."""
+        """Does the same as `get`, but does not count misses."""
         path = self._path(name)
         try:
             with open(path, "rb", opener=self._open_private) as file:
@@ -410,7 +410,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def _opened_private_folder(folder: Path) -> int:
-    """As `make_private_folder`; returns the descriptor of the folder."""
+    """Does the same as `make_private_folder`; returns the descriptor of the folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)

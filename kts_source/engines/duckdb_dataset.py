@@ -183,7 +183,7 @@ class TierDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow ships no ty
         return left.join_asof(_in_memory(right_dataset), *arguments, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """With the scan; credentials are in it as `Secret`."""
+        """Pickles the scan; it has credentials as `Secret`."""
         return type(self), (self._scan, self._condition)
 
     def _repr_html_(self) -> str:
@@ -257,7 +257,7 @@ class TierScanner:
         return sum(batch.num_rows for batch in self.to_batches())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """A new stream of the rows."""
+        """Returns a new stream of the rows."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:

@@ -85,7 +85,7 @@ class AivenLayout:
         return self.grouped(infos, folder, partition)
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """A folder below the topic's."""
+        """Returns the folder of a partition, below the topic's."""
         return f"{folder.folder}{partition}/"
 
     def grouped(
@@ -107,7 +107,7 @@ class AivenLayout:
         )
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """The prefix and key that the plugin had the broker record, if any, then option
+        """Returns the prefix and key that the plugin gave to the broker, if any, then option
         `keyPrefix`, since the tier may have been copied to another path.
         """
         try:
@@ -142,7 +142,7 @@ class AivenLayout:
 def _usual_segments(
     infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int, start: int
 ) -> list[SegmentEntry] | None:
-    """A fast path of `group_segments` (two thirds of the time) for listings in which every three
+    """Groups like `group_segments` in two thirds of the time, for listings in which every three
     objects in a row are a segment, in order; `None` for other listings.
     """
     if len(infos) % 3:

@@ -62,7 +62,7 @@ class SegmentEntry:
     next_base: int | None = field(default=None, compare=False)
 
     def object(self, suffix: str) -> ObjectInfo | None:
-        """The listed object with this suffix."""
+        """Returns the listed object with this suffix."""
         return next((info for name, info in self.objects if name == suffix), None)
 
 
@@ -120,7 +120,7 @@ class Layout(Protocol):
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """The incarnations of `topic`, or of every topic, under the key prefix."""
+        """Returns the incarnations of `topic`, or of every topic, under the key prefix."""
 
     def partitions(self, store: ObjectStore, folder: TopicFolder) -> tuple[int, ...]:
         """Partitions of an incarnation that have objects, ascending."""
@@ -128,7 +128,7 @@ class Layout(Protocol):
     def list_partition(
         self, store: ObjectStore, folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """The segments of one partition, by name alone."""
+        """Returns the segments of one partition, by name alone."""
 
     def describe(self, store: ObjectStore, entry: SegmentEntry) -> RemoteSegment:
         """Reads the manifest, or similar objects, of a listed segment.
@@ -171,15 +171,15 @@ class NamingLayout(Layout, Protocol):
     described_by: str
 
     def partition_folder(self, folder: TopicFolder, partition: int) -> str:
-        """The prefix of all keys of a partition, with its final slash."""
+        """Returns the prefix of all keys of a partition, with its final slash."""
 
     def grouped(
         self, infos: Sequence[ObjectInfo], folder: TopicFolder, partition: int
     ) -> PartitionListing:
-        """The segments of one partition, from the listing of its folder."""
+        """Returns the segments of one partition, from the listing of its folder."""
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Possible stems of the segment's keys; the first one that has objects is right."""
+        """Returns possible stems of the segment's keys; the first one that has objects is right."""
 
 
 def require_format_version(layout: Layout, version: str) -> None:
@@ -276,7 +276,7 @@ def segment_or_orphan(
 
 
 def _parse_stem(stem: str, start: int) -> tuple[int, str] | None:
-    """Base offset and segment id that `stem` consists of from position `start` on."""
+    """Returns base offset and segment id that `stem` consists of from position `start` on."""
     match = _STEM.fullmatch(stem, start)
     if match is None or int(match[1]) > _MAX_OFFSET:
         return None

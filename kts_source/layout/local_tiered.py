@@ -90,7 +90,7 @@ class LocalTieredLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id in the names of partition folders."""
+        """Returns one folder for each pair of topic and id in the names of partition folders."""
         for root in (f"{key_prefix}{ROOT_DIRECTORY}/", key_prefix):
             if pairs := {parsed[:2] for parsed in _partition_folders(store, root, topic)}:
                 return tuple(TopicFolder(*pair, root) for pair in sorted(pairs))
@@ -133,7 +133,7 @@ class LocalTieredLayout:
         return replace(listing, segments=_with_next_bases(listing))
 
     def stems(self, key_prefix: str, name: SegmentName) -> tuple[str, ...]:
-        """Below the root folder, whether the key prefix includes it or not."""
+        """Returns stems below the root folder, whether the key prefix includes it or not."""
         folder = f"{name.topic}-{name.partition}-{name.topic_id}"
         stem = f"{folder}/{name.base_offset:020d}-{name.segment_id}"
         return f"{key_prefix}{ROOT_DIRECTORY}/{stem}", f"{key_prefix}{stem}"

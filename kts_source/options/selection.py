@@ -39,7 +39,7 @@ class Subscribe:
     topics: tuple[str, ...]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics to read, sorted: exactly those named."""
+        """Returns the topics to read, sorted: exactly the named ones."""
         return tuple(sorted(self.topics))
 
 
@@ -50,7 +50,7 @@ class SubscribePattern:
     pattern: str
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics among `available` that match, sorted."""
+        """Returns the topics among `available` that match, sorted."""
         search = re.compile(self.pattern).search
         return tuple(sorted(name for name in available if search(name) and name not in _INTERNAL))
 
@@ -62,7 +62,7 @@ class Assign:
     partitions: Mapping[str, tuple[int, ...]]
 
     def wanted(self, available: Iterable[str]) -> tuple[str, ...]:
-        """The topics to read, sorted: exactly those named."""
+        """Returns the topics to read, sorted: exactly the named ones."""
         return tuple(sorted(self.partitions))
 
 

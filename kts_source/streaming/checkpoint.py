@@ -107,7 +107,7 @@ def committed_position(
 
 
 def _offsets(lines: list[str], where: str) -> dict[str, str]:
-    """The text of each source, by name or number."""
+    """Returns the text of each source, by name or number."""
     version, texts = lines[0], [line for line in lines[2:] if line]
     if version == "v1":
         return {str(number): line for number, line in enumerate(texts)}
@@ -144,7 +144,7 @@ class _Folder:
         self._files: Any = None if self._local is not None else open_filesystem(path, storage)
 
     def batches(self, name: str) -> list[int]:
-        """The numbers of the files in a folder; temporary ones and checksums are left out."""
+        """Returns the numbers of the files in a folder, without temporary files and checksums."""
         try:
             if self._local is not None:
                 names = [path.name for path in (self._local / name).iterdir()]
@@ -156,7 +156,7 @@ class _Folder:
         return [int(match[1]) for match in matches if match is not None]
 
     def text(self, name: str) -> str:
-        """A file as text."""
+        """Reads a file as text."""
         try:
             if self._local is not None:
                 return (self._local / name).read_text("utf-8")

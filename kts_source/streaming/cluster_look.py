@@ -209,7 +209,7 @@ class BrokerLook:
         return self.log.stop
 
     def end_before(self, hole: Hole) -> int:
-        """Never called: brokers serve offsets missing in the tier, so there are no holes."""
+        """Is never called: brokers serve offsets missing in the tier, so there are no holes."""
         raise AssertionError(hole)
 
     def epoch_of(self, offset: int) -> int | None:

@@ -112,7 +112,7 @@ def aborted_stop_of(address: Address, frame: Frame) -> Value:
 
 @inlined
 def _marker_type(address: Address, size: Value) -> Value:
-    """ABORT or COMMIT from the key of a control batch's first record, else −1."""
+    """Returns ABORT or COMMIT from the key of a control batch's first record, else −1."""
     if load_i16(address + np.uint64(21)) & 7 != 0 or load_i32(address + np.uint64(57)) == 0:
         return np.int64(_UNKNOWN_MARKER)
     stop = address + np.uint64(size)

@@ -33,7 +33,7 @@ def _end(ends: Address, number: Value) -> Value:
 
 @inlined
 def _key_start(keys: Address, width: Value, number: Value) -> Value:
-    """Position of a key's first byte; the next key starts where this one ends."""
+    """Returns the position of a key's first byte; the next key starts where this one ends."""
     if width == 0:
         return _end(keys, number)
     return width * number

@@ -291,7 +291,7 @@ class ExportTable(ABC):
     # -- steps of a format
 
     def _root(self) -> str:
-        """Path of the folder that contains the files of the table."""
+        """Returns the path of the folder that contains the files of the table."""
         return self._settings.target
 
     def _key_prefix(self, run_id: str) -> str:

@@ -217,7 +217,7 @@ class KafkaLogsLayout:
     def topic_folders(
         self, store: ObjectStore, key_prefix: str, topic: str | None
     ) -> tuple[TopicFolder, ...]:
-        """One for each pair of topic and id; all share their parent folder.
+        """Returns one folder for each pair of topic and id; all share their parent folder.
 
         Raises:
             TierNotFoundError: One of several paths has no log directory.

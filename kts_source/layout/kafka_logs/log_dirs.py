@@ -134,7 +134,7 @@ def find_log_dirs(store: ObjectStore, root: str) -> tuple[LogDir, ...]:
 
 
 def _may_hold_log_dirs(child: str, folder: str) -> bool:
-    """False for partitions and for hidden folders, such as the snapshots of some file systems."""
+    """Returns `False` for partitions and hidden folders, such as snapshots of some file systems."""
     name = child[len(folder) : -1]
     return parse_partition_directory(name) is None and not name.startswith(".")
 
