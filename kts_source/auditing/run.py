@@ -313,7 +313,7 @@ def _check(options: ScanOptions, level: str, jobs: int) -> None:
     if options.layout == "kafka-logs":
         named.append("layout=kafka-logs")
     if named:
-        raise InvalidOptionError(f"an audit is of a whole tier: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"an audit covers the complete tier: remove {', '.join(named)}")
     if jobs < 1:
         raise InvalidOptionError(f"jobs={jobs} is invalid: an audit takes one process or more")
 

@@ -93,8 +93,8 @@ def _check_writable(path: str, kind: pa.DataType, table_format: str) -> None:
         for field in inner_kind if pa.types.is_struct(inner_kind) else ():
             if not _NAME.fullmatch(field.name):
                 raise InvalidOptionError(
-                    f"a field of {inner} has the name {field.name!r}, and names in tables hold none"
-                    f" of {_NOT_IN_NAMES}: {advice}"
+                    f"a field of {inner} has the name {field.name!r}, and names in tables must"
+                    f" not contain {_NOT_IN_NAMES}: {advice}"
                 )
 
 

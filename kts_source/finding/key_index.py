@@ -503,7 +503,7 @@ def _index_options(source: Mapping[str, str]) -> ScanOptions:
     if not options.check_crcs:  # filters of damaged bytes would hide keys from a search
         named.append("checkCrcs=false")
     if named:
-        raise InvalidOptionError(f"an index needs whole segments: leave out {', '.join(named)}")
+        raise InvalidOptionError(f"an index covers complete segments: remove {', '.join(named)}")
     return replace(
         options,
         key_ring=options.key_ring.loaded(),

@@ -165,7 +165,7 @@ class LocalTieredLayout:
             )
         if end < floor:
             raise CorruptIndexError(
-                f"the log ends at offset {end}, but its name or its offset index says {floor}"
+                f"the log ends at offset {end}, but its name or its offset index states {floor}"
             )
         checkpoint = files.get("leader_epoch_checkpoint")
         lineage = (

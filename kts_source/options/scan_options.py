@@ -68,8 +68,8 @@ _NOT_SUPPORTED: Final[Mapping[str, str]] = {
     " `keyPrefix`",
     # Spark's Kafka source refuses these, too.
     "kafka.auto.offset.reset": "use startingOffsets instead",
-    "kafka.key.deserializer": "keys are returned as bytes, or as option key.format says",
-    "kafka.value.deserializer": "values are returned as bytes, or as option value.format says",
+    "kafka.key.deserializer": "keys are returned as bytes; option key.format decodes them",
+    "kafka.value.deserializer": "values are returned as bytes; option value.format decodes them",
     "kafka.key.serializer": "this source does not write",
     "kafka.value.serializer": "this source does not write",
     "kafka.enable.auto.commit": "this source commits no offsets",
@@ -449,8 +449,8 @@ def _tail_paths(values: Mapping[str, Any], *, has_brokers: bool) -> tuple[str, .
     ):
         if has_brokers and is_given:
             raise InvalidOptionError(
-                f"{name} reads the disks of brokers that are gone; with kafka.bootstrap.servers"
-                " they are asked themselves: give one of the two"
+                f"{name} reads the disks of stopped brokers, and kafka.bootstrap.servers reads from"
+                " running brokers: give one of the two"
             )
     if values["tailPath"] is None:
         return ()

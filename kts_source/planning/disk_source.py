@@ -272,7 +272,7 @@ class DiskSource:
             log.warning("%s: not read: %s", location, printable(str(note)))
         if disk_log.is_undecided and options.read_committed:
             location.raise_or_warn(
-                f"no producer snapshot is sound at the first segment of {disk_log.disks.folder}, so"
+                f"no producer snapshot is valid at the first segment of {disk_log.disks.folder}, so"
                 " it is unknown which transactions were open there, and whether the disk ended"
                 " them; failOnDataLoss=false assumes that none was open"
             )

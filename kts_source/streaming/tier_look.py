@@ -390,7 +390,7 @@ class TierLooker:
         asked = wanted_topic_id(options, topic)
         if None not in (topic_id, asked) and topic_id != asked:
             raise StreamOffsetError(
-                f"the checkpoint is of topic id {topic_id}, and option 'topicId' says {asked}:"
+                f"the checkpoint is of topic id {topic_id}, and option 'topicId' is {asked}:"
                 " begin a new checkpoint to read another incarnation",
                 topic=topic,
             )

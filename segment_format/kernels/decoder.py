@@ -100,10 +100,10 @@ _RECORD_ERRORS = {
 }
 
 _OUTCOMES = {
-    -1: "the batch at offset {offset} and the one before it are of one transaction, of which the"
-    " indexes leave out one",
+    -1: "the batch at offset {offset} and the batch before it belong to one transaction, but the"
+    " indexes abort only one of them",
     0: "the log has an abort marker at offset {offset}, the indexes have none there",
-    1: "the log has a commit marker at offset {offset}, the indexes say aborted",
+    1: "the log has a commit marker at offset {offset}, the indexes have an abort",
 }
 
 

@@ -91,7 +91,7 @@ def described(
                 break
         walked = maker.walked(number, stop)
         if walked is not None and walked.problem and walked.next_offset < stop:
-            reason = f"not whole from position {walked.size} on: {walked.problem}"
+            reason = f"incomplete from position {walked.size} on: {walked.problem}"
             start = walked.next_offset
             lost.append(Lost(maker.lost(files.log, start, stop), files.log.key, reason))
             stop = start
@@ -114,7 +114,7 @@ def _promise(store: ObjectStore, replica: Replica, promised: int) -> tuple[Objec
     logs = replica.segments or replica.files.segments
     if logs:
         problem = replica.problem or "the file ends"
-        reason = f"not whole from position {replica.stop_size} on, but {after}: {problem}"
+        reason = f"incomplete from position {replica.stop_size} on, but {after}: {problem}"
         return logs[-1].log, reason
     text = f"{store.uri(replica.folder)} has no log, but {after}"
     for info in (*replica.files.others.values(), *replica.files.snapshots.values()):

@@ -188,7 +188,7 @@ def _notes_on_unread_files(replica: Replica, *, lost: bool) -> Iterator[Orphan]:
         log = replica.segments[-1].log
         yield Orphan(
             (log.key,),
-            f"not whole from position {replica.stop_size} on, offset {replica.stop}:"
+            f"incomplete from position {replica.stop_size} on, offset {replica.stop}:"
             f" {replica.problem}; later records are not read",
         )
     above = [offset for offset in replica.files.snapshots if offset > replica.stop]

@@ -180,7 +180,7 @@ def test_what_would_make_it_less_than_an_audit_is_refused(
     tmp_path: Path, more: dict[str, str]
 ) -> None:
     write_tier(tmp_path, healthy_segments())
-    with pytest.raises(InvalidOptionError, match="an audit is of a whole tier"):
+    with pytest.raises(InvalidOptionError, match="an audit covers the complete tier"):
         kts_source.audit({"path": str(tmp_path), "subscribe": TOPIC, **more})
 
 

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_another_topic_id_than_asked_for(tier: GrowingTier) -> N
     stream.all()
     assert stream.all() == 0, "who asks for an id gets that one"
     stream.start(topicId=now)
-    with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' says {now}"):
+    with pytest.raises(StreamOffsetError, match=f"{before}.*'topicId' is {now}"):
         stream.batch()
 
 
